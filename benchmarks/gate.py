@@ -21,7 +21,7 @@ from headgate.core.fleet import Move, RoutePolicy, Stage
 from headgate.core.policy import End
 from headgate.experiment.fleet import make_router
 from headgate.live.route.gate.gate import ClassLimits, EngineState, Gate, Refused, State, Ticket
-from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
+from headgate.methods.fluid.flows import EnginePace, Flow, Instance, TokenPrices
 from headgate.methods.fluid.online import Online, assumed, instance_of
 from headgate.methods.fluid.planner import FluidPlanner, plan_fluid
 
@@ -73,7 +73,7 @@ def instance(engines: int) -> Instance:
     rng = np.random.default_rng(0)
     sizes = rng.uniform(100, 1500, (CLASSES, 2)).tolist()
     flows = tuple(Flow(f"c{n}", p, d, 0.15, 0.1) for n, (p, d) in enumerate(sizes))
-    return Instance(flows, Pace(SEATS, 256, 0.0174, 6.2e-5, 45.45), Prices(0.1, 0.2))
+    return Instance(flows, EnginePace(SEATS, 256, 0.0174, 6.2e-5, 45.45), TokenPrices(0.1, 0.2))
 
 
 def router(name: str, engines: int) -> RoutePolicy:

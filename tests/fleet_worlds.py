@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headgate.core.fleet import Fleet, Move, RoutePolicy, Routing, Stage
 from headgate.core.roster import Roster
-from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
+from headgate.methods.fluid.flows import EnginePace, Flow, Instance, TokenPrices
 from headgate.methods.fluid.levels import Levels
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid
 from headgate.methods.make import router_class
@@ -139,9 +139,11 @@ def worlds(draw: st.DrawFn) -> World:
         )
         for number in range(draw(st.integers(1, 3), label="kinds"))
     )
-    pace = Pace(draw(st.integers(2, 4), label="seats"), 16, 0.05, draw(st.sampled_from([1e-4, 5e-3])), 12.0)
+    pace = EnginePace(
+        draw(st.integers(2, 4), label="seats"), 16, 0.05, draw(st.sampled_from([1e-4, 5e-3])), 12.0
+    )
     charging = draw(st.sampled_from(["bundled", "bundled", "separate"]))
-    plan = plan_fluid(Instance(flows, pace, Prices(0.1, 0.2), charging), draw(LEVELS))
+    plan = plan_fluid(Instance(flows, pace, TokenPrices(0.1, 0.2), charging), draw(LEVELS))
     count = draw(st.integers(0, 40), label="requests")
     gaps = draw(st.lists(st.sampled_from([0.0, 0.0, 0.2, 3.0]), min_size=count, max_size=count))
     rows, now = [], 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
+from headgate.methods.fluid.flows import EnginePace, Flow, Instance, TokenPrices
 
 CODE, SUMMARY, EXTRACT = (300, 1000), (3000, 400), (3000, 50)
 DOLLY = ((89, 915), (1177, 436), (992, 182))
@@ -30,4 +30,4 @@ def instance(
     )
     fixed, per_token, speed = model
     numbers = {"mixed_fixed": fixed, "mixed_per_token": per_token, "solo_speed": speed, "chunk": 256} | pace
-    return Instance(flows, Pace(seats=seats, **numbers), Prices(*prices), charging)
+    return Instance(flows, EnginePace(seats=seats, **numbers), TokenPrices(*prices), charging)

@@ -14,7 +14,7 @@ from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
 from headgate.experiment.build import described
 from headgate.kv.transfer import Transfer
-from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
+from headgate.methods.fluid.flows import EnginePace, Flow, Instance, TokenPrices
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
@@ -73,8 +73,8 @@ def token_worlds(draw: st.DrawFn, policies: tuple[str, ...] = tuple(MAKE)) -> To
         Flow(kind.name, 30.0, draw(st.sampled_from([5.0, 60.0])), draw(st.sampled_from([0.02, 1.0])))
         for kind in names
     )
-    pace = Pace(running, 16, 0.8, 0.02, 1.0)
-    plan = plan_fluid(Instance(flows, pace, Prices(0.1, 0.2)))
+    pace = EnginePace(running, 16, 0.8, 0.02, 1.0)
+    plan = plan_fluid(Instance(flows, pace, TokenPrices(0.1, 0.2)))
     name = draw(st.sampled_from(policies), label="policy")
     transfer = draw(st.sampled_from([Transfer(), Transfer(0.4, 0.01), Transfer(30.0, 0.0)]))
     return TokenWorld(

@@ -22,7 +22,7 @@ from headgate.record.tables import Floats, Run
 from headgate.sim.engine.engine import Engine
 from headgate.stats.measured import Latencies
 from headgate.workloads.lengths import LengthLaw
-from headgate.workloads.synthetic import Stage, generate
+from headgate.workloads.synthetic import WorkloadStage, generate
 from headgate.workloads.workload import Workload
 
 Key = Hashable
@@ -49,7 +49,7 @@ class Load(NamedTuple):
     clients: int | None
     prompt: LengthLaw
     output: LengthLaw
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[WorkloadStage, ...] = ()
 
 
 class Job(NamedTuple):

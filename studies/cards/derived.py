@@ -23,7 +23,7 @@ from headgate.cost.derive.derived_card import derive_card
 from headgate.cost.derive.gpus import AS_L40S, GPUS, H200, TABLE, AllReduce, Gpu, left_out
 from headgate.cost.derive.step import Deployment, step_seconds
 from headgate.cost.derive.transformer import MODELS
-from headgate.cost.derive.wanted import SUM_CONSTANT, SUM_PER_REQUEST, Wanted, kv_tokens
+from headgate.cost.derive.wanted import SUM_CONSTANT, SUM_PER_REQUEST, WantedCard, kv_tokens
 from headgate.cost.fit.family import seconds
 from headgate.cost.fit.fit import fit, measure
 from headgate.cost.fit.steps import About, StepTable
@@ -166,7 +166,7 @@ def throughput(held: str, asynchronous: bool, requests: int = 500) -> Floats:
     """Saturated throughput on the derived card, corrected by the other two, against the calibrated one."""
     cards = calibrated()
     others = [cards[name] for name in CALIBRATED if name != held]
-    mine = derive_card(Wanted(held, "h200", graph=GRAPH), others)
+    mine = derive_card(WantedCard(held, "h200", graph=GRAPH), others)
     return np.array(list(_against(cards[held], mine, asynchronous, requests)))
 
 

@@ -18,7 +18,7 @@ from headgate.methods.make import make_policy
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.lengths import Empirical, Gamma, Geometric, LengthLaw, LogNormal, Uniform
-from headgate.workloads.synthetic import Stage, generate
+from headgate.workloads.synthetic import WorkloadStage, generate
 from headgate.workloads.workload import Workload
 
 HERE = Path(__file__).parent
@@ -78,7 +78,7 @@ def requests(name: str, number: int, clients: int, seed: int = 0) -> Workload:
 
 def staged(stages: Sequence[tuple[str, int, int]], seed: int = 0) -> Workload:
     """A closed loop that changes: lengths, requests and clients of each stage."""
-    made = [Stage(n, None, clients, *mix(name)) for name, n, clients in stages]
+    made = [WorkloadStage(n, None, clients, *mix(name)) for name, n, clients in stages]
     prompt, output = mix(stages[0][0])
     return generate(seed=seed, prompt=prompt, output=output, stages=made, name="stages")
 

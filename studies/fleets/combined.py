@@ -15,7 +15,7 @@ from headgate.experiment.build import make_engine
 from headgate.experiment.fleet import FleetSetup
 from headgate.experiment.settings import Experiment, experiment
 from headgate.methods.bounds import Requests, engine_bound
-from headgate.methods.fluid.flows import Prices
+from headgate.methods.fluid.flows import TokenPrices
 from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import Engine
 from headgate.stats.figures import half_width
@@ -25,7 +25,7 @@ from studies.fleets.worlds import RESULTS
 
 CLASSES = {"chat": (400, 300, 0.5), "code": (300, 1000, 0.25), "paper": (3000, 400, 0.25)}
 PATIENCE = 20.0  # mean seconds
-PRICES = Prices(0.1, 0.2)
+PRICES = TokenPrices(0.1, 0.2)
 CARDS = ("linear-h200-qwen3-8b", "pub-rtx-pro-6000-qwen3-8b")
 BY_SECONDS = "density-deep, by engine seconds"
 ROUTERS = ("round-robin", "gate-and-route+", "density-first", "density-deep", BY_SECONDS)

@@ -34,7 +34,7 @@ from headgate.live.emulate import emulated
 from headgate.live.route.config import Config, checked
 from headgate.live.route.gate.policy import made as live_policy
 from headgate.live.route.server import RouterApp
-from headgate.methods.fluid.flows import Prices
+from headgate.methods.fluid.flows import TokenPrices
 from headgate.methods.make import make_policy
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import engine_of_card
@@ -43,7 +43,7 @@ from studies.fleets.virtual_loop import run_virtual
 
 CARD, SLOTS = "linear-h200-qwen3-8b", 8
 CLASSES = {"chat": (160, 80, 0.6), "batch": (2400, 30, 0.4)}  # prompt, output, share of the arrivals
-PRICES = Prices(0.0, 1.0)  # output tokens are paid
+PRICES = TokenPrices(0.0, 1.0)  # output tokens are paid
 LEASE = 30.0  # seconds that KV is kept at full speed, vLLM's default
 PATIENCE = 1.2  # seconds in the queue at full speed: simulated clients leave, the live router refuses them
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headgate.methods.fluid.flows import SEPARATE, Flow, Instance, Pace, Prices
+from headgate.methods.fluid.flows import SEPARATE, EnginePace, Flow, Instance, TokenPrices
 from headgate.methods.fluid.levels import Levels
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.stats.figures import Order, half_width
@@ -37,7 +37,7 @@ def instance(
         Flow(f"class{place}", prompt, output, rate, 0.1)
         for place, ((prompt, output), rate) in enumerate(zip(sizes, rates, strict=True))
     )
-    return Instance(flows, Pace(seats, 256, 0.0174, 6.2e-5, 45.45), Prices(0.1, 0.2), charging)
+    return Instance(flows, EnginePace(seats, 256, 0.0174, 6.2e-5, 45.45), TokenPrices(0.1, 0.2), charging)
 
 
 INSTANCES = {

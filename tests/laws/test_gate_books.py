@@ -10,7 +10,7 @@ from fleet_worlds import ROUTERS, draws, make_router
 from headgate.core.fleet import Stage
 from headgate.core.policy import End
 from headgate.live.route.gate.gate import ClassLimits, EngineState, Gate, Lapsed, Refused, State
-from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
+from headgate.methods.fluid.flows import EnginePace, Flow, Instance, TokenPrices
 from headgate.methods.fluid.planner import plan_fluid
 from still_loop import Still, placed
 
@@ -20,7 +20,7 @@ FLOWS = (
     Flow("code", 300.0, 100.0, 1.0, 0.1),
     Flow("chat", 60.0, 40.0, 2.0),
 )
-PLAN = plan_fluid(Instance(FLOWS, Pace(4, 64, 0.02, 1e-4, 40.0), Prices(0.1, 0.2)))
+PLAN = plan_fluid(Instance(FLOWS, EnginePace(4, 64, 0.02, 1e-4, 40.0), TokenPrices(0.1, 0.2)))
 routers = st.sampled_from([*ROUTERS, *("split", "service-level", "service-level-general", "online") * 2])
 seats = st.integers(1, 4)
 ENDS = st.sampled_from(End)

@@ -9,14 +9,14 @@ from fleet_worlds import Listed, Watched, draws, make_router
 from fluid_worlds import CODE, SUMMARY, instance
 from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import Move, RoutePolicy, Routing, Stage
-from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
+from headgate.methods.fluid.flows import EnginePace, Flow, Instance, TokenPrices
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.workloads.streams import uniforms
 from headgate_papers.network.counts import HANDOFF, LEVELS, MIXED, PREFILLING, SOLO, WAITING
 from headgate_papers.network.network import Network
 from headgate_papers.network.source import Poisson
 
-PRICES = Prices(0.1, 0.2)
+PRICES = TokenPrices(0.1, 0.2)
 
 
 def network(start: Instance, engines: int, router: str = "fi-wsp", seed: int = 0, law: str = "exponential"):
@@ -38,7 +38,7 @@ def erlang_a(rate: float, service: float, servers: int, impatience: float) -> tu
 
 def test_prefill_alone_is_erlang_a():
     """Outputs of next to nothing: six engines are six servers with impatient customers."""
-    pace = Pace(4, 100, 0.1, 0.004, 50.0)  # a mixed step of 0.5 s: prompts of 200 tokens take a second
+    pace = EnginePace(4, 100, 0.1, 0.004, 50.0)  # a mixed step of 0.5 s: prompts of 200 tokens take a second
     start = Instance((Flow("a", 200.0, 1e-3, 1.1, 0.4),), pace, PRICES)
     windows = [network(start, 6, seed=seed).windows(2000.0, [100.0])[0] for seed in range(4)]
     waiting, busy = erlang_a(6.6, 1.0, 6, 0.4)
@@ -76,7 +76,7 @@ def chain(rate: float, prefill: float, mixed: float, solo: float, impatience: fl
 
 
 def test_one_engine_against_the_exact_chain():
-    pace = Pace(2, 100, 0.1, 0.004, 5.0)  # mixed step 0.5 s (2 tokens/s), solo 5 tokens/s
+    pace = EnginePace(2, 100, 0.1, 0.004, 5.0)  # mixed step 0.5 s (2 tokens/s), solo 5 tokens/s
     start = Instance((Flow("a", 100.0, 4.0, 0.8, 0.3),), pace, PRICES)
     exact = chain(0.8, 2.0, 0.5, 1.25, 0.3)
     window = network(start, 1, seed=1).windows(30_000.0, [100.0])[0]
@@ -139,7 +139,7 @@ def test_cooked_books_are_found():
 
 def test_one_request_by_hand():
     """Prefill 2 s at mixed speed for the other's decode, then both alone."""
-    pace = Pace(2, 100, 0.1, 0.004, 5.0)
+    pace = EnginePace(2, 100, 0.1, 0.004, 5.0)
     start = Instance((Flow("a", 100.0, 10.0, 1.0),), pace, PRICES)
     rows = [(0.0, 0, 1.0, 10.0, inf, inf), (1.5, 0, 2.0, 5.0, inf, inf)]
     router = Watched(make_router("fi-wsp", plan_fluid(start), 1, draws(0)))
@@ -154,7 +154,7 @@ def test_one_request_by_hand():
 
 
 def test_patience_ends_in_either_queue():
-    pace = Pace(2, 100, 0.1, 0.004, 5.0)
+    pace = EnginePace(2, 100, 0.1, 0.004, 5.0)
     start = Instance((Flow("a", 100.0, 10.0, 1.0, 0.1),), pace, PRICES)
     rows = [
         (0.0, 0, 1.0, 50.0, inf, inf),  # decodes until 21

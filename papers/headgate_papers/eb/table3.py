@@ -8,7 +8,7 @@ from headgate.cost.model import Shape
 from headgate.methods.eb.costs import Lengths, phase_costs
 from headgate.methods.eb.prediction import compare
 from headgate.workloads.lengths import Fixed, Uniform
-from headgate.workloads.synthetic import Stage
+from headgate.workloads.synthetic import WorkloadStage
 from headgate_papers.eb.published import CARDS, CHOICES, H200, MEASURED, PAPER_MARGIN, RTX, TABLE3
 from headgate_papers.report import Cell, Count, Report, Row, Section, sign_pairs, spread
 from headgate_papers.serving import Job, Load, Options, Outcomes, card_cost
@@ -32,9 +32,11 @@ def loads(options: Options) -> dict[str, Load]:
     found = {f"c={clients}": Load(many, clients, prompt, output) for clients in STATIONARY}
     each = options.requests(2000)
     shift = ((1024, 128), (512, 512), (128, 1024))
-    lengths = tuple(Stage(each, prompt=Fixed(before), output=Uniform(after, 0.25)) for before, after in shift)
+    lengths = tuple(
+        WorkloadStage(each, prompt=Fixed(before), output=Uniform(after, 0.25)) for before, after in shift
+    )
     found["lengths shift"] = Load(3 * each, 2048, prompt, output, lengths)
-    clients = tuple(Stage(each, clients=many) for many in (32, 512, 1024, 256, 2048))
+    clients = tuple(WorkloadStage(each, clients=many) for many in (32, 512, 1024, 256, 2048))
     found["clients shift"] = Load(5 * each, None, Fixed(512), Uniform(256, 0.25), clients)
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import nan
 
-from headgate.methods.fluid.flows import Prices
+from headgate.methods.fluid.flows import TokenPrices
 from headgate.methods.fluid.planner import plan_fluid
 from headgate_papers.fluid.network_runs import NetworkJob
 from headgate_papers.fluid.published import FIG10_PRICES, FIG10_SCALES, LIKELY_SEATS, pace, two_classes
@@ -62,7 +62,7 @@ def _by_engine(seats: int, slope: float) -> float:
 
 def _by_price(prompt: float, output: float) -> float:
     assert FIG10_PRICES[0] <= min(prompt, output) and max(prompt, output) <= FIG10_PRICES[1]
-    return plan_fluid(two_classes(seats=LIKELY_SEATS, prices=Prices(prompt, output))).revenue
+    return plan_fluid(two_classes(seats=LIKELY_SEATS, prices=TokenPrices(prompt, output))).revenue
 
 
 def _table(title: str, down: tuple[float, ...], across: tuple[float, ...], values: Map) -> Section:

@@ -6,7 +6,7 @@ from math import exp, log, nan
 
 import numpy as np
 
-from headgate.methods.fluid.flows import Flow, Instance, Pace
+from headgate.methods.fluid.flows import EnginePace, Flow, Instance
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.workloads.streams import stream
 from headgate_papers.fluid.network_runs import NetworkJob, measured, quick_note, revenue, short
@@ -41,7 +41,7 @@ def instances(seed: int, count: int) -> list[Instance]:
         per_token = exp(float(rng.uniform(low, high)))
         sizes = rng.uniform(*FIG7_RANGES["tokens"], (2, 2)).tolist()
         rates = rng.uniform(*FIG7_RANGES["rate"], 2).tolist()
-        pace = Pace(STATED_SEATS, CHUNK, fixed, per_token, speed)
+        pace = EnginePace(STATED_SEATS, CHUNK, fixed, per_token, speed)
         if pace.keeps_up:
             pairs = enumerate(zip(sizes, rates, strict=True))
             flows = tuple(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from headgate.methods.fluid.flows import BUNDLED, Flow, Instance, Pace, Prices
+from headgate.methods.fluid.flows import BUNDLED, EnginePace, Flow, Instance, TokenPrices
 
 SOURCE = "gate-and-route, arXiv 2602.02987"
 QWEN_8B = (0.0174, 6.2e-5, 45.45)  # α, β, γ
-CHUNK, THETA, PRICES = 256, 0.1, Prices(0.1, 0.2)
+CHUNK, THETA, PRICES = 256, 0.1, TokenPrices(0.1, 0.2)
 CODE, SUMMARY = (300.0, 1000.0), (3000.0, 400.0)  # prompt and output of the two classes
 SIZES = (5, 20, 50, 200, 500)
 STATED_SEATS, LIKELY_SEATS = 16, 8  # the text says 16; Figs 2, 8, 9 and 10 fit 8
@@ -48,13 +48,13 @@ DOLLY = {  # category: mean prompt, mean output, samples, KL divergence of outpu
 
 
 def two_classes(
-    rate: float = 0.5, seats: int = STATED_SEATS, charging: str = BUNDLED, prices: Prices = PRICES
+    rate: float = 0.5, seats: int = STATED_SEATS, charging: str = BUNDLED, prices: TokenPrices = PRICES
 ) -> Instance:
     """The instance of section 6.2 at so many arrivals per second, engine and class."""
     flows = (Flow("code", *CODE, rate, THETA), Flow("summary", *SUMMARY, rate, THETA))
     return Instance(flows, pace(seats), prices, charging)
 
 
-def pace(seats: int) -> Pace:
+def pace(seats: int) -> EnginePace:
     """Qwen-8B on an A100."""
-    return Pace(seats, CHUNK, *QWEN_8B)
+    return EnginePace(seats, CHUNK, *QWEN_8B)

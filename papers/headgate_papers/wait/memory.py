@@ -6,7 +6,7 @@ from math import nan
 
 from headgate.methods.wait.inventory import filled, kind
 from headgate.methods.wait.nested import (
-    Choice,
+    Segmentation,
     Segments,
     best_choice,
     choices,
@@ -69,7 +69,7 @@ def peaks(outcomes: Outcomes) -> list[float]:
     return [each.peak for number in range(RUNS) for each in outcomes.every(number)]
 
 
-def found_for(total: float, horizon: float, miss: float) -> list[Choice]:
+def found_for(total: float, horizon: float, miss: float) -> list[Segmentation]:
     """The bound for every number of segments."""
     candidates = [study(total, count) for count in COUNTS]
     lines = MACHINE.lines([kind(1, 1, 1)])
@@ -111,7 +111,7 @@ def _dominates() -> list[tuple[object, object]]:
     return pairs
 
 
-def _remarks(usual: list[Choice], shares: dict[float, tuple[float, float]]) -> tuple[str, ...]:
+def _remarks(usual: list[Segmentation], shares: dict[float, tuple[float, float]]) -> tuple[str, ...]:
     best = len(best_choice(usual).segments.ends)
     hopeless = [f"{len(choice.segments.ends)}" for choice in usual if choice.bound is None]
     carried = any(choice.bound for choice in found_for(TOO_MUCH, 200.0, 0.1))
@@ -159,7 +159,7 @@ def _even(segments: Segments, sizes: tuple[int, ...]) -> float:
     return sum(size * width * (segments.prompt + place * width / 2) for place, size in enumerate(sizes, 1))
 
 
-def _bounds(usual: list[Choice]) -> Section:
+def _bounds(usual: list[Segmentation]) -> Section:
     rows = []
     for choice in usual:
         if choice.bound is not None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from headgate.experiment.library import simulate
 from headgate.methods.make import make_policy
-from headgate.methods.wait.inventory import Lines, Part, kind, lines_of
+from headgate.methods.wait.inventory import Lines, MixPart, kind, lines_of
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.streams import stream
@@ -40,7 +40,7 @@ class Machine(NamedTuple):
         """The same as the simulator wants it; KV is counted in tokens, steps have no token limit."""
         return Engine(_cost(*self[:3]), self.kv, NO_LIMIT, NO_LIMIT, self.seats, block=1)
 
-    def lines(self, parts: list[Part]) -> Lines:
+    def lines(self, parts: list[MixPart]) -> Lines:
         """The same as planners want it."""
         return lines_of(_cost(*self[:3]), parts, self.kv)
 
@@ -58,7 +58,7 @@ class Mix(NamedTuple):
     free_prompts: bool = False  # exponential prompts of that mean
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[MixPart]:
         return [kind(rate, prompt, decodes) for rate, prompt, decodes in self.types]
 
     def times(self, factor: float) -> Mix:

@@ -30,7 +30,7 @@ from headgate.experiment.run import composes_ahead
 from headgate.experiment.settings import Experiment, ManyEngines
 from headgate.kv.transfer import Transfer
 from headgate.methods.bounds import Bound
-from headgate.methods.fluid.flows import Instance, Prices
+from headgate.methods.fluid.flows import Instance, TokenPrices
 from headgate.methods.make import (
     make_policy,
     policy_parameters,
@@ -357,7 +357,7 @@ def _fluid(settings: Experiment, rate: float) -> float:
     who = demand(plain, (), CLUSTERS, engine)
     seated = settings.model_copy(update={"budget": engine.batch_tokens})
     pace, _, _ = make_pace(seated, StepSettings(), who)
-    return fluid_bound(Instance(who.flows, pace, Prices(1.0, 1.0)).checked())
+    return fluid_bound(Instance(who.flows, pace, TokenPrices(1.0, 1.0)).checked())
 
 
 def _fleets(
@@ -462,7 +462,7 @@ class Serving:
 
     engine: Engine
     transfer: Transfer
-    prices: Prices
+    prices: TokenPrices
     watchdog: float
     asynchronous: bool = False
 

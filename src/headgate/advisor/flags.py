@@ -18,7 +18,7 @@ from headgate.core.policy import BatchPolicy
 from headgate.core.view import View
 from headgate.cost.card import DERIVED_CARD, Card, hub_name
 from headgate.cost.derive.derived_card import parse
-from headgate.cost.derive.wanted import AUTO, BF16, UTILISATION, Wanted
+from headgate.cost.derive.wanted import AUTO, BF16, UTILISATION, WantedCard
 from headgate.cost.model import Shape, StepCost
 from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_REQUESTS, DEFAULT_SLOTS
 from headgate.experiment.run import Maker, Prepared, carry_out
@@ -56,12 +56,12 @@ def model_of(card: Card, named: str) -> str | None:
     return hub_name("" if asked.from_file else asked.model) or hub_name(card.model)
 
 
-def _asked(name: str) -> Wanted:
+def _asked(name: str) -> WantedCard:
     """What the name of a derived card asks for; nothing where it is none."""
     try:
-        return parse(name) if name.startswith(DERIVED_CARD) else Wanted("", "")
+        return parse(name) if name.startswith(DERIVED_CARD) else WantedCard("", "")
     except InputError:  # a card in a file may be called anything
-        return Wanted("", "")
+        return WantedCard("", "")
 
 
 class Flag(NamedTuple):

@@ -30,7 +30,7 @@ from headgate.experiment.build import (
 )
 from headgate.experiment.settings import MAKE_LENGTHS, Experiment, flag
 from headgate.methods.bounds import Requests, engine_bound
-from headgate.methods.fluid.flows import BUNDLED, SEPARATE, Flow, Instance, Pace, Prices
+from headgate.methods.fluid.flows import BUNDLED, SEPARATE, EnginePace, Flow, Instance, TokenPrices
 from headgate.methods.fluid.levels import Levels
 from headgate.methods.fluid.plan import Staffing, fixed_staff, staff
 from headgate.methods.fluid.planner import (
@@ -165,7 +165,7 @@ def make_fluid_plan(
     who = _demand(settings, fleet, steps)
     pace, costs, notes = make_pace(settings, steps, who)
     flows = tuple(replace(flow, rate=flow.rate / engines) for flow in who.flows)
-    prices = Prices(*fleet.prices(settings))
+    prices = TokenPrices(*fleet.prices(settings))
     instance = Instance(flows, pace, prices, SEPARATE if fleet.separate else BUNDLED).checked()
     levels = make_levels(settings, asked, roles)
     plan = plan_fluid(instance, levels)
@@ -197,7 +197,7 @@ def _demand(settings: Experiment, fleet: FleetSettings, steps: StepSettings) -> 
     return logged_demand(fleet.from_log)
 
 
-def _per_second(settings: Experiment, who: Demand, prices: Prices) -> dict[str, float]:
+def _per_second(settings: Experiment, who: Demand, prices: TokenPrices) -> dict[str, float]:
     """Value over the least time a request takes from an engine that runs as much as it can in every step.
 
     The plan's own order of classes prices one prompt at a time, which real engines do not run.
@@ -573,7 +573,9 @@ def fixed_roles(asked: FleetSettings, engines: int) -> Staffing | None:
     return fixed_staff(engines, mixed, solo)
 
 
-def make_pace(settings: Experiment, asked: StepSettings, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
+def make_pace(
+    settings: Experiment, asked: StepSettings, who: Demand
+) -> tuple[EnginePace, str, tuple[str, ...]]:
     """The engine's speeds: from three numbers, or from a card at the seats and contexts of these classes."""
     costs = asked.costs
     if not costs:
@@ -588,7 +590,11 @@ def make_pace(settings: Experiment, asked: StepSettings, who: Demand) -> tuple[P
         raise InputError("--solo-step 0; a decode step takes time, give such as 22ms")
     seats = settings.slots or PAPER_SEATS
     chunk = PAPER_CHUNK if asked.chunk is None else asked.chunk
-    return Pace(seats, chunk, fixed, per_token, 1 / alone, asked.whole_chunks), "step costs as given", ()
+    return (
+        EnginePace(seats, chunk, fixed, per_token, 1 / alone, asked.whole_chunks),
+        "step costs as given",
+        (),
+    )
 
 
 def _seconds(flag: str, text: str) -> float:
@@ -598,7 +604,9 @@ def _seconds(flag: str, text: str) -> float:
         raise InputError(f"{flag}: {error}") from None
 
 
-def _card_pace(settings: Experiment, asked: StepSettings, who: Demand) -> tuple[Pace, str, tuple[str, ...]]:
+def _card_pace(
+    settings: Experiment, asked: StepSettings, who: Demand
+) -> tuple[EnginePace, str, tuple[str, ...]]:
     """A straight line through the card's mixed steps at this chunk, and its decode step with all seats."""
     card = load_card(settings.card)
     engine = make_engine(settings, card)
@@ -621,7 +629,7 @@ def _card_pace(settings: Experiment, asked: StepSettings, who: Demand) -> tuple[
             f"{seats} seats of {context:,.0f} KV tokens each need {held:,.0f}, the engine has "
             f"{engine.kv_tokens:,}: lower --slots",
         )
-    return Pace(seats, chunk, fixed, slope, 1 / alone, asked.whole_chunks), f"card {card.name}", notes
+    return EnginePace(seats, chunk, fixed, slope, 1 / alone, asked.whole_chunks), f"card {card.name}", notes
 
 
 def _mixed_line(cost: StepCost, who: Demand, decodes: int, chunk: int) -> tuple[float, float]:

@@ -19,10 +19,10 @@ from headgate.experiment.build import ALL_FIT, Unservable, make_engine, make_wor
 from headgate.experiment.settings import Experiment
 from headgate.methods.wait.inventory import (
     Equilibrium,
+    FilledSizes,
     Lines,
-    Pace,
-    Part,
-    Thresholds,
+    MixPart,
+    PaceRange,
     along_the_ray,
     check_thresholds,
     equilibrium,
@@ -37,8 +37,8 @@ from headgate.methods.wait.inventory import (
     work_share,
 )
 from headgate.methods.wait.nested import (
-    Bound,
-    Choice,
+    MemoryBound,
+    Segmentation,
     Segments,
     best_choice,
     busiest,
@@ -68,13 +68,13 @@ class Nested:
     """Nested WAIT's half of the plan."""
 
     segments: Segments
-    thresholds: Thresholds
-    whole: Thresholds | None
-    bound: Bound
+    thresholds: FilledSizes
+    whole: FilledSizes | None
+    bound: MemoryBound
     miss: float
     overflow: float  # δ that the card's memory gives
     slots: int
-    tried: list[Choice]
+    tried: list[Segmentation]
 
     @property
     def active(self) -> float:
@@ -109,7 +109,7 @@ class Mix:
     """The requests: types for WAIT, lengths and times for Nested WAIT."""
 
     names: tuple[str, ...]
-    parts: list[Part]
+    parts: list[MixPart]
     split: str  # how `wait` tells the types apart
     prompt: float
     decodes: Floats
@@ -129,10 +129,10 @@ class WaitPlan:
     lines: Lines
     most: float  # requests/s that the card can carry
     fluid: Equilibrium
-    pace: Pace
-    thresholds: Thresholds
+    pace: PaceRange
+    thresholds: FilledSizes
     latency: float
-    whole: Thresholds | None
+    whole: FilledSizes | None
     why_not: str  # there are no whole ones
     nested: Nested | None
     why_not_nested: str
@@ -257,13 +257,13 @@ def _cached(workload: Workload, engine: Engine) -> float:
     return float(hits.sum() / prompts.sum())
 
 
-def _pace(lines: Lines, mix: Mix, engine: Engine) -> Pace:
+def _pace(lines: Lines, mix: Mix, engine: Engine) -> PaceRange:
     """The iterations that keep up and fit, with one request more of each type."""
     spare = sum(part.peak for part in mix.parts)
     return pace_within(lines, mix.parts, engine.kv_tokens, engine.running, spare)
 
 
-def _pace_or_why(lines: Lines, mix: Mix, engine: Engine, mix_on: Callable[[Engine], Mix]) -> Pace:
+def _pace_or_why(lines: Lines, mix: Mix, engine: Engine, mix_on: Callable[[Engine], Mix]) -> PaceRange:
     """The same; what is missing is said for whole requests: memory below the model's length cuts them."""
     try:
         return _pace(lines, mix, engine)
@@ -283,7 +283,7 @@ def _notes(bad: int, wishes: WaitSettings) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _chosen(lines: Lines, parts: list[Part], pace: Pace, tpot: float | None) -> float:
+def _chosen(lines: Lines, parts: list[MixPart], pace: PaceRange, tpot: float | None) -> float:
     """The pace with the least latency that the promised TPOT allows."""
     if tpot is not None and tpot < pace.shortest:
         raise InputError(
@@ -293,7 +293,9 @@ def _chosen(lines: Lines, parts: list[Part], pace: Pace, tpot: float | None) -> 
     return best_pace(lines, parts, pace, tpot or inf)
 
 
-def _whole(lines: Lines, parts: list[Part], capacity: float, slack: float) -> tuple[Thresholds | None, str]:
+def _whole(
+    lines: Lines, parts: list[MixPart], capacity: float, slack: float
+) -> tuple[FilledSizes | None, str]:
     try:
         return least_thresholds(lines, parts, capacity, slack), ""
     except InputError as error:
@@ -330,15 +332,15 @@ def _finite(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
-def _sizes(thresholds: Thresholds | None) -> list[float] | None:
+def _sizes(thresholds: FilledSizes | None) -> list[float] | None:
     return None if thresholds is None else list(thresholds.sizes)
 
 
-def _total(choice: Choice) -> float | None:
+def _total(choice: Segmentation) -> float | None:
     return None if choice.bound is None else _finite(choice.bound.total)
 
 
-def _plain(part: Part) -> dict[str, float]:
+def _plain(part: MixPart) -> dict[str, float]:
     """Its numbers; a plan is made for whole prompts, so none is cached."""
     return {name: value for name, value in part._asdict().items() if name != "cached"}
 

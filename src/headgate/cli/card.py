@@ -66,7 +66,7 @@ def derive(
     """Derive, say what comes out, and write it where asked."""
     from headgate.cost.card import load_card
     from headgate.cost.derive.derived_card import derive_card
-    from headgate.cost.derive.wanted import Wanted
+    from headgate.cost.derive.wanted import WantedCard
 
     check_json(json)
     if (model is None) == (config is None):
@@ -75,7 +75,7 @@ def derive(
     what = model or str(config)
     if config is not None and not config.endswith(".json"):
         what = str(Path(config) / "config.json")
-    wanted = Wanted(what, gpu, tp, pp, ep, dtype, kv_dtype, utilisation, graph, approximate)
+    wanted = WantedCard(what, gpu, tp, pp, ep, dtype, kv_dtype, utilisation, graph, approximate)
     measured = [load_card(name) for name in correct or ()]
     found = derive_card(wanted, measured, name=place.stem if place else "")
     say = said_to(json)

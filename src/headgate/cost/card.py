@@ -1,4 +1,4 @@
-"""A cost card on disk: coefficients, where and how they were measured."""
+"""A cost card: its coefficients, where they come from, its file, and names of cards and models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Cell(_Part):
+class GridCell(_Part):
     """One part of the measurements: a cell of a grid, or a run. Ranges are smallest and largest of a step."""
 
     label: Text
@@ -70,7 +70,6 @@ class ExpectedError(_Part):
 
     @property
     def step(self) -> float:
-        """Of the worst kind of step."""
         return max(self.decode, self.prefill, self.mixed)
 
 
@@ -88,7 +87,7 @@ class Provenance(_Part):
     model_shape: dict[str, int] | None = None  # layers, hidden, heads, ...: what a model must have in common
     intervals: dict[str, tuple[float, float]] | None = None  # coefficient: 95 %, by bootstrap over parts
     chosen: list[str] | None = None  # how the law was chosen, a line per law tried
-    grid: list[Cell] | None = None  # what was measured, cell by cell
+    grid: list[GridCell] | None = None  # what was measured, cell by cell
     numbers: dict[str, Number] | None = None  # of a derived card: each with its origin
 
 
@@ -169,11 +168,10 @@ class Card(_Part):
     @property
     def tensor_parallel(self) -> int:
         """GPUs that share every matrix, as far as the card says."""
-        said = (self.provenance.settings or {}).get("tensor parallel", "1")
-        return int(said) if said.isdigit() else 1
+        setting = (self.provenance.settings or {}).get("tensor parallel", "1")
+        return int(setting) if setting.isdigit() else 1
 
     def text(self) -> str:
-        """The card as it stands in a file."""
         document = self.model_dump(mode="json")
         optional = (
             (document["expected_error"] or {"kv": 0.0}, ("kv",)),
@@ -188,7 +186,6 @@ class Card(_Part):
         return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
     def save(self, path: str | Path) -> None:
-        """Writes the card; `load_card` reads it back equal."""
         Path(path).write_text(self.text(), encoding="utf-8")
 
 
@@ -276,15 +273,15 @@ def _shipped() -> Traversable:
 
 def _fields(parent: tuple[int | str, ...]) -> list[str]:
     """The field names one may write at this place of a card."""
-    here: Any = Card
+    kind: Any = Card
     for part in parent:
-        here = get_args(here)[1] if get_origin(here) is dict else here.model_fields[str(part)].annotation
-        if isinstance(here, UnionType):  # something or None
-            here = get_args(here)[0]
-    return list(getattr(here, "model_fields", None) or here.__dataclass_fields__)
+        kind = get_args(kind)[1] if get_origin(kind) is dict else kind.model_fields[str(part)].annotation
+        if isinstance(kind, UnionType):  # something or None
+            kind = get_args(kind)[0]
+    return list(getattr(kind, "model_fields", None) or kind.__dataclass_fields__)
 
 
-# -- Whether two names are of one model, as far as names tell: family, generation and size; and hub names
+# -- names of models
 
 # Families whose names say what they are; of other names nothing is concluded
 FAMILIES = (
@@ -292,32 +289,17 @@ FAMILIES = (
     *("opt", "kimi", "minimax", "nemotron", "command", "dolly", "gpt-oss", "yi"),
 )
 # Under which name vLLM loads the models of cards; of tuned variants the one that chats
-HUB = {
-    "llama-3.2-1b": "meta-llama/Llama-3.2-1B-Instruct",
-    "llama-3.2-3b": "meta-llama/Llama-3.2-3B-Instruct",
-    "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct",
-    "llama-3.1-70b": "meta-llama/Llama-3.1-70B-Instruct",
-    "llama-3.3-70b": "meta-llama/Llama-3.3-70B-Instruct",
-    "llama-3.1-405b": "meta-llama/Llama-3.1-405B-Instruct",
-    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
-    "qwen3-1.7b": "Qwen/Qwen3-1.7B",
-    "qwen3-4b": "Qwen/Qwen3-4B",
-    "qwen3-8b": "Qwen/Qwen3-8B",
-    "qwen3-14b": "Qwen/Qwen3-14B",
-    "qwen3-32b": "Qwen/Qwen3-32B",
-    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
-    "qwen3-235b-a22b": "Qwen/Qwen3-235B-A22B",
-    "mistral-7b": "mistralai/Mistral-7B-Instruct-v0.3",
-    "mistral-7b-instruct-v0.2": "mistralai/Mistral-7B-Instruct-v0.2",
-    "mistral-small-24b": "mistralai/Mistral-Small-24B-Instruct-2501",
-    "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
-    "mixtral-8x22b": "mistralai/Mixtral-8x22B-Instruct-v0.1",
-    "gemma-2-9b": "google/gemma-2-9b-it",
-    "gemma-2-27b": "google/gemma-2-27b-it",
-    "gemma-3-4b": "google/gemma-3-4b-it",
-    "gemma-3-12b": "google/gemma-3-12b-it",
-    "gemma-3-27b": "google/gemma-3-27b-it",
+OWNERS = {
+    "meta-llama": "Llama-3.2-1B-Instruct Llama-3.2-3B-Instruct Llama-3.1-8B-Instruct Llama-3.1-70B-Instruct "
+    "Llama-3.3-70B-Instruct Llama-3.1-405B-Instruct",
+    "Qwen": "Qwen3-0.6B Qwen3-1.7B Qwen3-4B Qwen3-8B Qwen3-14B Qwen3-32B Qwen3-30B-A3B Qwen3-235B-A22B",
+    "mistralai": "Mistral-7B-Instruct-v0.3 Mistral-7B-Instruct-v0.2 Mistral-Small-24B-Instruct-2501 "
+    "Mixtral-8x7B-Instruct-v0.1 Mixtral-8x22B-Instruct-v0.1",
+    "google": "gemma-2-9b-it gemma-2-27b-it gemma-3-4b-it gemma-3-12b-it gemma-3-27b-it",
 }
+_TUNED = re.compile(r"-(it|instruct(-v0\.[13]|-2501)?)$")
+_LOADED = [(owner, name) for owner, names in OWNERS.items() for name in names.split()]
+HUB = {_TUNED.sub("", name.lower()): f"{owner}/{name}" for owner, name in _LOADED}
 _SIZE = re.compile(r"(?<![a-z0-9.])([0-9]+(?:\.[0-9]+)?)b(?![a-z0-9])")
 _FAMILY = re.compile(
     rf"(?<![a-z])({'|'.join(map(re.escape, FAMILIES))})-?([0-9]+(?:\.[0-9]+)?(?![0-9.]*b))?(?![a-z])"
@@ -334,15 +316,14 @@ def hub_name(model: str) -> str | None:
     """What vLLM loads it as: a name with an owner as it is, any other as the table has it; else None."""
     if "/" in model:
         return model
-    known = {each.rpartition("/")[2].lower(): each for each in HUB.values()} | HUB
-    return known.get(model.lower())
+    by_name = {name.rpartition("/")[2].lower(): name for name in HUB.values()} | HUB
+    return by_name.get(model.lower())
 
 
 def nearest(name: str, known: list[str]) -> str | None:
     """The known name that is spelt most like it, never one of another model."""
-    alike = [each for each in known if not differ(name, each)]
-    found = get_close_matches(name.lower(), alike, n=1, cutoff=0.5)
-    return found[0] if found else None
+    alike = [other for other in known if not differ(name, other)]
+    return next(iter(get_close_matches(name.lower(), alike, n=1, cutoff=0.5)), None)
 
 
 def _told(name: str) -> tuple[str, str, str]:

@@ -68,7 +68,6 @@ def doubts(card: Card, engine: Likeness) -> list[str]:
 
 
 def _differing(theirs: Mapping[str, Value], ours: Mapping[str, Value]) -> dict[str, tuple[Value, Value]]:
-    """What both name and is not the same."""
     return {
         name: (theirs[name], ours[name]) for name in theirs if name in ours and theirs[name] != ours[name]
     }
@@ -84,7 +83,7 @@ def _same_gpu(one: str, other: str) -> bool:
     return words <= others or others <= words
 
 
-# -- How far a card that was not measured may be off, as commands print it ------------------------------
+# -- error bars as commands print them
 
 NARROW = "a minute of traffic narrows it: headgate calibrate --from-bench FILE --like CARD"
 ASYNCHRONOUS = " (of an engine with asynchronous scheduling; without it, add :sync to the card's name)"
@@ -97,21 +96,17 @@ def error_bar(card: Card) -> list[str]:
         return []
     kinds = (("decodes", found.decode), ("prompts", found.prefill), ("mixed", found.mixed))
     steps = ", ".join(f"{name} {_percent(bar)}" for name, bar in kinds)
+    engine = ASYNCHRONOUS if card.host and card.name.startswith(DERIVED_CARD) else ""
     memory = f", KV memory within ±{100 * found.kv:.2g} %" if found.kv else ""
     return [
         f"card {card.name} is derived, not measured: expect step times within {steps}, throughput within "
-        f"{_percent(found.throughput)}{memory}{_engine(card)}; {NARROW}"
+        f"{_percent(found.throughput)}{memory}{engine}; {NARROW}"
     ]
 
 
 def throughput_error(card: Card) -> float:
     """Relative; 0 for a card that was measured."""
     return card.expected_error.throughput if card.expected_error else 0.0
-
-
-def _engine(card: Card) -> str:
-    """Which engine the bars are of, where the name can say another."""
-    return ASYNCHRONOUS if card.host and card.name.startswith(DERIVED_CARD) else ""
 
 
 def _percent(bar: float) -> str:

@@ -30,7 +30,7 @@ from headgate.workloads.arrivals import ArrivalProcess, arrival_process, spread,
 from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
 from headgate.workloads.sessions import as_sessions, shared_prefix
 from headgate.workloads.streams import stream
-from headgate.workloads.synthetic import Share, Stage, generate
+from headgate.workloads.synthetic import Share, WorkloadStage, generate
 from headgate.workloads.traces import BUNDLED, BadRows, bundled, read_trace
 from headgate.workloads.workload import Kind, Workload
 
@@ -171,10 +171,10 @@ def _share(share: ClassSettings) -> Share:
     return Share(share.share, kind, _law(share, "prompt"), _law(share, "output"), share.patience or inf)
 
 
-def _stage(words: Experiment, stage: StageSettings) -> Stage:
+def _stage(words: Experiment, stage: StageSettings) -> WorkloadStage:
     prompt = _law(words, "prompt", stage.prompt) if stage.prompt else None
     output = _law(words, "output", stage.output) if stage.output else None
-    return Stage(stage.requests, stage.rate, stage.clients, prompt, output)
+    return WorkloadStage(stage.requests, stage.rate, stage.clients, prompt, output)
 
 
 def _traced(words: Experiment, trace: str, seed: int) -> tuple[Workload, BadRows]:

@@ -20,7 +20,7 @@ from headgate.kv.prefix import Pieces
 from headgate.kv.transfer import Transfer
 from headgate.methods import make
 from headgate.methods.balance.prefix_index import Sharing
-from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices, pace_of
+from headgate.methods.fluid.flows import EnginePace, Flow, Instance, TokenPrices, pace_of
 from headgate.methods.fluid.plan import FluidPlan, Path, fluid_path
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.make import router_settings
@@ -37,7 +37,7 @@ from headgate.workloads.workload import Kind, Workload
 DELAY = 0.002  # seconds before the first byte
 KV_BYTES = 147_456.0  # of one token: 36 layers, K and V, 8 heads of 128, 2 bytes each, as Qwen3-8B has them
 BANDWIDTH = 50.0  # GB/s: one 400 Gbit/s link
-PRICES = Prices(1.0, 2.0)  # of a prompt and of an output token, where nobody says
+PRICES = TokenPrices(1.0, 2.0)  # of a prompt and of an output token, where nobody says
 MakePolicy = Callable[[str], BatchPolicy]  # from the role of an engine
 
 
@@ -49,11 +49,11 @@ def transfer_time(settings: ManyEngines, send: float | None = None) -> Transfer:
     return Transfer(delay, per_token, busy)
 
 
-def prices_of(settings: ManyEngines) -> Prices:
+def prices_of(settings: ManyEngines) -> TokenPrices:
     """Of a prompt and of an output token, as the settings say."""
     prompt = PRICES.prompt if settings.prompt_price is None else settings.prompt_price
     output = PRICES.output if settings.output_price is None else settings.output_price
-    return Prices(prompt, output)
+    return TokenPrices(prompt, output)
 
 
 def session(pieces: Pieces) -> int | None:
@@ -72,7 +72,7 @@ class FleetSetup:
     engine: Engine
     engines: int
     transfer: Transfer = NO_TIME
-    prices: Prices = PRICES
+    prices: TokenPrices = PRICES
     watchdog: float = PATIENT_DOG
     asynchronous: bool = False
     outages: tuple[Outage, ...] = ()
@@ -186,7 +186,7 @@ SETTLED = 10.0  # times the longest mean decode: then the path stands still
 PATH_STEPS = 4000
 
 
-def fleet_plan(engine: Engine, engines: int, workload: Workload, prices: Prices) -> FluidPlan:
+def fleet_plan(engine: Engine, engines: int, workload: Workload, prices: TokenPrices) -> FluidPlan:
     """The fluid plan for these requests: a class per kind, at the rate it comes, on engines of this cost."""
     return plan_fluid(Instance(flows_of(workload, engines), engine_pace(engine, workload), prices).checked())
 
@@ -218,7 +218,7 @@ def flows_of(workload: Workload, engines: int) -> tuple[Flow, ...]:
     return tuple(found)
 
 
-def engine_pace(engine: Engine, workload: Workload) -> Pace:
+def engine_pace(engine: Engine, workload: Workload) -> EnginePace:
     """Speeds of one engine under these requests."""
     prompt, context = _means(workload)
     return pace_of(engine.cost, _seats(engine, context), engine.batch_tokens, prompt, context)
@@ -266,7 +266,7 @@ def recorded_plan(run: Run) -> FluidPlan | None:
         )
         prices = run.meta.get("prices") or {}
         return fleet_plan(
-            engine, engines, offered, Prices(prices.get("prompt", 1.0), prices.get("output", 2.0))
+            engine, engines, offered, TokenPrices(prices.get("prompt", 1.0), prices.get("output", 2.0))
         )
     except (InputError, KeyError, TypeError):
         return None

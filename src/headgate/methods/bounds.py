@@ -21,16 +21,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Bound:
-    """Least seconds of a mean request by where they go, and what follows: T^R and λ* of arXiv 2508.01002.
-
-    `error` is the standard error of the whole, from the spread of the requests it was taken from.
-    """
+    """Least seconds of a mean request by where they go, and what follows: T^R and λ* of arXiv 2508.01002."""
 
     prompt_tokens: float  # linear and non-linear work
     output_tokens: float
     prompt_attention: float
     output_attention: float
-    error: float = 0.0
+    error: float = 0.0  # standard error of the whole, from the spread of the requests it was taken from
     nodes: int = 1
 
     @property
@@ -72,11 +69,8 @@ class Requests:
         """Checked: as many of each, prompts of at least one token, nothing negative."""
         tokens, steps = (np.asarray(x, dtype=np.float64) for x in (prompts, decodes))
         shares = None if weights is None else np.asarray(weights, dtype=np.float64)
-        if (
-            not len(tokens)
-            or tokens.shape != steps.shape
-            or (shares is not None and shares.shape != tokens.shape)
-        ):
+        unequal = tokens.shape != steps.shape or (shares is not None and shares.shape != tokens.shape)
+        if not len(tokens) or unequal:
             raise InputError(
                 f"{len(tokens)} prompts, {len(steps)} outputs; give as many of each, at least one"
             )
@@ -87,7 +81,6 @@ class Requests:
         return cls(tokens, steps, shares)
 
     def mean(self, values: Floats) -> float:
-        """Of one value per request."""
         return float(np.average(values, weights=self.weights))
 
     def error(self, values: Floats) -> float:
@@ -140,14 +133,14 @@ def tile_bound(
 def linear_bound(
     cost: LinearCost, requests: Requests, slots: int, budget: int, kv_tokens: float = inf, nodes: int = 1
 ) -> Bound:
-    """The same argument for straight lines: prices that no step of this engine undercuts (see `prices.py`).
+    """The same argument for straight lines: prices that no step of this engine undercuts (`least_prices`).
 
     Constants are counted, shared by as many as a step may hold, so the bound belongs to the engine's limits.
     """
     prompts, decodes = requests.prompts, requests.decodes
     contexts = decodes * prompts + decodes * (decodes + 1) / 2
     need = Need(requests.mean(decodes), requests.mean(prompts), requests.mean(contexts))
-    room = Room(slots, budget, kv_tokens, float(prompts.min()) + 1, float((prompts + decodes).max()))
+    room = StepRoom(slots, budget, kv_tokens, float(prompts.min()) + 1, float((prompts + decodes).max()))
     prices = least_prices(cost, need, room)
     each = prices.decode * decodes + prices.prompt * prompts + prices.context * contexts
     return Bound(
@@ -213,7 +206,6 @@ def _token_price(terms: TileTerms, batch_tokens: int | None) -> float:
 
 
 def _attention(terms: TileTerms, requests: Requests, averaged: bool) -> Floats:
-    """Seconds of decode attention of each request."""
     prompts, decodes = requests.prompts, requests.decodes
     if averaged:
         rows, columns = terms.vector_tile
@@ -237,7 +229,7 @@ def _nodes(nodes: int) -> int:
     return nodes
 
 
-# -- Prices that no step of a linear cost undercuts: of a decode, a prompt token and a context token ----
+# -- prices that no step of a linear cost undercuts
 
 ROUNDS = 60  # of adding the steps that undercut the prices most
 AT_ONCE = 64  # so many of them
@@ -253,7 +245,7 @@ class Need(NamedTuple):
     context: float
 
 
-class Room(NamedTuple):
+class StepRoom(NamedTuple):
     """What one step may hold, and the least and most context of one decode in it."""
 
     slots: int
@@ -263,7 +255,7 @@ class Room(NamedTuple):
     longest: float
 
 
-class Prices(NamedTuple):
+class LeastPrices(NamedTuple):
     """Seconds of a decode, a prompt token and a context token. Every step takes at least what is in it."""
 
     decode: float
@@ -271,11 +263,10 @@ class Prices(NamedTuple):
     context: float
 
     def of(self, need: Need) -> float:
-        """The least seconds a request takes from the engine."""
         return self.decode * need.decodes + self.prompt * need.prompt + self.context * need.context
 
 
-def least_prices(cost: LinearCost, need: Need, room: Room) -> Prices:
+def least_prices(cost: LinearCost, need: Need, room: StepRoom) -> LeastPrices:
     """The highest such prices for this workload: a linear program over the steps that matter.
 
     Whatever a policy does, the time of its steps is at least the price of what they hold, and they hold what
@@ -292,22 +283,20 @@ def least_prices(cost: LinearCost, need: Need, room: Room) -> Prices:
             break
         shapes = np.concatenate((shapes, worst))
     scale = min(1.0, ratio)
-    return Prices(*(price * scale for price in prices))
+    return LeastPrices(*(price * scale for price in prices))
 
 
-def _best(need: Need, per_second: Floats) -> Prices:
+def _best(need: Need, per_second: Floats) -> LeastPrices:
     """The prices worth most to the request that none of these steps undercuts; scaled to numbers near one."""
     scale = per_second.max(axis=0)
     scale[scale == 0] = 1.0
     wanted = -np.array(need) / scale
-    limits = np.ones(len(per_second))
-    found = linprog(
-        wanted / -wanted.min(), A_ub=per_second / scale, b_ub=limits, bounds=(0, None), method="highs"
-    )
-    return Prices(*(found.x / scale).tolist())
+    limits, gain = np.ones(len(per_second)), wanted / -wanted.min()
+    optimum = linprog(gain, A_ub=per_second / scale, b_ub=limits, bounds=(0, None), method="highs")
+    return LeastPrices(*(optimum.x / scale).tolist())
 
 
-def _steps(room: Room, decodes: NDArray[np.int64], inside: Floats | None = None) -> Floats:
+def _steps(room: StepRoom, decodes: NDArray[np.int64], inside: Floats | None = None) -> Floats:
     """Rows of (decodes, prompt tokens, context): each number alone, with a token and with a full budget.
 
     All at the least and the most context; `inside` adds a chunk of its own for each number.
@@ -337,7 +326,7 @@ def _seconds(cost: LinearCost, shapes: Floats) -> Floats:
     return np.asarray(np.where((n > 0) & (c > 0), together, pure), dtype=np.float64)
 
 
-def _undercut(cost: LinearCost, room: Room, prices: Prices) -> tuple[Floats, float]:
+def _undercut(cost: LinearCost, room: StepRoom, prices: LeastPrices) -> tuple[Floats, float]:
     """The steps that cost least by their prices, and the seconds of the first as a share of them."""
     decodes = np.arange(1, room.slots + 1)
     a, _, s = cost.mixed.by_share

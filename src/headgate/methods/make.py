@@ -24,23 +24,11 @@ from headgate.methods.names import BATCH, ROUTE
 
 EXAMPLES = {"policy": "eb:refill=48", "router": "split:prefill=2"}
 GIVEN = ("plan", "engines", "draw", "sharing")  # what the run itself gives to a router; the rest are settings
-
-
-def _plain(text: str) -> object:
-    """What the text reads as: a whole number, a number, true or false, or itself."""
-    for kind in ("int", "float", "bool"):
-        try:
-            return KINDS[kind][0](text)
-        except (ValueError, KeyError):
-            continue
-    return text
-
-
 KINDS: dict[str, tuple[Callable[[str], Any], str]] = {  # how a parameter is read, by its annotation
     "int": (int, "a whole number"),
     "float": (float, "a finite number"),
     "bool": ({"true": True, "false": False}.__getitem__, "true or false"),
-    "_empty": (lambda text: _plain(text), "text"),  # compiled classes keep no annotations
+    "_empty": (lambda text: _read(text), "text"),  # compiled classes keep no annotations
 }
 TIMES = (  # parameters in seconds, which may have a unit: ttft=500ms. By name: compiled classes say no types
     "ttft", "tbt", "first_token", "between_tokens", "max_gap", "dwell", "max_pause", "max_wait", "ttl",
@@ -53,16 +41,11 @@ class EngineLimits(Protocol):
     """What a policy knows of its engine: seats, tokens of one step, how long a step takes."""
 
     @property
-    def running(self) -> int:
-        """Requests that may run at once."""
-
+    def running(self) -> int: ...
     @property
-    def batch_tokens(self) -> int:
-        """Tokens in one step."""
-
+    def batch_tokens(self) -> int: ...
     @property
-    def cost(self) -> StepCost:
-        """How long a step takes."""
+    def cost(self) -> StepCost: ...
 
 
 def split_name(text: str, what: str = "policy") -> tuple[str, dict[str, str]]:
@@ -118,7 +101,7 @@ def policy_parameters(name: str) -> dict[str, inspect.Parameter]:
 
 def policy_class(name: str) -> type[BatchPolicy]:
     """A policy by its name, or the user's own by FILE.py:CLASS."""
-    return _found("policy", name, BATCH, BatchPolicy)  # type: ignore[type-abstract]
+    return _class_of("policy", name, BATCH, BatchPolicy)  # type: ignore[type-abstract]
 
 
 def make_router(
@@ -154,7 +137,7 @@ def router_parameters(name: str) -> dict[str, inspect.Parameter]:
 
 def router_class(name: str) -> type[RoutePolicy]:
     """A router by its name, or the user's own by FILE.py:CLASS."""
-    return _found("router", name, ROUTE, RoutePolicy)  # type: ignore[type-abstract]
+    return _class_of("router", name, ROUTE, RoutePolicy)  # type: ignore[type-abstract]
 
 
 def is_router(name: str) -> bool:
@@ -187,7 +170,17 @@ def typed(about: str, parameter: inspect.Parameter, value: object) -> object:
     return found
 
 
-def _found(what: str, name: str, ours: Mapping[str, type[Kind]], base: type[Kind]) -> type[Kind]:
+def _read(text: str) -> object:
+    """What the text reads as: a whole number, a number, true or false, or itself."""
+    for kind in ("int", "float", "bool"):
+        try:
+            return KINDS[kind][0](text)
+        except (ValueError, KeyError):
+            continue
+    return text
+
+
+def _class_of(what: str, name: str, ours: Mapping[str, type[Kind]], base: type[Kind]) -> type[Kind]:
     if ".py:" in name or name.endswith(".py"):
         return own_class(name, what, base)
     if name in ours:
@@ -205,7 +198,7 @@ def _built(what: str, name: str, made: Callable[..., Kind], given: dict[str, Any
         raise InputError(f"{what} {name} cannot be made: {one_line(error)}; fix it") from error
 
 
-# -- Policies and routers that are not ours: from a Python file (`my_policy.py:ClassName`) or a package -
+# -- from a Python file or an installed package
 
 GROUPS = {"policy": "headgate.policies", "router": "headgate.routers"}  # entry points of packages
 
@@ -228,6 +221,24 @@ def own_class(text: str, what: str, base: type[Kind]) -> type[Kind]:
     if name not in found:
         raise unknown(f"{what} of {path}", name, found)
     return found[name]
+
+
+@lru_cache(maxsize=16)
+def _classes(path: Path, changed: int, size: int, shown: str, what: str) -> dict[str, type]:
+    """The classes of a file, run once as long as it does not change."""
+    spec = spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{what} file {shown}: cannot be run; give a Python file")
+    module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{what} file {shown}: {type(error).__name__}: {error}; fix the file") from error
+    return {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, type) and value.__module__ == module.__name__
+    }
 
 
 def installed_policies(name: str, what: str, base: type[Kind], ours: Iterable[str]) -> type[Kind]:
@@ -266,21 +277,3 @@ def offers(what: str) -> list[EntryPoint]:
 def origin(point: EntryPoint) -> str:
     """The package an entry point is from, with its version."""
     return f"{point.dist.name} {point.dist.version}" if point.dist else point.value
-
-
-@lru_cache(maxsize=16)
-def _classes(path: Path, changed: int, size: int, shown: str, what: str) -> dict[str, type]:
-    """The classes of a file, run once as long as it does not change."""
-    spec = spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{what} file {shown}: cannot be run; give a Python file")
-    module = module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{what} file {shown}: {type(error).__name__}: {error}; fix the file") from error
-    return {
-        key: value
-        for key, value in vars(module).items()
-        if isinstance(value, type) and value.__module__ == module.__name__
-    }

@@ -17,39 +17,8 @@ from headgate.core.view import View
 Key = tuple[float, ...]  # compared; the last two are arrival and number, so that no two are equal
 
 
-@mypyc_attr(serializable=True)
-class _Sorted:
-    """Requests sorted by a key that never changes: a bisection when one comes or goes, nothing else."""
-
-    def __init__(self, key: Callable[[Request], Key]) -> None:
-        self._key = key
-        self._keys: list[Key] = []
-        self._of: dict[int, Key] = {}
-
-    def add(self, request: Request) -> None:
-        self.drop(request)
-        key = self._of[request.id] = self._key(request)
-        insort(self._keys, key)
-
-    def drop(self, request: Request) -> None:
-        key = self._of.pop(request.id, None)
-        if key is not None:
-            del self._keys[bisect_left(self._keys, key)]
-
-    def key(self, id: int) -> Key:
-        return self._of[id]
-
-    def ids(self, least: float = -inf, most: float = inf) -> Iterator[int]:
-        """Those whose keys begin with a number of at least `least` and at most `most`."""
-        keys = self._keys
-        for index in range(bisect_left(keys, (least,)), len(keys)):
-            if keys[index][0] > most:
-                break
-            yield int(keys[index][-1])
-
-
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class Order(ABC):
+class PromptOrder(ABC):
     """Which waiting request enters next. Evicted requests come first in every order.
 
     Keys never change: ageing lowers all of them alike as time passes, so only the arrival counts, and nothing
@@ -68,7 +37,6 @@ class Order(ABC):
         """It waits no longer."""
 
     def waiting(self, view: View) -> Iterator[Request]:
-        """Those that wait, the next one first."""
         waiting = view.waiting
         first: set[int] = set()  # requests evicted before this policy was first notified
         for request in waiting.values():
@@ -87,7 +55,7 @@ class Order(ABC):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class ByArrival(Order):
+class ByArrival(PromptOrder):
     """First come, first served: the order in which the view shows them."""
 
     blocked: ClassVar[Until] = Until(finishes=1)
@@ -99,7 +67,6 @@ class ByArrival(Order):
         """Nothing to keep."""
 
     def waiting(self, view: View) -> Iterator[Request]:
-        """Those that wait, the oldest first."""
         return iter(view.waiting.values())
 
     def _ids(self, now: float) -> Iterator[int]:
@@ -107,7 +74,7 @@ class ByArrival(Order):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class ShortestPrompt(Order):
+class ShortestPrompt(PromptOrder):
     """The shortest prompt first; every second of waiting makes a prompt count as `ageing` tokens shorter.
 
     Of a prompt those tokens count that the prefix cache did not have when it came.
@@ -160,7 +127,6 @@ class EarliestDeadline(ShortestPrompt):
         self._by_start = _Sorted(self._start)
 
     def add(self, request: Request) -> None:
-        """Sort it in, both ways."""
         super().add(request)
         self._by_start.add(request)
 
@@ -185,15 +151,46 @@ class EarliestDeadline(ShortestPrompt):
         return (request.arrival + promise - self._pace * uncached(request), request.arrival, request.id)
 
 
+@mypyc_attr(serializable=True)
+class _Sorted:
+    """Requests sorted by a key that never changes: a bisection when one comes or goes, nothing else."""
+
+    def __init__(self, key: Callable[[Request], Key]) -> None:
+        self._key = key
+        self._keys: list[Key] = []
+        self._of: dict[int, Key] = {}
+
+    def add(self, request: Request) -> None:
+        self.drop(request)
+        key = self._of[request.id] = self._key(request)
+        insort(self._keys, key)
+
+    def drop(self, request: Request) -> None:
+        key = self._of.pop(request.id, None)
+        if key is not None:
+            del self._keys[bisect_left(self._keys, key)]
+
+    def key(self, id: int) -> Key:
+        return self._of[id]
+
+    def ids(self, least: float = -inf, most: float = inf) -> Iterator[int]:
+        """Those whose keys begin with a number of at least `least` and at most `most`."""
+        keys = self._keys
+        for index in range(bisect_left(keys, (least,)), len(keys)):
+            if keys[index][0] > most:
+                break
+            yield int(keys[index][-1])
+
+
 ORDERS = ("arrival", "shortest", "priority", "deadline")
 
 
-def order_of(who: str, name: str, ageing: float, promise: float, pace: float) -> Order:
-    """An order by its name; `who` is named in the error message."""
+def order_of(owner: str, name: str, ageing: float, promise: float, pace: float) -> PromptOrder:
+    """An order by its name; `owner` is named in the error message."""
     if not (isfinite(ageing) and ageing >= 0):
-        raise InputError(f"{who}: ageing={ageing} tokens per second; it must be 0 (none) or more")
+        raise InputError(f"{owner}: ageing={ageing} tokens per second; it must be 0 (none) or more")
     if not promise > 0:
-        raise InputError(f"{who}: first_token={promise} s; a promise must be above 0")
+        raise InputError(f"{owner}: first_token={promise} s; a promise must be above 0")
     if name == "arrival":
         return ByArrival()
     if name == "shortest":
@@ -202,34 +199,36 @@ def order_of(who: str, name: str, ageing: float, promise: float, pace: float) ->
         return ByPriority(ageing)
     if name == "deadline":
         return EarliestDeadline(promise, pace, ageing)
-    raise unknown(f"order of {who}", name, ORDERS)
+    raise unknown(f"order of {owner}", name, ORDERS)
 
 
-def entering(view: View, order: Order, watermark: float, seats: int, tokens: int) -> tuple[list[int], int]:
+def entering(
+    view: View, order: PromptOrder, watermark: float, seats: int, tokens: int
+) -> tuple[list[int], int]:
     """New prompts for so many seats and tokens, as far as their KV is free; and the tokens left over.
 
-    The first that does not fit holds up those behind it. An empty engine takes anybody. `watermark` is the
+    The first that does not fit holds up those behind it. An empty engine takes any. `watermark` is the
     share of the KV that no new prompt may take.
     """
     block, decoding, prefilling = view.limits.block, view.decoding, view.prefilling
     room = view.kv_free - watermark * view.kv_total
     for request in prefilling.values():
         room -= request.todo
-    found: list[int] = []
+    entered: list[int] = []
     for request in order.waiting(view):
         if seats <= 0 or tokens <= 0:
             break
         room -= -(-request.room // block) * block
-        if room < 0 and (found or decoding or prefilling):
+        if room < 0 and (entered or decoding or prefilling):
             break
-        found.append(request.id)
+        entered.append(request.id)
         tokens -= request.todo
         seats -= 1
-    return found, tokens
+    return entered, tokens
 
 
-def share(who: str, name: str, value: float) -> float:
+def share(owner: str, name: str, value: float) -> float:
     """A setting that must be a share of something, below all of it."""
     if not 0 <= value < 1:
-        raise InputError(f"{who}: {name}={value}; it is a share of the KV, from 0 to below 1")
+        raise InputError(f"{owner}: {name}={value}; it is a share of the KV, from 0 to below 1")
     return value

@@ -58,27 +58,23 @@ class Rad(BatchPolicy):
         self._all_kept = 0
 
     def admitted(self, request: Request, now: float) -> None:
-        """Keep KV for its output."""
         self._forget(request)
         self._kept[request.id] = whole = self._whole(request)
         self._all_kept += whole
 
     def prefilled(self, request: Request, now: float) -> None:
-        """One more of the cycle."""
         self._started += 1
 
     def evicted(self, request: Request, now: float) -> None:
         self._forget(request)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        """Its KV is free; learn what to expect of the others."""
         self._forget(request)
         if how in (End.STOPPED, End.LIMIT):
             self._outputs.update(request.generated)
             self._expected = self._outputs.value or self._expected
 
     def gauges(self) -> Mapping[str, float]:
-        """How far the cycle is, and the output that KV is kept for."""
         return {"started": self._started, "output": self._expected}
 
     def plan(self, view: View) -> Plan:
@@ -98,7 +94,6 @@ class Rad(BatchPolicy):
         return not view.decoding or self.fits(view)
 
     def _decode_until(self, view: View, seats: int) -> Until:
-        """What could let the next prompt start."""
         decodes = len(view.decoding)
         if self._started >= self.cycle:
             return Until(finishes=decodes)
@@ -120,16 +115,11 @@ class Rad(BatchPolicy):
         return self._all_kept + self._whole(head) + requests * each <= view.kv_total
 
     def _whole(self, request: Request) -> int:
-        """Tokens it is expected to have at its end."""
         expected = round(self._expected) if request.guess is None else request.guess
         return request.prompt + max(min(expected, request.limit), request.generated)
 
     def _forget(self, request: Request) -> None:
         self._all_kept -= self._kept.pop(request.id, 0)
-
-
-# -- RAD in two phases: all prompts first, then decodes, so that tokens come evenly and the first one ---
-#    late
 
 
 class TwoPhaseRad(Rad):
@@ -176,7 +166,6 @@ class TwoPhaseRad(Rad):
         return self._decode(view, min(self.seats, view.limits.running))
 
     def _another(self, view: View) -> bool:
-        """Does the prefill phase go on?"""
         running = len(view.decoding) + len(view.prefilling)
         if not view.waiting or self._started + len(view.prefilling) >= self.cycle:
             return False

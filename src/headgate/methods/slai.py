@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from heapq import nsmallest
 from math import inf, isfinite, log
 from operator import attrgetter
@@ -22,85 +22,9 @@ AGEING = 0.01  # of the prefill rate: overtaken only within a hundred times its 
 SMALLEST = 64  # prompt tokens of a step whose promise cannot be kept at all; an eighth of a small budget
 TRUSTED = 0.95  # of the time there is: a prediction errs, if only because it takes contexts for equal
 COARSE = 32  # the largest chunk is found to this part of the budget
-# -- Decodes with the same promise, and which of them are critical, without looking at all of them each -
-#    time
-
-LAST: Callable[[Request], float] = attrgetter("last_token")  # of a decode: there is one
-
-
-class Found(NamedTuple):
-    """Critical requests, and when the earliest of them, and of the others, got its last token."""
-
-    ids: list[int]
-    first: float = inf
-    others: float = inf
-
-
-@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class DueDates:
-    """Decodes whose users were promised the same time between tokens.
-
-    Their last tokens only get newer. So a request that was not critical is checked again only when the oldest
-    of those could be; in between only those that were critical, and have mostly been served since. After a
-    step that served all requests none need be checked.
-    """
-
-    __slots__ = ("_awake", "_members", "_quiet", "oldest")
-
-    def __init__(self) -> None:
-        self._members: dict[int, Request] = {}
-        self._awake: dict[int, Request] = {}  # to be looked at; the others' last tokens are ...
-        self._quiet = inf  # ... not older than this
-        self.oldest = inf  # no last token is older; it may be out of date, because they only get newer
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def join(self, request: Request) -> None:
-        """It decodes from now on."""
-        self._members[request.id] = self._awake[request.id] = request
-        self.oldest = min(self.oldest, LAST(request))
-
-    def leave(self, request: Request) -> None:
-        self._members.pop(request.id, None)
-        self._awake.pop(request.id, None)
-
-    def served(self, when: float) -> None:
-        """All requests got a token then."""
-        self._awake, self._quiet = {}, when
-
-    def all(self) -> list[int]:
-        """All requests, where all are critical."""
-        return [*self._members]
-
-    def first(self) -> float:
-        """When the one that has waited longest got its last token; looks at all requests."""
-        self.oldest = min(map(LAST, self._members.values()))
-        return self.oldest
-
-    def until(self, latest: float) -> Found:
-        """Those whose last token is not newer than `latest` are critical."""
-        if latest >= self._quiet:
-            self._awake, self._quiet = self._members.copy(), inf
-        awake = self._awake
-        if not awake:
-            return Found([], inf, self._quiet)
-        lasts = [*map(LAST, awake.values())]
-        first = min(lasts)
-        if first > latest:
-            awake.clear()
-            self._quiet = min(self._quiet, first)
-            return Found([], inf, self._quiet)
-        if max(lasts) > latest:
-            self._quiet = min(self._quiet, min(filter(latest.__lt__, lasts)))
-            self._awake = {id: awake[id] for id, at in zip(awake, lasts, strict=True) if at <= latest}
-        return Found([*self._awake], first, self._quiet)
-
-
-Promised = list[tuple[float, DueDates]]  # decodes by promise
-NOBODY_WAITS = Until(arrivals=1)
+NONE_WAITS = Until(arrivals=1)
 NO_SEAT = Until(finishes=1)
-ALL_UNTIL = {until: Plan(ALL, until=until) for until in (NOBODY_WAITS, NO_SEAT)}
+ALL_UNTIL = {until: Plan(ALL, until=until) for until in (NONE_WAITS, NO_SEAT)}
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -169,10 +93,7 @@ class Slai(BatchPolicy):
         self._served: float | None = None  # when all of them last got a token together
 
     def gauges(self) -> Mapping[str, float]:
-        """How long the next step is thought to be, and whether it is crowded."""
         return {"step": self.margin.step, "crowded": self.margin.is_crowded}
-
-    # -- events -------------------------------------------------------------------------------------
 
     def arrived(self, request: Request, now: float) -> None:
         self.order.add(request)
@@ -182,7 +103,6 @@ class Slai(BatchPolicy):
         self.order.drop(request)
 
     def prefilled(self, request: Request, now: float) -> None:
-        """It decodes from now on."""
         promise = self._promise(request)
         dues = self._running.get(promise)
         if dues is None:
@@ -192,7 +112,6 @@ class Slai(BatchPolicy):
         self._known += len(dues)
 
     def evicted(self, request: Request, now: float) -> None:
-        """It does not decode any more."""
         self._forget(request)
 
     def finished(self, request: Request, now: float, how: End) -> None:
@@ -200,7 +119,6 @@ class Slai(BatchPolicy):
         self._forget(request)
 
     def stepped(self, steps: Steps) -> None:
-        """Learn how long steps are, and whether all requests got a token."""
         self.margin.ran(steps)
         self._served = steps.ends[-1] if steps.decodes == self._known else None
 
@@ -218,18 +136,17 @@ class Slai(BatchPolicy):
             if not len(dues):
                 del self._running[promise]
 
-    # -- what it decides ----------------------------------------------------------------------------
+    # -- what it decides
 
     def plan(self, view: View) -> Plan:
-        """All decodes while no prompt can run; else critical decodes, prompts and other decodes."""
         if not view.prefilling:
             if not view.waiting:
-                return self._everybody(view, NOBODY_WAITS)
+                return self._all_decodes(view, NONE_WAITS)
             seats = self._seats(view)
             if seats <= 0:
-                return self._everybody(view, NO_SEAT)
+                return self._all_decodes(view, NO_SEAT)
             if not entering(view, self.order, self.watermark, seats, 1)[0]:
-                return self._everybody(view, self.order.blocked)
+                return self._all_decodes(view, self.order.blocked)
         width, budget = view.limits.decode_width, min(self.budget, view.limits.batch_tokens)
         most = min(self.decodes, (budget - 1) // width)
         critical, latest, promised = self._critical(view, budget, most)
@@ -249,7 +166,7 @@ class Slai(BatchPolicy):
             rest = len(view.decoding) - must
             more = min(rest, room // width, most - must)
             more = step.most_decodes(must, more, chunk - room)
-            if more == rest:  # nobody need be named
+            if more == rest:  # none need be named
                 return plan_of(ALL, tuple(prompts), budget, chunk, EACH_STEP)
             first = frozenset(critical)
             others = [id for id in view.decoding if id not in first]
@@ -257,8 +174,7 @@ class Slai(BatchPolicy):
         decode = ALL if len(critical) == len(view.decoding) else frozenset(critical)
         return plan_of(decode, tuple(prompts), budget, chunk, EACH_STEP)
 
-    def _everybody(self, view: View, until: Until) -> Plan:
-        """Every decode, or as many as a step may have."""
+    def _all_decodes(self, view: View, until: Until) -> Plan:
         most = min(self.decodes, self.budget // view.limits.decode_width)
         if len(view.decoding) <= most:
             return ALL_UNTIL.get(until) or Plan(ALL, until=until)
@@ -287,10 +203,10 @@ class Slai(BatchPolicy):
             if self._served is not None:
                 dues.served(self._served)
             if promise > margin:
-                found = dues.until(view.now + margin - promise)
-                critical += found.ids
+                due = dues.until(view.now + margin - promise)
+                critical += due.ids
                 # Those that are left out need one more step after this one.
-                latest = min(latest, promise + min(found.first, found.others - self.margin.step))
+                latest = min(latest, promise + min(due.first, due.others - self.margin.step))
                 continue
             critical += dues.all()
             if self._served is None:
@@ -302,15 +218,96 @@ class Slai(BatchPolicy):
         return self._earliest(view, critical, most), latest, others
 
     def _earliest(self, view: View, ids: list[int], most: int) -> list[int]:
-        """Those of them whose tokens are due first, at most so many."""
         if len(ids) <= most:
             return ids
-        return [due[2] for due in nsmallest(most, self._dues(view, ids))]
+        requests = [view.decoding[id] for id in ids]
+        dues = [(LAST(request) + self._promise(request), request.arrival, request.id) for request in requests]
+        return [id for _, _, id in nsmallest(most, dues)]
 
-    def _dues(self, view: View, ids: list[int]) -> Iterable[tuple[float, float, int]]:
-        for id in ids:
-            request = view.decoding[id]
-            yield LAST(request) + self._promise(request), request.arrival, id
+
+def _check(slots: int, budget: int, decodes: int, between_tokens: float) -> None:
+    if slots < 1:
+        raise InputError(f"slai: slots={slots}; at least one request must be able to run")
+    if not 1 <= decodes < budget:
+        raise InputError(
+            f"slai: decodes={decodes}, budget={budget}; need 1 <= decodes < budget, "
+            "so that prompts make progress"
+        )
+    if not between_tokens > 0:
+        raise InputError(f"slai: between_tokens={between_tokens} s; a promise must be above 0")
+
+
+LAST: Callable[[Request], float] = attrgetter("last_token")  # of a decode: there is one
+
+
+class CriticalDecodes(NamedTuple):
+    """Critical requests, and when the earliest of them, and of the others, got its last token."""
+
+    ids: list[int]
+    first: float = inf
+    others: float = inf
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class DueDates:
+    """Decodes whose users were promised the same time between tokens.
+
+    Their last tokens only get newer. So a request that was not critical is checked again only when the oldest
+    of those could be; in between only those that were critical, and have mostly been served since. After a
+    step that served all requests none need be checked.
+    """
+
+    __slots__ = ("_awake", "_members", "_quiet", "oldest")
+
+    def __init__(self) -> None:
+        self._members: dict[int, Request] = {}
+        self._awake: dict[int, Request] = {}  # to be looked at; the others' last tokens are ...
+        self._quiet = inf  # ... not older than this
+        self.oldest = inf  # no last token is older; it may be out of date, because they only get newer
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def join(self, request: Request) -> None:
+        self._members[request.id] = self._awake[request.id] = request
+        self.oldest = min(self.oldest, LAST(request))
+
+    def leave(self, request: Request) -> None:
+        self._members.pop(request.id, None)
+        self._awake.pop(request.id, None)
+
+    def served(self, when: float) -> None:
+        """All requests got a token then."""
+        self._awake, self._quiet = {}, when
+
+    def all(self) -> list[int]:
+        return [*self._members]
+
+    def first(self) -> float:
+        """When the one that has waited longest got its last token; looks at all requests."""
+        self.oldest = min(map(LAST, self._members.values()))
+        return self.oldest
+
+    def until(self, latest: float) -> CriticalDecodes:
+        """Those whose last token is not newer than `latest` are critical."""
+        if latest >= self._quiet:
+            self._awake, self._quiet = self._members.copy(), inf
+        awake = self._awake
+        if not awake:
+            return CriticalDecodes([], inf, self._quiet)
+        lasts = [*map(LAST, awake.values())]
+        first = min(lasts)
+        if first > latest:
+            awake.clear()
+            self._quiet = min(self._quiet, first)
+            return CriticalDecodes([], inf, self._quiet)
+        if max(lasts) > latest:
+            self._quiet = min(self._quiet, min(filter(latest.__lt__, lasts)))
+            self._awake = {id: awake[id] for id, at in zip(awake, lasts, strict=True) if at <= latest}
+        return CriticalDecodes([*self._awake], first, self._quiet)
+
+
+Promised = list[tuple[float, DueDates]]  # decodes by promise
 
 
 class _Step:
@@ -335,7 +332,6 @@ class _Step:
         return self._most(least, room, lambda tokens: self._takes(decodes, tokens))
 
     def most_decodes(self, decodes: int, more: int, tokens: int) -> int:
-        """Decodes that may join so many, up to `more`, beside those prompt tokens."""
         return self._most(0, more, lambda joining: self._takes(decodes + joining, tokens))
 
     def _takes(self, decodes: int, tokens: int) -> float:
@@ -362,20 +358,6 @@ class _Step:
         return low
 
 
-def _check(slots: int, budget: int, decodes: int, between_tokens: float) -> None:
-    if slots < 1:
-        raise InputError(f"slai: slots={slots}; at least one request must be able to run")
-    if not 1 <= decodes < budget:
-        raise InputError(
-            f"slai: decodes={decodes}, budget={budget}; need 1 <= decodes < budget, "
-            "so that prompts make progress"
-        )
-    if not between_tokens > 0:
-        raise InputError(f"slai: between_tokens={between_tokens} s; a promise must be above 0")
-
-
-# -- How long before its token is due a decode becomes critical: so many steps of the length expected ---
-
 PACES = ("predicted", "average", "recent")
 PREDICTED_STEPS = 2.0  # one without the decode, one with it
 MEAN_STEPS = 5.0  # the paper's, while memory is not crowded
@@ -389,8 +371,8 @@ class Margin:
     A decode that is left out waits for one more step and is served in the next, so it is in time if the
     margin covers both: δ = 2 is enough for steps of known length, and the mean of unequal steps needs more.
 
-    It is crowded when a share of the KV is in use, or of the seats: decodes that wait hold both, and whoever
-    cannot enter for want of them gains nothing from their waiting. (The paper looks at KV only.)
+    It is crowded when a share of the KV is in use, or of the seats: decodes that wait hold both, and a
+    request that cannot enter for want of them gains nothing from their waiting. (The paper looks at KV only.)
 
     `pace` says how long a step is thought to be: "predicted", a full step with all requests; "average",
     the mean of all steps so far, the paper's; "recent", an average that forgets.
@@ -425,7 +407,6 @@ class Margin:
             self._mean = Mean() if pace == "average" else Ema(RECENT)
 
     def ran(self, steps: Steps) -> None:
-        """Learn how long steps are."""
         if self._mean is not None:
             before = steps.start
             for end in steps.ends:

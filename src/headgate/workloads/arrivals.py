@@ -20,8 +20,8 @@ class ArrivalProcess(Protocol):
 
 
 @dataclass(frozen=True)
-class Poisson:
-    """Independent arrivals at a rate per second: gaps are exponential."""
+class Rated:
+    """A process with a rate per second."""
 
     rate: float
 
@@ -29,41 +29,41 @@ class Poisson:
         _positive("rate", self.rate)
 
     def draw(self, count: int, generator: np.random.Generator) -> Real:
-        """Sorted arrival times in seconds."""
+        """As in `ArrivalProcess`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Poisson(Rated):
+    """Independent arrivals at a rate per second: gaps are exponential."""
+
+    def draw(self, count: int, generator: np.random.Generator) -> Real:
         return np.cumsum(generator.exponential(1 / self.rate, count))
 
 
 @dataclass(frozen=True)
-class GammaArrivals:
+class GammaArrivals(Rated):
     """Gamma gaps at a rate per second: below 1 burstier than Poisson, 1 the same law, above 1 more even.
 
     The parameter has the meaning of `vllm bench serve --burstiness`: it is the shape of the gaps. We do not
     stretch the times to hit the rate exactly, as that tool does, so that the load varies as in the law.
     """
 
-    rate: float
     burstiness: float = 1.0
 
     def __post_init__(self) -> None:
-        _positive("rate", self.rate)
+        super().__post_init__()
         _positive("burstiness", self.burstiness)
 
     def draw(self, count: int, generator: np.random.Generator) -> Real:
-        """Sorted arrival times in seconds."""
         return np.cumsum(generator.gamma(self.burstiness, 1 / (self.rate * self.burstiness), count))
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Rated):
     """Evenly spaced arrivals at a rate per second."""
 
-    rate: float
-
-    def __post_init__(self) -> None:
-        _positive("rate", self.rate)
-
     def draw(self, count: int, generator: np.random.Generator) -> Real:
-        """Sorted arrival times in seconds; nothing is drawn."""
         return np.arange(1, count + 1) / self.rate
 
 
@@ -79,8 +79,6 @@ def _positive(what: str, value: float) -> None:
     if not 0 < value < np.inf:
         raise InputError(f"{what} of arrivals is {value:g}; give a number above 0")
 
-
-Rated = Poisson | GammaArrivals | Constant
 
 NAMES = ("poisson", "gamma", "constant", "all-at-once")
 
@@ -108,7 +106,7 @@ def arrival_process(name: str, rate: float | None = None, burstiness: float | No
     return Poisson(rate) if name == "poisson" else Constant(rate)
 
 
-# -- Arrivals that were written down in coarse ticks: noticed, and spread over their tick ---------------
+# -- arrivals written down in coarse ticks
 
 LEAST_TICK = 0.5  # seconds; below, an engine's own steps are as coarse
 LEAST_REQUESTS = 20

@@ -1,4 +1,4 @@
-"""What every column of a workload must satisfy, and the message when one does not."""
+"""Columns of a workload: what each must satisfy, what holds between them, and their size in numbers."""
 
 from __future__ import annotations
 
@@ -31,13 +31,23 @@ class Rule(NamedTuple):
 
 # Latest arrival: three centuries. Beyond, a float is too coarse for the steps of an engine.
 LATEST = 1e10
-LENGTH = f"lengths are whole numbers from 1 to {LONGEST}, fix or drop the row"
-ARRIVAL = f"times are seconds of at least 0 and at most {LATEST:.0f}, fix or drop the row"
-URGENCY = "priorities are whole numbers, smaller is more urgent"
-CLIENTS = f"clients are whole numbers up to {LONGEST}"
 FOUND = "cached tokens are whole numbers from 0 to one less than the prompt has"
-TIME = "times are seconds of at least 0, fix or drop the row"
-LENGTHS = Rule(True, 1, LONGEST, LENGTH)
+TIME = Rule(False, 0, np.inf, "times are seconds of at least 0, fix or drop the row", np.inf)
+LENGTHS = Rule(True, 1, LONGEST, f"lengths are whole numbers from 1 to {LONGEST}, fix or drop the row")
+ARRIVAL = f"times are seconds of at least 0 and at most {LATEST:.0f}, fix or drop the row"
+RULES = {  # the columns of a workload, in their order
+    "arrival": Rule(False, 0, LATEST, ARRIVAL, 0),
+    "prompt": LENGTHS,
+    "output": LENGTHS,
+    "kind": Rule(True, 0, LONGEST, "a kind is an index into kinds", 0),
+    "limit": LENGTHS._replace(default=LONGEST),
+    "priority": Rule(True, -LONGEST, LONGEST, "priorities are whole numbers, smaller is more urgent"),
+    "patience": TIME,
+    "abort": TIME,
+    "guess": Rule(True, NO_GUESS, LONGEST, "a guess is a length, or -1 for none", NO_GUESS),
+    "clients": Rule(True, OPEN_LOOP, LONGEST, f"clients are whole numbers up to {LONGEST}", OPEN_LOOP),
+    "cached": Rule(True, 0, LONGEST, FOUND, 0),
+}
 
 
 def column(rule: Rule, values: npt.ArrayLike, called: str) -> Whole | Real:
@@ -103,10 +113,10 @@ def _check_arrivals(arrival: Whole | Real, clients: Whole | Real) -> None:
         )
 
 
-# -- The size of a workload in a few numbers ------------------------------------------------------------
+# -- the size of a workload in a few numbers
 
 
-class Lengths(NamedTuple):
+class LengthFigures(NamedTuple):
     """How long prompts or outputs are, in tokens."""
 
     mean: float
@@ -122,8 +132,8 @@ class Summary(NamedTuple):
     span: float
     rate: float | None
     burstiness: float | None
-    prompt: Lengths
-    output: Lengths
+    prompt: LengthFigures
+    output: LengthFigures
 
 
 def summarise(arrival: Real, prompt: Whole, output: Whole) -> Summary:
@@ -139,8 +149,10 @@ def summarise(arrival: Real, prompt: Whole, output: Whole) -> Summary:
     )
 
 
-def _lengths(values: Whole) -> Lengths:
-    return Lengths(float(values.mean()), *(float(point) for point in np.percentile(values, (50, 90, 99))))
+def _lengths(values: Whole) -> LengthFigures:
+    return LengthFigures(
+        float(values.mean()), *(float(point) for point in np.percentile(values, (50, 90, 99)))
+    )
 
 
 def _dispersion(arrival: Real) -> float:

@@ -1,4 +1,4 @@
-"""The published trace formats: which columns hold what, and the rows of a file in each."""
+"""Trace files: the published formats, the rows of a file in each, and what one field of a row must be."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ from typing import Any, NamedTuple
 from headgate.core.errors import InputError, unknown
 from headgate.workloads.columns import LONGEST
 
+# -- one field of a row
+
+
+class BadFieldError(ValueError):
+    """Why one field of one row cannot be used."""
+
 
 def seconds(value: object, what: str) -> float:
     """A time of at least zero."""
@@ -25,54 +31,6 @@ def seconds(value: object, what: str) -> float:
     if number < 0:
         raise BadFieldError(f"{what} is {value}, before the start")
     return number
-
-
-class Format(NamedTuple):
-    """Where a trace format keeps the arrival, the lengths and the client of a request.
-
-    Attributes:
-        json: one JSON object per line; otherwise CSV with a header, read by name.
-        arrival: the column of the arrival time.
-        prompt: the column of the prompt length.
-        output: the column of the output length.
-        clock: how one arrival time is read.
-        ticks: units of that clock in a second.
-        calendar: whether the clock is a calendar, so that the first request sets the start.
-        lengths_only: whether files without arrivals exist.
-        client: the column that names a client.
-        mark: a column that distinguishes the format from others with the same ones.
-        classes: whether clients are classes of requests, which keep their names.
-        unsorted: whether rows come in another order than requests arrived, and are sorted when read.
-        hashed: tokens that one entry of `hash_ids` stands for; 0: the format has none.
-        any_unit: whether times may be in any unit, which is told by their size (`times.py`).
-    """
-
-    json: bool
-    arrival: str
-    prompt: str
-    output: str
-    clock: Callable[[object, str], float] = seconds
-    ticks: float = 1
-    calendar: bool = False
-    lengths_only: bool = False
-    client: str = ""
-    mark: str = ""
-    classes: bool = False
-    unsorted: bool = False
-    hashed: int = 0
-    any_unit: bool = False
-
-    def required(self) -> list[str]:
-        """The columns a file must have."""
-        needed = [self.prompt, self.output]
-        if not self.lengths_only:
-            needed.insert(0, self.arrival)
-        return needed + [name for name in (self.client, self.mark) if name]
-
-
-# -- Result files of benchmark tools as traces: when each request was sent, and how long it was ---------
-
-VLLM, AIPERF, GUIDELLM = "vllm-bench", "aiperf", "guidellm"
 
 
 def as_written(value: object, what: str) -> float:
@@ -89,10 +47,6 @@ _EPOCH = datetime(1970, 1, 1)
 _EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class BadFieldError(ValueError):
-    """Why one field of one row cannot be used."""
-
-
 def nanoseconds(value: object, what: str) -> int:
     """A calendar time, such as 2023-11-16 18:15:46.6805900, since 1970; without a zone it counts as UTC.
 
@@ -102,7 +56,7 @@ def nanoseconds(value: object, what: str) -> int:
     zone = rest.lstrip("0123456789")
     fraction = rest[: len(rest) - len(zone)][:9].ljust(9, "0")
     try:
-        return _whole_seconds(moment + zone) * 1_000_000_000 + int(fraction)
+        return _whole_seconds(moment + zone) * NANO + int(fraction)
     except ValueError:
         shown = str(value)[:40]
         raise BadFieldError(f"{what} is {shown!r}, not a time such as 2023-11-16 18:15:46.68") from None
@@ -114,6 +68,32 @@ def _whole_seconds(moment: str) -> int:
     when = datetime.fromisoformat(moment)
     since = when - (_EPOCH if when.tzinfo is None else _EPOCH_UTC)
     return since.days * 86_400 + since.seconds
+
+
+def tokens(value: object, what: str) -> int:
+    """A length of at least one token; whole numbers written as 512.0 are taken too."""
+    # Almost every field is plain digits, and a trace has many of them: try that first.
+    try:
+        count = int(value) if isinstance(value, str) else _whole(value, what)
+    except BadFieldError:
+        raise
+    except ValueError:
+        count = _whole(value, what)
+    if not 1 <= count <= LONGEST:
+        raise BadFieldError(f"{what} is {count}, not a length from 1 to {LONGEST}")
+    return count
+
+
+def tokens_or_none(value: object, what: str) -> int:
+    """A number of tokens, 0 included."""
+    return 0 if value in (0, "0") else tokens(value, what)
+
+
+def _whole(value: object, what: str) -> int:
+    number = _number(value, what)
+    if number != math.floor(number):
+        raise BadFieldError(f"{what} is {value}, not a whole number")
+    return int(number)
 
 
 def _number(value: object, what: str) -> float:
@@ -131,57 +111,62 @@ def _number(value: object, what: str) -> float:
     return number
 
 
+# -- the formats
+
+VLLM, AIPERF, GUIDELLM = "vllm-bench", "aiperf", "guidellm"
+
+
+class Format(NamedTuple):
+    """Where a trace format keeps the arrival, the lengths and the client of a request."""
+
+    json: bool  # one JSON object per line; otherwise CSV with a header, read by name
+    arrival: str  # columns
+    prompt: str
+    output: str
+    clock: Callable[[object, str], float] = seconds  # how one arrival time is read
+    ticks: float = 1  # units of that clock in a second
+    calendar: bool = False  # the clock is a calendar: the first request sets the start
+    lengths_only: bool = False  # files without arrivals exist
+    client: str = ""  # column
+    mark: str = ""  # a column that distinguishes the format from others with the same ones
+    classes: bool = False  # clients are classes of requests, which keep their names
+    unsorted: bool = False  # rows come in another order than requests arrived, and are sorted when read
+    hashed: int = 0  # tokens that one entry of `hash_ids` stands for; 0: the format has none
+    any_unit: bool = False  # times may be in any unit, which is told by their size (`unit_of`)
+
+    def required(self) -> list[str]:
+        needed = [self.prompt, self.output]
+        if not self.lengths_only:
+            needed.insert(0, self.arrival)
+        return needed + [name for name in (self.client, self.mark) if name]
+
+
+def _format(columns: str, json: bool = True, **more: Any) -> Format:
+    """`columns` are those of arrival, prompt and output."""
+    arrival, prompt, output = columns.split("/")
+    return Format(json, arrival, prompt, output, **more)
+
+
+NANO = 1_000_000_000
+AS_SENT = {"calendar": True, "unsorted": True}  # requests by the clock of the machine that sent them
+VIDUR = "arrived_at/num_prefill_tokens/num_decode_tokens"
 FORMATS: dict[str, Format] = {
-    AIPERF: Format(
-        True,
-        "request_start_ns",
-        "input_sequence_length",
-        "output_sequence_length",
-        ticks=1_000_000_000,
-        calendar=True,
-        unsorted=True,
+    AIPERF: _format("request_start_ns/input_sequence_length/output_sequence_length", ticks=NANO, **AS_SENT),
+    GUIDELLM: _format("start_time/prompt_tokens/output_tokens", **AS_SENT),
+    VLLM: _format("start_times/input_lens/output_lens", **AS_SENT),
+    "servegen-offline": _format("arrival/input_length/output_length", lengths_only=True, mark="request_id"),
+    "azure": _format(
+        "TIMESTAMP/ContextTokens/GeneratedTokens", json=False, clock=nanoseconds, ticks=NANO, calendar=True
     ),
-    GUIDELLM: Format(True, "start_time", "prompt_tokens", "output_tokens", calendar=True, unsorted=True),
-    VLLM: Format(True, "start_times", "input_lens", "output_lens", calendar=True, unsorted=True),
-    "servegen-offline": Format(
-        True, "arrival", "input_length", "output_length", lengths_only=True, mark="request_id"
+    "burstgpt": _format("Timestamp/Request tokens/Response tokens", json=False),
+    "headgate-route": _format(
+        "arrival/prompt/replay_output", client="class", mark="route", classes=True, **AS_SENT
     ),
-    "azure": Format(
-        False,
-        "TIMESTAMP",
-        "ContextTokens",
-        "GeneratedTokens",
-        clock=nanoseconds,
-        ticks=1_000_000_000,
-        calendar=True,
-    ),
-    "burstgpt": Format(False, "Timestamp", "Request tokens", "Response tokens"),
-    "headgate-route": Format(
-        True,
-        "arrival",
-        "prompt",
-        "replay_output",
-        client="class",
-        mark="route",
-        classes=True,
-        calendar=True,
-        unsorted=True,
-    ),
-    "mooncake": Format(True, "timestamp", "input_length", "output_length", ticks=1000, hashed=512),
-    "qwen": Format(True, "timestamp", "input_length", "output_length", mark="chat_id", hashed=16),
-    "vidur": Format(
-        False,
-        "arrived_at",
-        "num_prefill_tokens",
-        "num_decode_tokens",
-        clock=as_written,
-        lengths_only=True,
-        any_unit=True,
-    ),
-    "vtc": Format(False, "arrived_at", "num_prefill_tokens", "num_decode_tokens", client="client"),
+    "mooncake": _format("timestamp/input_length/output_length", ticks=1000, hashed=512),
+    "qwen": _format("timestamp/input_length/output_length", mark="chat_id", hashed=16),
+    "vidur": _format(VIDUR, json=False, clock=as_written, lengths_only=True, any_unit=True),
+    "vtc": _format(VIDUR, json=False, client="client"),
 }
-
-
 # Columns that say what a request shares with others; any format may have them.
 SHARING = ("hash_ids", "chat_id", "parent_chat_id", "prefix", "prefix_tokens", "session", "cached")
 NOTHING_SHARED: Mapping[str, object] = {}
@@ -209,12 +194,11 @@ def choose(path: str, text: str, name: str | None) -> str:
         return name
     if tool := recognised(text):
         return tool
-    is_json = is_json_lines(text)
-    columns = header_of(text)
+    is_json, columns = is_json_lines(text), header_of(text)
     fitting = [
         known
-        for known, each in FORMATS.items()
-        if each.json == is_json and all(need in columns for need in each.required())
+        for known, format in FORMATS.items()
+        if format.json == is_json and all(need in columns for need in format.required())
     ]
     if not fitting:
         raise InputError(
@@ -227,8 +211,8 @@ def choose(path: str, text: str, name: str | None) -> str:
 def rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:
     """Every row of the file that is not blank."""
     if name in (AIPERF, GUIDELLM, VLLM):
-        for number, *fields in requests_of(path, text, name):
-            yield number, Fields(fields[0], fields[1], fields[2], None)
+        for number, start, prompt, output in requests_of(path, text, name):
+            yield number, Fields(start, prompt, output, None)
     elif chosen.json:
         yield from _json_rows(text, chosen)
     else:
@@ -243,7 +227,7 @@ def is_json_lines(text: str) -> bool:
 def header_of(text: str) -> Sequence[str]:
     """The columns that the first line names."""
     first = text.lstrip().splitlines()[0]
-    return _keys(first) if is_json_lines(text) else _header(first)
+    return list(_record(first) or ()) if is_json_lines(text) else _stripped(first.split(_separator(first)))
 
 
 def _few(columns: Sequence[str]) -> str:
@@ -261,18 +245,9 @@ def _csv_rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:
         sharing = [(name, header.index(name)) for name in SHARING if name in header]
         for row in reader:
             if len(row) == len(header):
-                yield (
-                    reader.line_num,
-                    Fields(
-                        row[arrival] if timed else None,
-                        row[prompt],
-                        row[output],
-                        row[client].strip() if named else None,
-                        {each: row[place].strip() for each, place in sharing if row[place].strip()}
-                        if sharing
-                        else NOTHING_SHARED,
-                    ),
-                )
+                when, whose = row[arrival] if timed else None, row[client].strip() if named else None
+                shared = {key: row[place].strip() for key, place in sharing if row[place].strip()}
+                yield reader.line_num, Fields(when, row[prompt], row[output], whose, shared)
             elif row:
                 yield reader.line_num, f"{len(row)} fields where the header has {len(header)}"
     except csv.Error as error:
@@ -288,7 +263,7 @@ def _places(path: str, header: Sequence[str], name: str, chosen: Format) -> list
                 f"the file has {_few(header)}"
             )
     wanted = (chosen.arrival, chosen.prompt, chosen.output, chosen.client)
-    return [header.index(each) if each in header else len(header) for each in wanted]
+    return [header.index(column) if column in header else len(header) for column in wanted]
 
 
 def _json_rows(text: str, chosen: Format) -> Iterator[Row]:
@@ -302,9 +277,9 @@ def _json_rows(text: str, chosen: Format) -> Iterator[Row]:
         else:
             get = record.get
             client = get(chosen.client) if chosen.client else None
-            told = str(client) if isinstance(client, str | int) else None
+            whose = str(client) if isinstance(client, str | int) else None
             sharing = {name: record[name] for name in SHARING if record.get(name) is not None}
-            yield number, Fields(get(chosen.arrival), get(chosen.prompt), get(chosen.output), told, sharing)
+            yield number, Fields(get(chosen.arrival), get(chosen.prompt), get(chosen.output), whose, sharing)
 
 
 def _record(line: str) -> dict[str, object] | None:
@@ -316,14 +291,6 @@ def _record(line: str) -> dict[str, object] | None:
     return record if isinstance(record, dict) else None
 
 
-def _keys(line: str) -> Sequence[str]:
-    return list(_record(line) or ())
-
-
-def _header(line: str) -> Sequence[str]:
-    return _stripped(line.split(_separator(line)))
-
-
 def _separator(header: str) -> str:
     """Spreadsheets of many countries write semicolons, databases tabs."""
     return max(",;\t", key=header.count)
@@ -333,23 +300,22 @@ def _stripped(cells: Sequence[str]) -> list[str]:
     return [cell.strip().strip('"') for cell in cells]
 
 
+# -- result files of benchmark tools
+
 STARTS = ("request_start_time", "start_time")  # of a request, by GuideLLM's releases
 Triple = tuple[int, object, object, object]  # number, arrival in seconds or nanoseconds, prompt, output
 
 
 def recognised(text: str) -> str | None:
     """Which of these tools wrote it; None: none of them."""
-    first = text.lstrip()[:1]
-    if first != "{":
+    if not is_json_lines(text):
         return None
-    line = _table(_loaded(text.lstrip().split("\n", 1)[0]))
+    line = _record(text.lstrip().split("\n", 1)[0]) or {}
     if "request_start_ns" in _table(line.get("metadata")):  # a failed request has no metrics
         return AIPERF
     if not any(word in text for word in ('"input_lens"', '"request_throughput"', '"benchmarks"')):
         return None
-    whole = _loaded(text) or line  # --append-result writes an object per line
-    if not isinstance(whole, dict):
-        return None
+    whole = _record(text) or line  # --append-result writes an object per line
     if "input_lens" in whole or "request_throughput" in whole:
         return VLLM
     return GUIDELLM if isinstance(whole.get("benchmarks"), list) else None
@@ -360,8 +326,8 @@ def requests_of(path: str, text: str, name: str) -> Iterator[Triple]:
     if name == AIPERF:
         yield from _aiperf(text)
         return
-    whole = _loaded(text)
-    if not isinstance(whole, dict):
+    whole = _record(text)
+    if whole is None:
         raise InputError(f"{path}: not one JSON object; keep one result of {name} in the file")
     yield from (_vllm(path, whole) if name == VLLM else _guidellm(path, whole))
 
@@ -378,7 +344,7 @@ def _aiperf(text: str) -> Iterator[Triple]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        record = _table(_loaded(line))
+        record = _record(line) or {}
         metrics = _table(record.get("metrics"))
         prompt, output = (
             _table(metrics.get(f"{which}_sequence_length")).get("value") for which in ("input", "output")
@@ -401,23 +367,16 @@ def _guidellm(path: str, whole: Mapping[str, Any]) -> Iterator[Triple]:
             f"{path}: a sample of {len(done)} of {every} requests, too few for their rate; run GuideLLM "
             "without sampling of requests"
         )
-    for number, each in enumerate(map(_table, done), 1):
-        start = next((each[name] for name in STARTS if name in each), None)
-        yield number, start, each.get("prompt_tokens"), each.get("output_tokens")
+    for number, request in enumerate(map(_table, done), 1):
+        start = next((request[name] for name in STARTS if name in request), None)
+        yield number, start, request.get("prompt_tokens"), request.get("output_tokens")
 
 
 def _table(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _loaded(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-# -- Arrival times in an unknown unit: which one it is, told by their size and spacing ------------------
+# -- arrival times in an unknown unit
 
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # in a second
 WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -435,7 +394,6 @@ class Unit(NamedTuple):
 
     @property
     def ticks(self) -> float:
-        """Units in a second."""
         return UNITS[self.name]
 
 
@@ -458,7 +416,7 @@ def unit_of(times: Sequence[float], wanted: str = "") -> Unit:
     return Unit(name, False, f"arrivals are read as {WORDS[name]}: {rate}; --times s says otherwise")
 
 
-# -- Text files of numbers: reading them, plain or gzip, and reading one field --------------------------
+# -- files, plain or gzip
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -498,29 +456,3 @@ def as_text(path: str | os.PathLike[str], content: bytes) -> str:
     if not text.strip():
         raise InputError(f"{path}: the file is empty; give one with requests in it")
     return text
-
-
-def tokens_or_none(value: object, what: str) -> int:
-    """A number of tokens, 0 included."""
-    return 0 if value in (0, "0") else tokens(value, what)
-
-
-def tokens(value: object, what: str) -> int:
-    """A length of at least one token; whole numbers written as 512.0 are taken too."""
-    # Almost every field is plain digits, and a trace has many of them: try that first.
-    try:
-        count = int(value) if isinstance(value, str) else _whole(value, what)
-    except BadFieldError:
-        raise
-    except ValueError:
-        count = _whole(value, what)
-    if not 1 <= count <= LONGEST:
-        raise BadFieldError(f"{what} is {count}, not a length from 1 to {LONGEST}")
-    return count
-
-
-def _whole(value: object, what: str) -> int:
-    number = _number(value, what)
-    if number != math.floor(number):
-        raise BadFieldError(f"{what} is {value}, not a whole number")
-    return int(number)

@@ -27,34 +27,38 @@ class LengthLaw(Protocol):
 
 
 @dataclass(frozen=True)
-class Fixed:
-    """Always the same length."""
-
+class _WithMean:
     mean: float
 
     def __post_init__(self) -> None:
-        _check_mean(self.mean)
+        _check("mean", self.mean, 1 <= self.mean <= LONGEST, f"a number of tokens from 1 to {LONGEST}")
+
+
+@dataclass(frozen=True)
+class Fixed(_WithMean):
+    """Always the same length."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.mean != math.floor(self.mean):
             raise InputError(f"a fixed length of {self.mean:g} tokens is not whole; round it")
 
     def draw(self, count: int, generator: np.random.Generator) -> Whole:
-        """The length, so many times; nothing is drawn."""
         return np.full(count, int(self.mean), dtype=np.int64)
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(_WithMean):
     """Whole numbers, equally likely, from (1 - spread) to (1 + spread) times the mean.
 
     The mean is exact when it is a whole number: below 1 the range is cut on both sides alike. Otherwise it is
     off by less than half a token.
     """
 
-    mean: float
     spread: float = 0.5
 
     def __post_init__(self) -> None:
-        _check_mean(self.mean)
+        super().__post_init__()
         _check("spread", self.spread, 0 <= self.spread <= 1, "a number from 0 to 1")
         low, high = self.range()
         if low > high:
@@ -72,31 +76,25 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class Geometric:
+class Geometric(_WithMean):
     """Every token is the last with the same probability: constant hazard, support 1, 2, ..., exact mean."""
-
-    mean: float
-
-    def __post_init__(self) -> None:
-        _check_mean(self.mean)
 
     def draw(self, count: int, generator: np.random.Generator) -> Whole:
         return np.minimum(generator.geometric(1 / self.mean, count), LONGEST)
 
 
 @dataclass(frozen=True)
-class Gamma:
+class Gamma(_WithMean):
     """A gamma law rounded to whole numbers: rising hazard for a shape above 1, falling below.
 
     Rounding up to 1 what falls below lifts the mean: with shape 1 by 35 % at a mean of 1, by 0.45 % at 10, by
     0.005 % at 100; less with larger shapes.
     """
 
-    mean: float
     shape: float = 2.0
 
     def __post_init__(self) -> None:
-        _check_mean(self.mean)
+        super().__post_init__()
         _check("shape", self.shape, 0 < self.shape < math.inf, "a number above 0")
 
     def draw(self, count: int, generator: np.random.Generator) -> Whole:
@@ -104,18 +102,17 @@ class Gamma:
 
 
 @dataclass(frozen=True)
-class LogNormal:
+class LogNormal(_WithMean):
     """A log-normal law rounded to whole numbers; `mean` is that of the law, `sigma` belongs to its logarithm.
 
     Rounding up to 1 what falls below lifts the mean: with sigma 1 by 37 % at a mean of 1, by 0.07 % at 10;
     more with larger sigmas.
     """
 
-    mean: float
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_mean(self.mean)
+        super().__post_init__()
         _check("sigma", self.sigma, 0 <= self.sigma <= WIDEST, f"a number from 0 to {WIDEST}")
 
     def draw(self, count: int, generator: np.random.Generator) -> Whole:
@@ -158,12 +155,10 @@ class Pairs:
             raise InputError(f"{prompts} prompts and {outputs} outputs make no pairs; give as many of each")
 
     def draw(self, count: int, generator: np.random.Generator) -> tuple[Whole, Whole]:
-        """So many prompts and their outputs."""
         rows = self.rows(count, generator)
         return np.asarray(self.prompt)[rows], np.asarray(self.output)[rows]
 
     def rows(self, count: int, generator: np.random.Generator) -> Whole:
-        """Which of the pairs are drawn."""
         return generator.integers(0, np.size(self.prompt), count)
 
 
@@ -223,12 +218,7 @@ def _check(what: str, value: float, good: bool, remedy: str) -> None:
         raise InputError(f"{what} of a length law is {value:g}; give {remedy}")
 
 
-def _check_mean(mean: float) -> None:
-    _check("mean", mean, 1 <= mean <= LONGEST, f"a number of tokens from 1 to {LONGEST}")
-
-
 def _rounded(drawn: npt.NDArray[np.float64]) -> Whole:
-    """To the nearest whole number that is a length."""
     return np.clip(np.rint(drawn), 1, LONGEST).astype(np.int64)
 
 
@@ -261,7 +251,6 @@ def _is_number(cell: str) -> bool:
 
 
 def _place(path: str | os.PathLike[str], header: list[str], column: str | None) -> int:
-    """Which column of a CSV file holds the lengths."""
     names = [name.strip() for name in header]
     if column in names:
         return names.index(column)

@@ -33,7 +33,6 @@ class Talk:
         self.said = 0  # tokens by the user and the model
 
     def turn(self, added: int, output: int) -> list[Piece]:
-        """The content of its next turn."""
         pieces = [*self.system, (self.key, self.said + added)]
         self.said += added + output
         self.left -= 1
@@ -100,17 +99,16 @@ def as_sessions(
     order = np.argsort(times, kind="stable")
     columns = {name: values[order] for name, values in workload.columns().items()}
     columns |= {"prompt": np.array(prompts)[order], "arrival": np.array(times)[order]}
-    made = {"turns": turns, "think": think, "prefixes": [list(prefix or ()) for prefix in prefixes]}
+    described = {"turns": turns, "think": think, "prefixes": [list(prefix or ()) for prefix in prefixes]}
     return replace(
         workload,
         **columns,  # type: ignore[arg-type]
         contents=Contents.of(rows).subset(order),
-        origin={**workload.origin, "sessions": made},
+        origin={**workload.origin, "sessions": described},
     )
 
 
-# -- What a prefix cache finds: prompt tokens that an earlier request had, in endless memory or in so ---
-#    much
+# -- what a prefix cache finds
 
 ENDLESS = 2**60  # blocks
 

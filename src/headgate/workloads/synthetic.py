@@ -38,7 +38,7 @@ class Share(NamedTuple):
     patience: float = math.inf
 
 
-class Stage(NamedTuple):
+class WorkloadStage(NamedTuple):
     """A stretch of requests in which something is different; None: as in the rest of the workload."""
 
     requests: int
@@ -58,7 +58,7 @@ class Recipe(NamedTuple):
     pairs: Pairs | None
     classes: tuple[Share, ...]
     clients: int | None
-    stages: tuple[Stage, ...]
+    stages: tuple[WorkloadStage, ...]
 
 
 def generate(
@@ -71,7 +71,7 @@ def generate(
     pairs: Pairs | None = None,
     classes: Sequence[Share] = (),
     clients: int | None = None,
-    stages: Sequence[Stage] = (),
+    stages: Sequence[WorkloadStage] = (),
     name: str = "",
 ) -> Workload:
     """Draws a workload: the same arguments give the same requests.
@@ -107,17 +107,14 @@ def generate(
             raise InputError(
                 f'{side}={law!r} is no length law; write {side}=headgate.length_law("fixed", 512)'
             )
-    stages = tuple(stages) or (Stage(_count(requests)),)
+    if requests is None and not stages:
+        raise InputError("the number of requests is missing; give it, or stages")
+    stages = tuple(stages) or (WorkloadStage(requests or 0),)
     recipe = Recipe(seed, arrivals, prompt, output, pairs, tuple(classes), clients, stages)
     _check(recipe, requests)
-    return _draw(recipe, name)
-
-
-def _draw(recipe: Recipe, name: str) -> Workload:
-    """The workload of a recipe that makes sense."""
     kind = _kinds(recipe)
     prompts, outputs = _lengths(recipe, kind)
-    patience = np.array([each.patience for each in recipe.classes])[kind] if recipe.classes else np.inf
+    patience = np.array([share.patience for share in recipe.classes])[kind] if recipe.classes else np.inf
     return Workload.of(
         prompts,
         outputs,
@@ -125,20 +122,13 @@ def _draw(recipe: Recipe, name: str) -> Workload:
         clients=_clients(recipe),
         kind=kind,
         patience=patience,
-        kinds=[each.kind for each in recipe.classes] or [Kind()],
+        kinds=[share.kind for share in recipe.classes] or [Kind()],
         name=name,
         origin={"drawn": _described(recipe)},
     )
 
 
-def _count(requests: int | None) -> int:
-    if requests is None:
-        raise InputError("the number of requests is missing; give it, or stages")
-    return requests
-
-
 def _check(recipe: Recipe, requests: int | None) -> None:
-    """The arguments make sense together."""
     total = 0
     for number, stage in enumerate(recipe.stages):
         if stage.requests < 1:
@@ -169,7 +159,6 @@ def _check_shares(classes: Sequence[Share]) -> None:
 
 
 def _kinds(recipe: Recipe) -> Whole:
-    """The class of every request."""
     total = sum(stage.requests for stage in recipe.stages)
     if not recipe.classes:
         return np.zeros(total, dtype=np.int64)
@@ -180,19 +169,16 @@ def _kinds(recipe: Recipe) -> Whole:
 
 
 def _lengths(recipe: Recipe, kind: Whole) -> tuple[Whole, Whole]:
-    """Prompt and output of every request, stage by stage."""
     ends = np.cumsum([stage.requests for stage in recipe.stages])
     parts = [
         _stage_lengths(recipe, number, kind[end - stage.requests : end])
         for number, (stage, end) in enumerate(zip(recipe.stages, ends, strict=True))
     ]
-    return np.concatenate([prompts for prompts, _ in parts]), np.concatenate(
-        [outputs for _, outputs in parts]
-    )
+    prompts, outputs = zip(*parts, strict=True)
+    return np.concatenate(prompts), np.concatenate(outputs)
 
 
 def _stage_lengths(recipe: Recipe, number: int, kind: Whole) -> tuple[Whole, Whole]:
-    """Prompt and output of every request of one stage."""
     stage, count = recipe.stages[number], len(kind)
     if recipe.classes:
         return _class_lengths(recipe, number, kind)
@@ -208,7 +194,6 @@ def _stage_lengths(recipe: Recipe, number: int, kind: Whole) -> tuple[Whole, Who
 
 
 def _class_lengths(recipe: Recipe, number: int, kind: Whole) -> tuple[Whole, Whole]:
-    """Prompt and output of every request of one stage of a mix."""
     prompts, outputs = np.empty_like(kind), np.empty_like(kind)
     for place, share in enumerate(recipe.classes):
         rows, name = kind == place, share.kind.name
@@ -236,7 +221,6 @@ def _arrivals(recipe: Recipe) -> Real:
 
 
 def _process(recipe: Recipe, number: int) -> ArrivalProcess:
-    """The arrival process of one stage."""
     stage, process = recipe.stages[number], recipe.arrivals
     if stage.rate is None:
         return process or AllAtOnce()
@@ -250,12 +234,11 @@ def _process(recipe: Recipe, number: int) -> ArrivalProcess:
 
 
 def _clients(recipe: Recipe) -> Whole:
-    """Clients in force at every request."""
-    each = [recipe.clients if stage.clients is None else stage.clients for stage in recipe.stages]
-    for number, clients in enumerate(each):
+    by_stage = [recipe.clients if stage.clients is None else stage.clients for stage in recipe.stages]
+    for number, clients in enumerate(by_stage):
         if clients is not None and clients < 1:
             raise InputError(f"stage {number} has {clients} clients; give at least 1")
-    many = [OPEN_LOOP if clients is None else clients for clients in each]
+    many = [OPEN_LOOP if clients is None else clients for clients in by_stage]
     return np.repeat(many, [stage.requests for stage in recipe.stages])
 
 

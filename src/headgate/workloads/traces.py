@@ -1,4 +1,4 @@
-"""Readers for published traces."""
+"""A trace file as a workload: rows that are good, their columns, and what they share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from headgate.core.errors import InputError, unknown
-from headgate.workloads.columns import Real
 from headgate.workloads.formats import (
     FORMATS,
     BadFieldError,
@@ -31,8 +30,7 @@ from headgate.workloads.formats import (
 )
 from headgate.workloads.workload import PRIVATE, Contents, Kind, Piece, Workload, of_hashes
 
-# How many bad rows are kept to be shown; the others are only counted.
-SHOWN = 5
+SHOWN = 5  # bad rows that are kept to be shown; the others are only counted
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class BadRows:
 
 
 # One good row: its line, its arrival in ticks of the format's clock, its lengths, its client, what it shares.
-Entry = tuple[int, float, int, int, str, Mapping[str, object]]
+GoodRow = tuple[int, float, int, int, str, Mapping[str, object]]
 
 
 def read_trace(
@@ -129,9 +127,8 @@ def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> None:
 
 def _entries(
     path: str, text: str, name: str, chosen: Format, skip_bad_rows: bool
-) -> tuple[list[Entry], BadRows]:
-    """The good rows of the file, at least one, and the bad ones."""
-    good, bad = list[Entry](), BadRows()
+) -> tuple[list[GoodRow], BadRows]:
+    good, bad = list[GoodRow](), BadRows()
     for line, fields in rows(path, text, name, chosen):
         try:
             good.append(_entry(line, fields, chosen))
@@ -147,7 +144,7 @@ def _entries(
     return good, bad
 
 
-def _entry(line: int, fields: Fields | str, chosen: Format) -> Entry:
+def _entry(line: int, fields: Fields | str, chosen: Format) -> GoodRow:
     """One row understood, or a BadFieldError."""
     if isinstance(fields, str):
         raise BadFieldError(fields)
@@ -167,13 +164,15 @@ def _entry(line: int, fields: Fields | str, chosen: Format) -> Entry:
 
 
 def _table(
-    path: str, entries: list[Entry], chosen: Format, sort: bool, origin: Mapping[str, object]
+    path: str, entries: list[GoodRow], chosen: Format, sort: bool, origin: Mapping[str, object]
 ) -> Workload:
-    """The good rows as a workload named after the file."""
     lines, ticks, prompts, outputs, clients, sharing = zip(*entries, strict=True)
-    arrival = _arrivals(ticks, chosen)
-    if not (sort or chosen.unsorted):
-        _check_order(path, lines, arrival)
+    start = min(ticks) if chosen.calendar else 0  # whole ticks are subtracted before they become floats
+    arrival = np.array([tick - start for tick in ticks], dtype=np.float64) / chosen.ticks
+    back = np.diff(arrival) < 0
+    if back.any() and not (sort or chosen.unsorted):
+        line = lines[int(np.argmax(back)) + 1]
+        raise InputError(f"{path}:{line}: arrives before the row above it; sort the file or pass --sort")
     order = np.argsort(arrival, kind="stable")
     kinds, kind = _kinds(clients, chosen.classes)
     contents = shared_contents(sharing, prompts, outputs, chosen.hashed)
@@ -186,27 +185,14 @@ def _table(
         name=Path(path).name.split(".")[0],
         origin=origin,
         contents=None if contents is None else contents.subset(order),
-        cached=np.array([_found(row, prompt) for row, prompt in zip(sharing, prompts, strict=True)])[order],
+        cached=np.array([_cached(row, prompt) for row, prompt in zip(sharing, prompts, strict=True)])[order],
     )
 
 
-def _found(row: Mapping[str, object], prompt: int) -> int:
+def _cached(row: Mapping[str, object], prompt: int) -> int:
     """Cached tokens as recorded; the last token of a prompt is computed in any case."""
-    found = row.get("cached", 0)
-    return min(found, prompt - 1) if isinstance(found, int) else 0
-
-
-def _arrivals(ticks: Sequence[float], chosen: Format) -> Real:
-    """Arrival of every row in seconds; whole ticks are subtracted before they become floats."""
-    start = min(ticks) if chosen.calendar else 0
-    return np.array([tick - start for tick in ticks], dtype=np.float64) / chosen.ticks
-
-
-def _check_order(path: str, lines: Sequence[int], arrival: Real) -> None:
-    back = np.diff(arrival) < 0
-    if back.any():
-        line = lines[int(np.argmax(back)) + 1]
-        raise InputError(f"{path}:{line}: arrives before the row above it; sort the file or pass --sort")
+    recorded = row.get("cached", 0)
+    return min(recorded, prompt - 1) if isinstance(recorded, int) else 0
 
 
 def _kinds(clients: Sequence[str], classes: bool) -> tuple[list[Kind], list[int]]:
@@ -217,8 +203,7 @@ def _kinds(clients: Sequence[str], classes: bool) -> tuple[list[Kind], list[int]
     return [Kind(prefix + name if name else "") for name in names], [place[client] for client in clients]
 
 
-# -- A trace with columns of any name, as a user names them: --------------------------------------------
-#    arrival=ts,prompt=input,output=out,class=tenant
+# -- columns of any name: arrival=ts,prompt=input
 
 ROLES = ("arrival", "prompt", "output", "class")
 FORM = "write arrival=COLUMN,prompt=COLUMN,output=COLUMN[,class=COLUMN]"
@@ -227,15 +212,15 @@ FORM = "write arrival=COLUMN,prompt=COLUMN,output=COLUMN[,class=COLUMN]"
 def named_as_roles(text: str) -> str:
     """The list of columns of a CSV file whose header names the roles themselves; "" for any other file."""
     columns = [] if is_json_lines(text) else header_of(text)
-    here = [role for role in ROLES if role in columns]
-    return ",".join(f"{role}={role}" for role in here) if {"arrival", "prompt", "output"} <= set(here) else ""
+    named = [role for role in ROLES if role in columns]
+    return ",".join(f"{role}={role}" for role in named) if {*ROLES[:3]} <= set(named) else ""
 
 
 def own_format(text: str, json: bool) -> Format:
     """The format that a list of columns describes; without an arrival it is one of lengths alone."""
     named: dict[str, str] = {}
     for part in text.split(","):
-        role, equals, column = (each.strip() for each in part.partition("="))
+        role, equals, column = (word.strip() for word in part.partition("="))
         if not equals or not column:
             raise InputError(f"--columns {part.strip()!r} is not ROLE=COLUMN; {FORM}")
         if role not in ROLES:
@@ -260,8 +245,7 @@ def own_format(text: str, json: bool) -> Format:
     )
 
 
-# -- What rows of a trace say about shared content: hash ids, parents in a conversation, prefixes, ------
-#    sessions
+# -- what rows say about shared content
 
 MOST_IDS = 1_000_000  # hash ids of one request
 
@@ -300,14 +284,14 @@ def _named(rows: Sequence[Mapping[str, object]], prompts: Sequence[int]) -> Cont
     keys: dict[tuple[str, object], int] = {}
 
     def pieces(row: Mapping[str, object], prompt: int) -> list[Piece]:
-        made: list[Piece] = []
+        content: list[Piece] = []
         if "prefix" in row:
             shared = min(prompt, int(str(row["prefix_tokens"])))
-            made.append((keys.setdefault(("prefix", row["prefix"]), len(keys)), shared))
+            content.append((keys.setdefault(("prefix", row["prefix"]), len(keys)), shared))
             prompt -= shared
         if "session" in row:
-            return [*made, (keys.setdefault(("session", row["session"]), len(keys)), prompt)]
-        return [*made, (PRIVATE, prompt)]
+            return [*content, (keys.setdefault(("session", row["session"]), len(keys)), prompt)]
+        return [*content, (PRIVATE, prompt)]
 
     return Contents.of(pieces(row, prompt) for row, prompt in zip(rows, prompts, strict=True))
 
@@ -337,7 +321,7 @@ def _continued(
     return longer, spans
 
 
-# -- The traces that ship with the package --------------------------------------------------------------
+# -- the traces that ship with the package
 
 BUNDLED: dict[str, str] = {
     "azure-conv": (

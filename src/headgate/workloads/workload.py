@@ -1,4 +1,4 @@
-"""The table of requests; save, load, subset, scale."""
+"""The table of requests: its columns, what its requests share, and the file it is saved in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,18 +16,11 @@ import numpy.typing as npt
 from headgate.core.errors import InputError
 from headgate.core.request import FIELDS, Slo
 from headgate.workloads.columns import (
-    ARRIVAL,
-    CLIENTS,
-    FOUND,
-    LATEST,
-    LENGTH,
     LONGEST,
     NO_GUESS,
     OPEN_LOOP,
-    TIME,
-    URGENCY,
+    RULES,
     Real,
-    Rule,
     Summary,
     Whole,
     check_together,
@@ -50,88 +43,6 @@ class Kind(NamedTuple):
     name: str = ""
     slo: Slo = Slo()
     priority: int = 0
-
-
-SHARED = {name: f"content_{name}" for name in ("offsets", "keys", "tokens")}  # of `contents`, in a saved file
-Piece = tuple[int, int]
-
-
-@dataclass(frozen=True, eq=False)
-class Contents:
-    """A ragged table: row i has the pieces offsets[i] to offsets[i + 1], each with a key and its tokens.
-
-    Equal keys behind equal pieces mean equal tokens. The last piece goes on as the request's output; where
-    nobody can ask for that output again, it is a PRIVATE piece, of no tokens if the prompt ends before it.
-    """
-
-    offsets: Whole
-    keys: Whole
-    tokens: Whole
-
-    @classmethod
-    def of(cls, rows: Iterable[Sequence[Piece]]) -> Contents:
-        """From one list of (key, tokens) per request."""
-        offsets, keys, tokens = [0], [], []
-        for row in rows:
-            for key, count in row:
-                keys.append(key)
-                tokens.append(count)
-            offsets.append(len(keys))
-        return cls(*(np.array(each, dtype=np.int64) for each in (offsets, keys, tokens)))
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def rows(self) -> list[list[Piece]]:
-        """The pieces of every request."""
-        pairs = list(zip(self.keys.tolist(), self.tokens.tolist(), strict=True))
-        ends = self.offsets.tolist()
-        return [pairs[start:end] for start, end in pairwise(ends)]
-
-    def pieces(self) -> list[tuple[Piece, ...]]:
-        """The same with a key of its own for each private piece, for an engine."""
-        return [
-            tuple((key if key >= 0 else -1 - number, count) for key, count in row)
-            for number, row in enumerate(self.rows())
-        ]
-
-    def check(self, prompt: Whole) -> None:
-        """Every request has all tokens of its prompt in pieces; pieces beyond it are its output."""
-        if len(self) != len(prompt):
-            raise InputError(f"contents has {len(self)} rows, prompt has {len(prompt)}; give one per request")
-        empty = np.diff(self.offsets) < 1
-        if empty.any():
-            raise InputError(f"contents of row {int(np.argmax(empty))} has no piece; give at least one")
-        if (self.keys < PRIVATE).any() or (self.tokens < 0).any():
-            raise InputError("contents has a key below -1 or a piece of fewer than 0 tokens; fix the pieces")
-        sums = np.add.reduceat(self.tokens, self.offsets[:-1])
-        wrong = sums < prompt
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            raise InputError(f"contents of row {row} has {sums[row]} tokens, its prompt {prompt[row]}")
-
-    def subset(self, rows: slice | npt.NDArray[Any]) -> Contents:
-        """Of these requests alone."""
-        every = self.rows()
-        return Contents.of(every[row] for row in np.arange(len(self))[rows].tolist())
-
-    def cut(self, most: int) -> Contents:
-        """Prompts cut to at most so many tokens."""
-        return Contents.of(_cut(row, most) for row in self.rows())
-
-    def behind(self, others: Sequence[Contents]) -> Contents:
-        """All of them one after the other; keys of one table mean nothing in another."""
-        rows, shift = [], 0
-        for each in (self, *others):
-            rows += [[(key if key < 0 else key + shift, n) for key, n in row] for row in each.rows()]
-            shift += int(each.keys.max(initial=-1)) + 1
-        return Contents.of(rows)
-
-    def same(self, other: Contents | None) -> bool:
-        mine = (self.offsets, self.keys, self.tokens)
-        return other is not None and all(
-            np.array_equal(a, b) for a, b in zip(mine, (other.offsets, other.keys, other.tokens), strict=True)
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,17 +78,17 @@ class Workload:
         (2, False)
     """
 
-    arrival: Annotated[Real, Rule(False, 0, LATEST, ARRIVAL, 0)]
-    prompt: Annotated[Whole, Rule(True, 1, LONGEST, LENGTH)]
-    output: Annotated[Whole, Rule(True, 1, LONGEST, LENGTH)]
-    kind: Annotated[Whole, Rule(True, 0, LONGEST, "a kind is an index into kinds", 0)]
-    limit: Annotated[Whole, Rule(True, 1, LONGEST, LENGTH, LONGEST)]
-    priority: Annotated[Whole, Rule(True, -LONGEST, LONGEST, URGENCY)]
-    patience: Annotated[Real, Rule(False, 0, np.inf, TIME, np.inf)]
-    abort: Annotated[Real, Rule(False, 0, np.inf, TIME, np.inf)]
-    guess: Annotated[Whole, Rule(True, NO_GUESS, LONGEST, "a guess is a length, or -1 for none", NO_GUESS)]
-    clients: Annotated[Whole, Rule(True, OPEN_LOOP, LONGEST, CLIENTS, OPEN_LOOP)]
-    cached: Annotated[Whole, Rule(True, 0, LONGEST, FOUND, 0)]
+    arrival: Real
+    prompt: Whole
+    output: Whole
+    kind: Whole
+    limit: Whole
+    priority: Whole
+    patience: Real
+    abort: Real
+    guess: Whole
+    clients: Whole
+    cached: Whole
     kinds: tuple[Kind, ...] = (Kind(),)
     name: str = ""
     origin: Mapping[str, object] = field(default_factory=dict)
@@ -229,8 +140,8 @@ class Workload:
         if "priority" not in filled:
             filled["priority"] = _priorities(kinds, filled["kind"])
         filled.update(prompt=prompt, output=output)
-        made = {"kinds": tuple(kinds), "name": name, "origin": dict(origin or {}), "contents": contents}
-        return cls(**filled, **made)  # type: ignore[arg-type]
+        rest = {"kinds": tuple(kinds), "name": name, "origin": dict(origin or {}), "contents": contents}
+        return cls(**filled, **rest)  # type: ignore[arg-type]
 
     def columns(self) -> dict[str, Whole | Real]:
         return {name: getattr(self, name) for name in RULES}
@@ -408,7 +319,6 @@ class Workload:
             raise foreign(path) from None
 
     def _with(self, columns: Mapping[str, Any]) -> Workload:
-        """The same workload with other columns, checked again."""
         return replace(self, **columns)
 
     def _open_only(self, what: str) -> None:
@@ -422,10 +332,85 @@ def _priorities(kinds: Sequence[Kind], kind: npt.ArrayLike) -> npt.NDArray[np.in
     return known[np.minimum(column(RULES["kind"], kind, "kind"), len(known) - 1).astype(np.int64)]
 
 
-# -- What requests share: each one's content as pieces, so that a prefix cache can find what it has -----
-#    computed
+# -- what requests share, as pieces that a prefix cache finds
 
 PRIVATE = -1  # key of content that no other request has
+Piece = tuple[int, int]
+SHARED = {name: f"content_{name}" for name in ("offsets", "keys", "tokens")}  # of `contents`, in a saved file
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """A ragged table: row i has the pieces offsets[i] to offsets[i + 1], each with a key and its tokens.
+
+    Equal keys behind equal pieces mean equal tokens. The last piece goes on as the request's output. If no
+    other request can have that output, it is a PRIVATE piece, of no tokens if the prompt ends before it.
+    """
+
+    offsets: Whole
+    keys: Whole
+    tokens: Whole
+
+    @classmethod
+    def of(cls, rows: Iterable[Sequence[Piece]]) -> Contents:
+        """From one list of (key, tokens) per request."""
+        offsets, keys, tokens = [0], [], []
+        for row in rows:
+            for key, count in row:
+                keys.append(key)
+                tokens.append(count)
+            offsets.append(len(keys))
+        return cls(*(np.array(column, dtype=np.int64) for column in (offsets, keys, tokens)))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def rows(self) -> list[list[Piece]]:
+        pairs = list(zip(self.keys.tolist(), self.tokens.tolist(), strict=True))
+        return [pairs[start:end] for start, end in pairwise(self.offsets.tolist())]
+
+    def pieces(self) -> list[tuple[Piece, ...]]:
+        """The same with a key of its own for each private piece, for an engine."""
+        return [
+            tuple((key if key >= 0 else -1 - number, count) for key, count in row)
+            for number, row in enumerate(self.rows())
+        ]
+
+    def check(self, prompt: Whole) -> None:
+        """Every request has all tokens of its prompt in pieces; pieces beyond it are its output."""
+        if len(self) != len(prompt):
+            raise InputError(f"contents has {len(self)} rows, prompt has {len(prompt)}; give one per request")
+        empty = np.diff(self.offsets) < 1
+        if empty.any():
+            raise InputError(f"contents of row {int(np.argmax(empty))} has no piece; give at least one")
+        if (self.keys < PRIVATE).any() or (self.tokens < 0).any():
+            raise InputError("contents has a key below -1 or a piece of fewer than 0 tokens; fix the pieces")
+        sums = np.add.reduceat(self.tokens, self.offsets[:-1])
+        wrong = sums < prompt
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise InputError(f"contents of row {row} has {sums[row]} tokens, its prompt {prompt[row]}")
+
+    def subset(self, rows: slice | npt.NDArray[Any]) -> Contents:
+        every = self.rows()
+        return Contents.of(every[row] for row in np.arange(len(self))[rows].tolist())
+
+    def cut(self, most: int) -> Contents:
+        return Contents.of(_cut(row, most) for row in self.rows())
+
+    def behind(self, others: Sequence[Contents]) -> Contents:
+        """All of them one after the other; keys of one table mean nothing in another."""
+        rows, shift = [], 0
+        for table in (self, *others):
+            rows += [[(key if key < 0 else key + shift, n) for key, n in row] for row in table.rows()]
+            shift += int(table.keys.max(initial=-1)) + 1
+        return Contents.of(rows)
+
+    def same(self, other: Contents | None) -> bool:
+        mine = (self.offsets, self.keys, self.tokens)
+        return other is not None and all(
+            np.array_equal(a, b) for a, b in zip(mine, (other.offsets, other.keys, other.tokens), strict=True)
+        )
 
 
 def private(prompts: Whole) -> Contents:
@@ -442,51 +427,6 @@ def _cut(row: Sequence[Piece], most: int) -> list[Piece]:
         kept.append((key, tokens))
         left -= tokens
     return kept
-
-
-# -- A workload's columns in one npz file, with a header that says what it is ---------------------------
-
-FORMAT = "headgate workload 1"
-
-
-def write(
-    path: str | os.PathLike[str], columns: Mapping[str, npt.NDArray[Any]], header: Mapping[str, object]
-) -> None:
-    """Writes columns and header exactly to `path`; numpy itself would append .npz to other names."""
-    text = json.dumps({"format": FORMAT, **header}, default=str)
-    try:
-        with open(path, "wb") as file:
-            np.savez_compressed(file, header=np.array(text), **columns)  # type: ignore[arg-type]
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written, {error.strerror}; choose another path") from None
-
-
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Columns and header of a file that `write` made; anything else is an InputError."""
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
-            header = json.loads(str(stored["header"]))
-            columns = {name: stored[name] for name in stored.files if name != "header"}
-    except OSError as error:
-        reason = error.strerror or "damaged"
-        raise InputError(f"{path}: cannot be read, {reason}; check the path") from None
-    except Exception:  # zipfile and numpy have a dozen ways to fail on a damaged file, and no common error
-        raise foreign(path) from None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise foreign(path)
-    return columns, header
-
-
-def foreign(path: str | os.PathLike[str]) -> InputError:
-    """The error for a file that is damaged or was not written here."""
-    return InputError(f"{path}: not a saved workload, or a damaged one; save it again or read it as a trace")
-
-
-RULES: dict[str, Rule] = {
-    name: hint.__metadata__[0]
-    for name, hint in get_type_hints(Workload, include_extras=True).items()
-    if hasattr(hint, "__metadata__")
-}
 
 
 def of_hashes(ids: Sequence[Sequence[object]], spans: Sequence[int], block: int) -> Contents:
@@ -535,3 +475,41 @@ def _joined(ids: Sequence[Sequence[object]]) -> list[list[Piece]]:
             before = id
         chains.append(chain)
     return chains
+
+
+# -- saved workloads: one npz file with a header
+
+FORMAT = "headgate workload 1"
+
+
+def write(
+    path: str | os.PathLike[str], columns: Mapping[str, npt.NDArray[Any]], header: Mapping[str, object]
+) -> None:
+    """Writes columns and header exactly to `path`; numpy itself would append .npz to other names."""
+    text = json.dumps({"format": FORMAT, **header}, default=str)
+    try:
+        with open(path, "wb") as file:
+            np.savez_compressed(file, header=np.array(text), **columns)  # type: ignore[arg-type]
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written, {error.strerror}; choose another path") from None
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """Columns and header of a file that `write` made; anything else is an InputError."""
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
+            header = json.loads(str(stored["header"]))
+            columns = {name: stored[name] for name in stored.files if name != "header"}
+    except OSError as error:
+        reason = error.strerror or "damaged"
+        raise InputError(f"{path}: cannot be read, {reason}; check the path") from None
+    except Exception:  # zipfile and numpy have a dozen ways to fail on a damaged file, and no common error
+        raise foreign(path) from None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise foreign(path)
+    return columns, header
+
+
+def foreign(path: str | os.PathLike[str]) -> InputError:
+    """The error for a file that is damaged or was not written here."""
+    return InputError(f"{path}: not a saved workload, or a damaged one; save it again or read it as a trace")

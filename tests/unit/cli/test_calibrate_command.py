@@ -15,7 +15,8 @@ from headgate.live.engine.trace import Trace
 from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.simulator import Simulator
 from headgate.stats.vllm_bench import bench_result
-from headgate.workloads import Uniform, generate
+from headgate.workloads import generate
+from headgate.workloads.lengths import Uniform
 
 KNOWN = "linear-h200-qwen3-8b"
 

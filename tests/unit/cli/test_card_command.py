@@ -15,7 +15,8 @@ from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.engine import engine_of_card
 from headgate.sim.engine.simulator import Simulator
 from headgate.stats.vllm_bench import bench_result
-from headgate.workloads import Uniform, generate
+from headgate.workloads import generate
+from headgate.workloads.lengths import Uniform
 
 CARD = "derived:llama-3.1-70b@h100-sxm:tp4"
 SAYS = "derived, not measured"

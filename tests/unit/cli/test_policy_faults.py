@@ -18,7 +18,8 @@ from headgate.core.policy import BatchPolicy, Observer
 from headgate.methods.names import BATCH
 from headgate.record.tables import Run
 from headgate.sim.engine.simulator import Simulator
-from headgate.workloads import Poisson, Uniform
+from headgate.workloads.arrivals import Poisson
+from headgate.workloads.lengths import Uniform
 
 ENGINE = card_engine("linear-h200-qwen3-8b", slots=8, budget=512)
 LOADS = {"closed": {"clients": 16}, "open": {"arrivals": Poisson(50.0)}, "at once": {}}

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.durations import price
+from headgate.core.durations import duration, price, slice_text
 from headgate.core.errors import InputError
-from headgate.workloads import duration, slice_text
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from headgate.core.errors import InputError
 from headgate.cost.card import load_card, parse_card
 from headgate.cost.derive.derived_card import card_named, derive_card, parse
 from headgate.cost.derive.transformer import MODELS
-from headgate.cost.derive.wanted import SUM_CONSTANT, SUM_PER_REQUEST, Wanted, most_running
+from headgate.cost.derive.wanted import SUM_CONSTANT, SUM_PER_REQUEST, WantedCard, most_running
 from headgate.cost.likeness import Likeness, doubts, error_bar, refusals, throughput_error
 from headgate.cost.model import Shape
 
@@ -43,7 +43,7 @@ def test_other_names_of_gpu_and_model_are_the_same_card():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_of_the_table_fits_somewhere(name):
-    card = derive_card(Wanted(name, "b200", 8))
+    card = derive_card(WantedCard(name, "b200", 8))
     assert card.work is not None and card.cost.seconds(Shape(1, 256)) > 0
     assert card.provenance.residuals["law of work against laws of operators"]["mean"] < 0.06
 
@@ -151,12 +151,12 @@ def test_refusals_are_one_line(name, message):
 
 
 def test_corrections_of_a_calibrated_card():
-    wanted = Wanted("qwen3-8b", "h200")
+    wanted = WantedCard("qwen3-8b", "h200")
     same = derive_card(wanted, [load_card("cal-h200-qwen3-8b")], "mine")
     assert same.name == "mine" and same.provenance.numbers["engine.compute"].origin == "measured"
     assert same.provenance.numbers["engine.compute"].value == pytest.approx(1.18, abs=0.02)
     with pytest.raises(InputError, match="hold for one GPU"):
-        derive_card(Wanted("qwen3-8b", "h100"), [load_card("cal-h200-qwen3-8b")])
+        derive_card(WantedCard("qwen3-8b", "h100"), [load_card("cal-h200-qwen3-8b")])
     for other in ("derived:qwen3-8b@h200", "linear-h200-qwen3-8b"):
         with pytest.raises(InputError, match="not a calibrated card"):
             derive_card(wanted, [load_card(other)])

@@ -12,7 +12,7 @@ from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.cost.derive.derived_card import derive_card
 from headgate.cost.derive.transformer import MODELS, parse_config, read_config
-from headgate.cost.derive.wanted import Wanted
+from headgate.cost.derive.wanted import WantedCard
 
 LLAMA = {
     "model_type": "llama",
@@ -109,7 +109,7 @@ def test_all_layers_with_a_window():
 def test_what_the_laws_do_not_cover_is_refused_unless_asked_for(tmp_path, more, said):
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**LLAMA, **more}))
-    wanted = Wanted(str(file), "h100-sxm")
+    wanted = WantedCard(str(file), "h100-sxm")
     with pytest.raises(InputError) as caught:
         derive_card(wanted)
     assert said in str(caught.value) and "--approximate" in str(caught.value)
@@ -121,14 +121,17 @@ def test_what_the_laws_do_not_cover_is_refused_unless_asked_for(tmp_path, more, 
 def test_four_bit_weights_leave_more_room_for_kv(tmp_path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**LLAMA, "quantization_config": {"quant_method": "awq"}}))
-    small = derive_card(Wanted(str(file), "l4", approximate=True))
-    assert small.kv_tokens > derive_card(Wanted("llama-3.1-8b", "l4")).kv_tokens
+    small = derive_card(WantedCard(str(file), "l4", approximate=True))
+    assert small.kv_tokens > derive_card(WantedCard("llama-3.1-8b", "l4")).kv_tokens
 
 
 def test_weights_stored_in_fp8_are_fp8_by_themselves(tmp_path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**LLAMA, "quantization_config": {"quant_method": "fp8"}}))
-    own, named = derive_card(Wanted(str(file), "h100-sxm")), load_card("derived:llama-3.1-8b@h100-sxm:fp8")
+    own, named = (
+        derive_card(WantedCard(str(file), "h100-sxm")),
+        load_card("derived:llama-3.1-8b@h100-sxm:fp8"),
+    )
     assert own.work == named.work and own.provenance.settings["quantization"] == "fp8"
 
 
@@ -180,4 +183,4 @@ def test_heads_must_divide(tmp_path):
         json.dumps({**LLAMA, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 128})
     )
     with pytest.raises(InputError, match="12 heads, which it does not divide"):
-        derive_card(Wanted(str(file), "h100-sxm", 8))
+        derive_card(WantedCard(str(file), "h100-sxm", 8))

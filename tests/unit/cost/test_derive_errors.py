@@ -40,12 +40,16 @@ MEDIAN = {"qwen3-8b": 0.017, "qwen3-4b": 0.049, "qwen3-30b-a3b": 0.040}
 TIMED = {"qwen3-8b": (1, 0.032), "qwen3-4b": (1, 0.081), "qwen3-30b-a3b": (2, 0.040)}
 
 
+def bar(bars, kind):
+    return bars[0][("decode", "prefill", "mixed", "throughput").index(kind)]
+
+
 @pytest.mark.parametrize("held", CALIBRATED)
 def test_step_times_of_a_held_out_card(held):
     errors = leave_one_out(held)
     assert np.median(np.abs(errors.every)) == pytest.approx(MEDIAN[held], abs=0.005)
     for kind, own in zip(KINDS, errors, strict=True):
-        assert np.quantile(np.abs(own), 0.9) <= getattr(HELD_OUT, kind)
+        assert np.quantile(np.abs(own), 0.9) <= bar(HELD_OUT, kind)
 
 
 @pytest.mark.parametrize("held", CALIBRATED)
@@ -79,7 +83,7 @@ def test_published_steps_of_another_gpu_model_and_degree(degree):
     errors = published(degree)
     assert np.median(np.abs(errors.every)) <= 0.09
     for kind, own in zip(KINDS, errors, strict=True):
-        assert np.median(np.abs(own)) <= getattr(OTHER_GPU, kind)
+        assert np.median(np.abs(own)) <= bar(OTHER_GPU, kind)
 
 
 @pytest.mark.parametrize("degree", [2, 4, 8])
@@ -92,7 +96,7 @@ def test_speed_up_by_tensor_parallelism_is_the_published_one(degree):
 def test_a_gpu_by_its_data_sheet(model):
     for _, errors in left_out_gpus(model):
         for kind, own in zip(KINDS, errors, strict=True):
-            assert np.quantile(np.abs(own), 0.9) <= getattr(DATA_SHEET, kind)
+            assert np.quantile(np.abs(own), 0.9) <= bar(DATA_SHEET, kind)
 
 
 def test_bars_hold_for_nine_in_ten_public_steps_of_engines_not_seen():
@@ -100,7 +104,7 @@ def test_bars_hold_for_nine_in_ten_public_steps_of_engines_not_seen():
     for bars, engines in ((OTHER_GPU, tabled()), (OVER_PCIE, over_pcie), (DATA_SHEET, by_sheet())):
         for place, kind in enumerate(KINDS):
             groups = [own for errors in engines if len(own := errors[place])]
-            assert not groups or nine_in_ten(groups) <= getattr(bars, kind)
+            assert not groups or nine_in_ten(groups) <= bar(bars, kind)
 
 
 def test_every_engine_weighs_alike_in_nine_in_ten():

@@ -59,25 +59,11 @@ def test_matrices_add_up_to_the_published_parameters(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "kv_bytes", "flops"),
-    [  # FLOPs of one decode at context 1,000: twice the active matrices and the head, four times the pairs
-        ("llama-3.1-8b", 131_072, 2 * (6_979_321_856 + 525_336_576) + 4 * 32 * 4096 * 1000),
-        ("llama-3.1-70b", 327_680, 2 * (68_451_041_280 + 1_050_673_152) + 4 * 80 * 8192 * 1000),
-        ("qwen3-8b", 147_456, 2 * (6_945_767_424 + 622_329_856) + 4 * 36 * 4096 * 1000),
-        ("qwen3-30b-a3b", 98_304, 2 * (2_730_491_904 + 311_164_928) + 4 * 48 * 4096 * 1000),
-        ("mixtral-8x7b", 131_072, 2 * (12_617_515_008 + 131_072_000) + 4 * 32 * 4096 * 1000),
-    ],
+    ("name", "kv_bytes"),
+    [("llama-3.1-8b", 131_072), ("llama-3.1-70b", 327_680), ("qwen3-8b", 147_456), ("qwen3-30b-a3b", 98_304)],
 )
-def test_bytes_and_flops_of_a_token(name, kv_bytes, flops):
-    model = MODELS[name]
-    assert model.kv_bytes == kv_bytes
-    assert model.flops(tokens=1, pairs=1000, sampled=1) == flops
-
-
-def test_active_experts_are_those_of_one_token():
-    model = MODELS["qwen3-30b-a3b"]
-    attention = 2048 * (4096 + 512 + 512) + 4096 * 2048
-    assert model.active_weights == 48 * (attention + 2048 * 128 + 8 * 3 * 2048 * 768)
+def test_kv_bytes_of_a_token(name, kv_bytes):
+    assert MODELS[name].kv_bytes == kv_bytes
 
 
 def test_widths_need_not_be_the_hidden_size():

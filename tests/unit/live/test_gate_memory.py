@@ -12,12 +12,12 @@ from fleet_worlds import draws, make_router
 from headgate.core.fleet import Stage
 from headgate.core.policy import End
 from headgate.live.route.gate.gate import ClassLimits, EngineState, Gate, State
-from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
+from headgate.methods.fluid.flows import EnginePace, Flow, Instance, TokenPrices
 from headgate.methods.fluid.planner import plan_fluid
 from still_loop import Still, placed
 
 FLOWS = (Flow("code", 30.0, 20.0, 0.5), Flow("chat", 60.0, 40.0, 2.0))
-PLAN = plan_fluid(Instance(FLOWS, Pace(4, 64, 0.02, 1e-4, 40.0), Prices(0.1, 0.2)))
+PLAN = plan_fluid(Instance(FLOWS, EnginePace(4, 64, 0.02, 1e-4, 40.0), TokenPrices(0.1, 0.2)))
 A_DAY = 86_400.0
 WARM, MORE = 100, 200
 ROUTERS = ("least-loaded", "split", "llm-d", "prefix-aware", "gate-and-route+", "density-deep")

@@ -16,7 +16,7 @@ from headgate.methods.orders import (
     ByArrival,
     ByPriority,
     EarliestDeadline,
-    Order,
+    PromptOrder,
     ShortestPrompt,
     order_of,
 )
@@ -26,7 +26,7 @@ from headgate.workloads.workload import Workload
 from worlds import Line, Log, run
 
 
-def queue(order: Order, rows: list[dict], now: float = 0.0) -> list[int]:
+def queue(order: PromptOrder, rows: list[dict], now: float = 0.0) -> list[int]:
     """The order in which these requests would enter at `now`."""
     ledger = Ledger(Limits(10**6, 100), 10**6)
     ledger.now = now
@@ -151,7 +151,7 @@ def test_every_order_names_everybody_once(rows, ageing, now):
 )
 def test_impossible_orders(words, message):
     with pytest.raises(InputError, match=message):
-        order_of(**{"who": "test", "name": "shortest", "ageing": 0.0, "promise": 1.0, "pace": 0.1} | words)
+        order_of(**{"owner": "test", "name": "shortest", "ageing": 0.0, "promise": 1.0, "pace": 0.1} | words)
 
 
 # -- starvation ---------------------------------------------------------------------------------------

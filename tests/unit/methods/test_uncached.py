@@ -20,7 +20,7 @@ from headgate.methods.keep.policy import Keep
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.slai import Slai
 from headgate.methods.wait.inventory import Line
-from headgate.methods.wait.traffic import Seen
+from headgate.methods.wait.traffic import SeenType
 from headgate.methods.wait.wait import Wait
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
@@ -73,7 +73,7 @@ def test_eb_online_learns_both_lengths():
 
 def test_wait_counts_memory_whole_and_time_by_what_is_computed():
     survival = Survival(np.array([1.0, 0.5, 0.25]), 0.5)
-    whole, found = Seen(2.0, 1000.0, survival), Seen(2.0, 1000.0, survival, cached=700.0)
+    whole, found = SeenType(2.0, 1000.0, survival), SeenType(2.0, 1000.0, survival, cached=700.0)
     line = Line(0.01, 1e-7, 2e-5, 1e-4)
     for ours, theirs in (
         (found.part(), whole.part()),

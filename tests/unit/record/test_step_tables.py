@@ -19,7 +19,8 @@ from headgate.methods.mixed.mixed import Mixed
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.stats.vllm_bench import bench_result
-from headgate.workloads import Uniform, generate
+from headgate.workloads import generate
+from headgate.workloads.lengths import Uniform
 from headgate.workloads.workload import Workload
 
 BUDGET, SLOTS = 512, 16

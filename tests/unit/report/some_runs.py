@@ -10,7 +10,8 @@ import numpy as np
 from headgate import card_engine, generate, simulate
 from headgate.methods.names import BATCH
 from headgate.record.tables import Run
-from headgate.workloads import Poisson, Uniform
+from headgate.workloads.arrivals import Poisson
+from headgate.workloads.lengths import Uniform
 
 ENGINE = card_engine("linear-h200-qwen3-8b", slots=32, budget=2048)
 

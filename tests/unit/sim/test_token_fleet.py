@@ -19,7 +19,7 @@ from headgate.cost.model import StepCost
 from headgate.kv.transfer import Transfer
 from headgate.methods.balance.balance import LeastLoaded, RoundRobin
 from headgate.methods.eb.exclusive import PrefillFirst
-from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
+from headgate.methods.fluid.flows import EnginePace, Flow, Instance, TokenPrices
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.split.split import Split
@@ -274,8 +274,8 @@ def test_token_level_agrees_with_the_stochastic_network(name):
     rng = np.random.default_rng(1)
     arrival = np.cumsum(rng.exponential(1 / (rate * engines), count))
     prompt, output = rng.geometric(1 / 200, count), 1 + rng.geometric(1 / 100, count)
-    pace = Pace(seats, chunk, 0.0, mixed / chunk, 1 / solo)
-    plan = plan_fluid(Instance((Flow("", 200.0, 100.0, rate),), pace, Prices(1.0, 2.0)))
+    pace = EnginePace(seats, chunk, 0.0, mixed / chunk, 1 / solo)
+    plan = plan_fluid(Instance((Flow("", 200.0, 100.0, rate),), pace, TokenPrices(1.0, 2.0)))
     draw = draws(0)
 
     def router():
@@ -339,8 +339,8 @@ def test_kv_that_waits_for_a_place_gives_way_when_nothing_else_can_run():
     """13 was evicted and needs all memory but one token; 14 keeps two of them while it waits for a seat."""
     engine = Engine(Line(context=0.0), 20, 50, 2, 2, block=1)
     prompt, output = [1] * 14 + [2, 1], [1] * 13 + [30, 2, 1]
-    pace = Pace(2, 16, 0.8, 0.02, 1.0)
-    plan = plan_fluid(Instance((Flow("", 30.0, 5.0, 0.02),), pace, Prices(0.1, 0.2)))
+    pace = EnginePace(2, 16, 0.8, 0.02, 1.0)
+    plan = plan_fluid(Instance((Flow("", 30.0, 5.0, 0.02),), pace, TokenPrices(0.1, 0.2)))
     router = make_router("fg-sp", plan, 1, draws(0))
     requests = fleet_of(engine, 1, Mixed(2, 2), router, Workload.of(prompt, output))["requests"]
     whole = np.minimum(output, engine.longest - np.array(prompt))

@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
-from headgate.workloads import stream
+from headgate.workloads.streams import stream
 
-DRAW = "from headgate.workloads import stream; print(stream(7, 'arrivals').integers(0, 10**9, 3).tolist())"
+DRAW = (
+    "from headgate.workloads.streams import stream; "
+    "print(stream(7, 'arrivals').integers(0, 10**9, 3).tolist())"
+)
 
 
 def test_same_in_every_process():

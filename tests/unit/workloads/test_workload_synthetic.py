@@ -11,27 +11,11 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
 from headgate.core.request import Slo
-from headgate.workloads import (
-    AllAtOnce,
-    Constant,
-    Empirical,
-    Fixed,
-    Gamma,
-    GammaArrivals,
-    Geometric,
-    Kind,
-    LogNormal,
-    Pairs,
-    Poisson,
-    Share,
-    Stage,
-    Uniform,
-    Workload,
-    arrival_process,
-    generate,
-    length_law,
-    stream,
-)
+from headgate.workloads import Kind, Share, Workload, arrival_process, generate, length_law
+from headgate.workloads.arrivals import AllAtOnce, Constant, GammaArrivals, Poisson
+from headgate.workloads.lengths import Empirical, Fixed, Gamma, Geometric, LogNormal, Pairs, Uniform
+from headgate.workloads.streams import stream
+from headgate.workloads.synthetic import WorkloadStage
 
 MANY = 40_000
 CHAT, BULK = Kind("chat", Slo(1.0), 0), Kind("bulk", Slo(), 5)
@@ -324,7 +308,12 @@ def test_changing_one_class_leaves_the_other():
 
 def test_nothing_shares_a_stream():
     # The same law everywhere: equal draws could only come from a shared stream.
-    alike = base(prompt=Uniform(5000), output=Uniform(5000), requests=None, stages=[Stage(25), Stage(25)])
+    alike = base(
+        prompt=Uniform(5000),
+        output=Uniform(5000),
+        requests=None,
+        stages=[WorkloadStage(25), WorkloadStage(25)],
+    )
     parts = [alike.prompt[:25], alike.prompt[25:], alike.output[:25], alike.output[25:]]
     classes = [Share(1, CHAT, Uniform(5000), Uniform(5000)), Share(1, BULK, Uniform(5000), Uniform(5000))]
     mixed = generate(100, seed=3, classes=classes)
@@ -337,7 +326,12 @@ def test_stages_change_rate_and_lengths():
     drawn = base(
         requests=None,
         arrivals=Constant(1),
-        stages=[Stage(10), Stage(20, rate=4), Stage(5, prompt=Fixed(7)), Stage(5, output=Fixed(3))],
+        stages=[
+            WorkloadStage(10),
+            WorkloadStage(20, rate=4),
+            WorkloadStage(5, prompt=Fixed(7)),
+            WorkloadStage(5, output=Fixed(3)),
+        ],
     )
     gaps = np.diff(drawn.arrival, prepend=0.0)
     assert gaps.tolist() == pytest.approx([1.0] * 10 + [0.25] * 20 + [1.0] * 10)
@@ -347,13 +341,16 @@ def test_stages_change_rate_and_lengths():
 
 def test_stages_change_the_clients():
     drawn = base(
-        requests=6, arrivals=None, clients=4, stages=[Stage(2, clients=32), Stage(1), Stage(3, clients=8)]
+        requests=6,
+        arrivals=None,
+        clients=4,
+        stages=[WorkloadStage(2, clients=32), WorkloadStage(1), WorkloadStage(3, clients=8)],
     )
     assert drawn.clients.tolist() == [32, 32, 4, 8, 8, 8]
 
 
 def test_stage_rates_without_a_process_are_poisson():
-    assert same(base(arrivals=None, requests=None, stages=[Stage(50, rate=2)]), base()) == {
+    assert same(base(arrivals=None, requests=None, stages=[WorkloadStage(50, rate=2)]), base()) == {
         "arrival",
         "prompt",
         "output",
@@ -362,13 +359,13 @@ def test_stage_rates_without_a_process_are_poisson():
 
 
 def test_changing_one_stage_leaves_the_next():
-    one = base(requests=None, stages=[Stage(10), Stage(10)])
-    other = base(requests=None, stages=[Stage(10, prompt=Gamma(9)), Stage(10)])
+    one = base(requests=None, stages=[WorkloadStage(10), WorkloadStage(10)])
+    other = base(requests=None, stages=[WorkloadStage(10, prompt=Gamma(9)), WorkloadStage(10)])
     assert np.array_equal(one.prompt[10:], other.prompt[10:]) and not np.array_equal(one.prompt, other.prompt)
 
 
 def test_origin_says_how_it_was_made():
-    origin = mix(stages=[Stage(8000, rate=2)], arrivals=GammaArrivals(1, 0.5)).origin
+    origin = mix(stages=[WorkloadStage(8000, rate=2)], arrivals=GammaArrivals(1, 0.5)).origin
     text = json.dumps(origin)
     assert json.loads(text) == origin
     assert origin["drawn"]["arrivals"] == {"law": "GammaArrivals", "rate": 1, "burstiness": 0.5}
@@ -383,22 +380,22 @@ def test_origin_says_how_it_was_made():
     [
         ({"requests": None}, "number of requests is missing"),
         ({"requests": 0}, "stage 0 has 0 requests; give at least 1"),
-        ({"stages": [Stage(10)]}, "50 requests, but the stages have 10; make them agree"),
+        ({"stages": [WorkloadStage(10)]}, "50 requests, but the stages have 10; make them agree"),
         ({"prompt": None}, "lengths are missing; give a prompt law and an output law"),
         ({"pairs": Pairs([1], [1])}, "lengths come from laws, from pairs or from classes; give only one"),
         ({"clients": 4}, "an arrival process in a closed loop; drop the arrivals or the clients"),
         ({"arrivals": None, "clients": 0}, "stage 0 has 0 clients; give at least 1"),
-        ({"stages": [Stage(50, rate=0)]}, "rate of arrivals is 0"),
+        ({"stages": [WorkloadStage(50, rate=0)]}, "rate of arrivals is 0"),
         (
-            {"arrivals": AllAtOnce(), "stages": [Stage(50, rate=2)]},
+            {"arrivals": AllAtOnce(), "stages": [WorkloadStage(50, rate=2)]},
             "stage 0 has a rate, the arrivals have none",
         ),
         (
-            {"arrivals": None, "clients": 4, "stages": [Stage(50, rate=2)]},
+            {"arrivals": None, "clients": 4, "stages": [WorkloadStage(50, rate=2)]},
             "stage 0 has a rate in a closed loop",
         ),
         (
-            {"arrivals": None, "stages": [Stage(25), Stage(25, clients=2)]},
+            {"arrivals": None, "stages": [WorkloadStage(25), WorkloadStage(25, clients=2)]},
             "open and closed loop in one workload",
         ),
         (
@@ -410,7 +407,7 @@ def test_origin_says_how_it_was_made():
                 "prompt": None,
                 "output": None,
                 "classes": [Share(1, CHAT, Fixed(1), Fixed(1))],
-                "stages": [Stage(50, prompt=Fixed(2))],
+                "stages": [WorkloadStage(50, prompt=Fixed(2))],
             },
             "stage 0 changes lengths that come from classes or pairs; give laws instead",
         ),

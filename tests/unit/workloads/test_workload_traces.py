@@ -9,17 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
-from headgate.workloads import (
-    BUNDLED,
-    FORMATS,
-    Poisson,
-    Uniform,
-    Workload,
-    generate,
-    read_trace,
-    write_mooncake,
-)
-from headgate.workloads.traces import bundled
+from headgate.workloads import Workload, generate, read_trace
+from headgate.workloads.arrivals import Poisson
+from headgate.workloads.formats import FORMATS
+from headgate.workloads.lengths import Uniform
+from headgate.workloads.traces import BUNDLED, bundled, write_mooncake
 
 DATA = Path(__file__).parents[2] / "data"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

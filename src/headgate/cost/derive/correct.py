@@ -1,9 +1,10 @@
-"""Corrections from calibrated cards of the same GPU: the five numbers that make the laws agree with them."""
+"""Between derived and calibrated cards: corrections from calibrated ones, and operators as a law of work."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 from scipy.optimize import least_squares, nnls  # type: ignore[import-untyped]
@@ -31,15 +32,20 @@ JITTER = 0.05  # errors beyond it count less
 
 def fit_corrections(measured: Sequence[tuple[Deployment, Card]]) -> Corrections:
     """Least squares on relative errors of the cards' grids; every card weighs alike."""
-    parts = [(at, *_timed(card)) for at, card in measured]
+    timed = []
+    for at, card in measured:
+        grid = shapes(card.kv_tokens, card.max_running, card.max_batch_tokens)
+        steps = [step for step in grid if not card.region.misses(step)]
+        cost = card.cost.unhosted()
+        timed.append((at, steps, np.array([cost.seconds(step) for step in steps])))
 
     def off(scaled: Floats) -> Floats:
         lost = Corrections(*(scaled * SCALES))
-        found = []
-        for at, steps, real in parts:
-            said = np.array([step_seconds(at, s.decodes, s.context, s.chunks, lost) for s in steps])
-            found.append((said / real - 1) / np.sqrt(len(steps)))
-        return np.concatenate(found)
+        errors = []
+        for at, steps, real in timed:
+            priced = np.array([step_seconds(at, s.decodes, s.context, s.chunks, lost) for s in steps])
+            errors.append((priced / real - 1) / np.sqrt(len(steps)))
+        return np.concatenate(errors)
 
     start = np.array(OF_H200.values()) / SCALES
     most = np.array(MOST) / SCALES
@@ -58,14 +64,8 @@ def deployment_of(card: Card, gpu: Gpu) -> Deployment:
             f"--correct {card.name} is of {card.gpu}, not of {gpu.name}; corrections hold for one GPU"
         )
     layers, hidden, heads, kv_heads, head, inner, words = (shape[name] for name in needed)
-    model = Transformer(
-        layers,
-        hidden,
-        heads,
-        kv_heads,
-        head,
-        inner,
-        words,
+    model = replace(
+        Transformer(layers, hidden, heads, kv_heads, head, inner, words),
         experts=shape.get("experts", 0),
         experts_per_token=shape.get("experts_per_token", 0),
         expert_feed_forward=shape.get("expert_inner", 0),
@@ -73,20 +73,7 @@ def deployment_of(card: Card, gpu: Gpu) -> Deployment:
     return Deployment(model, gpu, int(settings.get("tensor parallel", "1")))
 
 
-def _timed(card: Card) -> tuple[list[Shape], Floats]:
-    """The card's grid and what its GPU takes for each step."""
-    steps = list(_inside(card))
-    cost = card.cost.unhosted()
-    return steps, np.array([cost.seconds(step) for step in steps])
-
-
-def _inside(card: Card) -> Iterator[Shape]:
-    for step in shapes(card.kv_tokens, card.max_running, card.max_batch_tokens):
-        if not card.region.misses(step):
-            yield step
-
-
-# -- The steps a derived card is made from and compared on: those of a calibration, on paper ------------
+# -- the grid: steps of a calibration, on paper
 
 DECODES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)  # of one decode
@@ -97,33 +84,19 @@ MIXED = ((16, 64, 128, 256, 512), (256, 1024, 2048, 8192), (512, 2048))  # decod
 
 def shapes(kv_tokens: int, running: int, budget: int) -> list[Shape]:
     """Decodes alone within KV and seats, prompts alone (one, four, a piece behind KV), both."""
-    return [*_decodes(kv_tokens, running), *_prompts(budget), *_mixed(kv_tokens, running, budget)]
-
-
-def _decodes(kv_tokens: int, running: int) -> Iterator[Shape]:
-    for decodes in DECODES:
-        for context in CONTEXTS:
-            if decodes <= running and (decodes * context <= kv_tokens or decodes == 1):
-                yield Shape(decodes, decodes * context)
-
-
-def _prompts(budget: int) -> Iterator[Shape]:
-    for tokens in PROMPTS:
-        if tokens <= budget:
-            yield _shape(0, 0, [Chunk(0, tokens)])
-        if 4 * tokens <= budget:
-            yield _shape(0, 0, [Chunk(0, tokens)] * 4)
-    for start in BEHIND:
-        yield _shape(0, 0, [Chunk(start, min(2048, budget))])
-
-
-def _mixed(kv_tokens: int, running: int, budget: int) -> Iterator[Shape]:
-    for decodes in MIXED[0]:
-        for tokens in MIXED[1]:
-            for context in MIXED[2]:
-                fits = decodes * context <= kv_tokens and decodes + tokens <= budget and decodes <= running
-                if fits:
-                    yield _shape(decodes, decodes * context, [Chunk(0, tokens)])
+    alone = [
+        Shape(decodes, decodes * context)
+        for decodes, context in product(DECODES, CONTEXTS)
+        if decodes <= running and (decodes * context <= kv_tokens or decodes == 1)
+    ]
+    prompts = [[Chunk(0, size)] * count for size in PROMPTS for count in (1, 4) if count * size <= budget]
+    prompts += [[Chunk(start, min(2048, budget))] for start in BEHIND]
+    mixed = [
+        _shape(decodes, decodes * context, [Chunk(0, tokens)])
+        for decodes, tokens, context in product(*MIXED)
+        if decodes * context <= kv_tokens and decodes + tokens <= budget and decodes <= running
+    ]
+    return [*alone, *(_shape(0, 0, chunks) for chunks in prompts), *mixed]
 
 
 def _shape(decodes: int, context: int, chunks: list[Chunk]) -> Shape:
@@ -141,7 +114,7 @@ def table(steps: Sequence[Shape], seconds: Sequence[float]) -> StepTable:
     )
 
 
-# -- Laws of operators become a card's law of work, which simulations can sum over many steps at once ---
+# -- laws of operators as a law of work
 
 EXTRAS = ("per_context", "per_attention", "prompt_constant", "mixed_constant", "mixed_per_context")
 TILES = (1, 16, 64, 128)
@@ -165,10 +138,10 @@ def distil(
             relative = gpu_columns(timed, law) / real[:, None]
             scale = np.linalg.norm(relative, axis=0)
             scale[scale == 0] = 1.0
-            found, left = nnls(relative / scale, np.ones(len(real)))
+            solved, left = nnls(relative / scale, np.ones(len(real)))
             if best is None or left < best[0]:
-                best = left, law, found / scale, relative @ (found / scale) - 1
+                best = left, law, solved / scale, relative @ (solved / scale) - 1
     assert best is not None
-    _, law, found, errors = best
-    terms = law.terms(found)
+    _, law, coefficients, errors = best
+    terms = law.terms(coefficients)
     return (terms if terms.per_expert else replace(terms, experts=0, experts_per_token=0)), errors

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from headgate.core.errors import InputError
-from headgate.cost.card import DERIVED_CARD, Card, ExpectedError, Number, Provenance, Region
-from headgate.cost.derive.correct import deployment_of, distil, fit_corrections, shapes
+from headgate.cost.card import DERIVED_CARD, Card, ExpectedError, Number, Provenance
+from headgate.cost.derive.correct import deployment_of, distil, fit_corrections, shapes, table
 from headgate.cost.derive.gpus import ASSUMED, GIGA, H200, MEASURED, PUBLISHED, Gpu
 from headgate.cost.derive.step import OF_H200, Corrections, Deployment, step_seconds
 from headgate.cost.derive.wanted import (
@@ -24,7 +24,7 @@ from headgate.cost.derive.wanted import (
     UTILISATION,
     WORKSPACE,
     Resolved,
-    Wanted,
+    WantedCard,
     host_prior,
     kv_error,
     kv_tokens,
@@ -34,10 +34,10 @@ from headgate.cost.derive.wanted import (
     with_host,
     with_synchronous_host,
 )
-from headgate.cost.fit.fit import LARGEST_GRAPH
+from headgate.cost.fit.fit import LARGEST_GRAPH, region
+from headgate.cost.fit.steps import Floats
 from headgate.cost.laws.terms import HostTerms
 from headgate.cost.laws.work import WorkTerms
-from headgate.cost.model import Shape
 
 MOST_TOKENS = 16384  # in one step
 ASYNCHRONOUS = (
@@ -51,10 +51,10 @@ SOURCE = (
 )
 
 
-def derive_card(wanted: Wanted, correct: Sequence[Card] = (), name: str = "") -> Card:
+def derive_card(wanted: WantedCard, correct: Sequence[Card] = (), name: str = "") -> Card:
     """The laws on the grid of a calibration, as a card; `correct` are calibrated cards of the same GPU."""
-    found = resolve(wanted)
-    at = found.at
+    resolved = resolve(wanted)
+    at = resolved.at
     measured = [(deployment_of(card, at.gpu), card) for card in correct]
     lost = fit_corrections(measured) if measured else OF_H200
     tokens = kv_tokens(at, wanted.utilisation)
@@ -66,11 +66,13 @@ def derive_card(wanted: Wanted, correct: Sequence[Card] = (), name: str = "") ->
     work = with_host(terms, host) if host else with_synchronous_host(terms)
     names = ", ".join(card.name for card in correct)
     corrected = f"calibrated card {names}" if correct else "cal-h200-qwen3-8b"
+    basis = Basis(work, host, lost, corrected, wanted.utilisation)
+    gpus = at.gpu.name if at.gpus == 1 else f"{at.gpus} x {at.gpu.name}"
     return Card(
         name=name or wanted.name,
-        gpu=at.gpu.name if at.gpus == 1 else f"{at.gpus} x {at.gpu.name}",
-        model=found.model,
-        description=_description(found),
+        gpu=gpus,
+        model=resolved.model,
+        description=f"Derived, not measured: {resolved.model} on {gpus}, by laws of its operators.",
         kv_tokens=tokens,
         block=BLOCK,
         max_model_len=min(at.model.longest, tokens),
@@ -78,68 +80,36 @@ def derive_card(wanted: Wanted, correct: Sequence[Card] = (), name: str = "") ->
         max_batch_tokens=MOST_TOKENS,
         work=work,
         host=host,
-        region=_region(steps),
+        region=region(table(steps, seconds)),
         expected_error=expected_error(
-            at, kv_error(at, tokens), wanted.approximate and bool(found.doubts), wanted.synchronous
+            at, kv_error(at, tokens), wanted.approximate and bool(resolved.doubts), wanted.synchronous
         ),
-        provenance=_provenance(wanted, found, work, host, lost, corrected, errors, tokens, running),
+        provenance=_provenance(wanted, resolved, basis, errors, tokens),
     )
-
-
-def _region(steps: list[Shape]) -> Region:
-    """The grid."""
-
-    def span(values: list[int]) -> tuple[int, int]:
-        there = [value for value in values if value]
-        return min(there), max(there)
-
-    return Region(
-        decodes=span([step.decodes for step in steps]),
-        context=span([step.context for step in steps]),
-        prefill=span([step.prefill for step in steps]),
-    )
-
-
-def _description(found: Resolved) -> str:
-    at = found.at
-    many = "" if at.gpus == 1 else f"{at.gpus} x "
-    return f"Derived, not measured: {found.model} on {many}{at.gpu.name}, by laws of its operators."
 
 
 def _provenance(
-    wanted: Wanted,
-    found: Resolved,
-    terms: WorkTerms,
-    host: HostTerms | None,
-    lost: Corrections,
-    corrected: str,
-    errors: np.ndarray[tuple[int], np.dtype[np.float64]],
-    tokens: int,
-    running: int,
+    wanted: WantedCard, resolved: Resolved, basis: Basis, errors: Floats, tokens: int
 ) -> Provenance:
-    at = found.at
-    limits = {"kv_tokens": tokens, "block": BLOCK, "max_running": running, "max_batch_tokens": MOST_TOKENS}
-    limits["max_model_len"] = min(at.model.longest, tokens)
+    at = resolved.at
+    off = {"mean": round(float(np.abs(errors).mean()), 4), "most": round(float(np.abs(errors).max()), 4)}
+    limits = {"kv_tokens": tokens, "block": BLOCK, "max_batch_tokens": MOST_TOKENS}
+    limits |= {"max_running": most_running(tokens), "max_model_len": min(at.model.longest, tokens)}
     return Provenance(
         source=SOURCE,
-        measured=f"nothing on this engine; corrections for what an engine loses are from {corrected}",
+        measured=f"nothing on this engine; corrections for what an engine loses are from {basis.corrected}",
         date="derived when asked for",
         versions={},
-        residuals={
-            "law of work against laws of operators": {
-                "mean": round(float(np.mean(np.abs(errors))), 4),
-                "most": round(float(np.max(np.abs(errors))), 4),
-            }
-        },
-        assumptions=_assumptions(wanted, found),
+        residuals={"law of work against laws of operators": off},
+        assumptions=_assumptions(wanted, resolved),
         extrapolated=["everything: no step of this card was timed"],
         settings=_settings(wanted, at),
         model_shape=at.model.shape(),
-        numbers=origins(found, Rests(terms, host, lost, corrected, wanted.utilisation), limits),
+        numbers=origins(at, basis, limits),
     )
 
 
-def _settings(wanted: Wanted, at: Deployment) -> dict[str, str]:
+def _settings(wanted: WantedCard, at: Deployment) -> dict[str, str]:
     """As vLLM has them, so that a card is refused on another engine."""
     return {
         "dtype": "bfloat16",
@@ -151,8 +121,8 @@ def _settings(wanted: Wanted, at: Deployment) -> dict[str, str]:
     }
 
 
-def _assumptions(wanted: Wanted, found: Resolved) -> list[str]:
-    at = found.at
+def _assumptions(wanted: WantedCard, resolved: Resolved) -> list[str]:
+    at = resolved.at
     notes = [
         SYNCHRONOUS if wanted.synchronous else ASYNCHRONOUS,
         "What an engine loses against operators timed alone is that of an H200 with Qwen3-8B."
@@ -165,18 +135,22 @@ def _assumptions(wanted: Wanted, found: Resolved) -> list[str]:
         else "",
         "KV of layers with a window is counted in full." if at.model.window else "",
         "fp8 products at the bf16 laws' efficiencies." if at.fp8 else "",
-        *(f"Approximated: {doubt}." for doubt in found.doubts),
+        *(f"Approximated: {doubt}." for doubt in resolved.doubts),
     ]
     return [note for note in notes if note]
 
 
-# -- `derived:MODEL@GPU:tp4:fp8`, wherever a card is asked for by name ----------------------------------
+# -- names of derived cards: `derived:MODEL@GPU:tp4:fp8`
 
 FORM = (
     "write derived:MODEL@GPU, then :tp4, :ep4, :fp8, :kv-fp8, :util0.9, :graph1024, :sync or :approximate as "
     "needed"
 )
 NUMBER = {"tp": "tensor", "pp": "pipeline", "ep": "expert", "graph": "graph"}
+WORDS: dict[str, dict[str, Any]] = {
+    **{dtype: {"dtype": dtype} for dtype in (BF16, FP8)},
+    **{f"kv-{FP8}": {"kv_dtype": FP8}, "sync": {"synchronous": True}, "approximate": {"approximate": True}},
+}
 LONGEST = 500  # characters of a name
 
 
@@ -186,76 +160,54 @@ def card_named(text: str) -> Card:
     return derive_card(parse(text))
 
 
-def parse(text: str) -> Wanted:
+def parse(text: str) -> WantedCard:
     """What a name asks for."""
     rest = text.removeprefix(DERIVED_CARD)
     model, at, place = rest.rpartition("@")
     if not at or not model or not place or len(text) > LONGEST:
         raise InputError(f"card {text[:80]!r} is not complete; {FORM}")
     gpu, *words = place.split(":")
-    wanted = Wanted(model, gpu)
+    wanted = WantedCard(model, gpu)
     for word in words:
         wanted = _with(wanted, word, text)
     return wanted
 
 
-def _with(wanted: Wanted, word: str, text: str) -> Wanted:
+def _with(wanted: WantedCard, word: str, text: str) -> WantedCard:
     degree = re.fullmatch(r"(tp|pp|ep|graph)(\d{1,5})", word)
     share = re.fullmatch(r"util(0?\.\d{1,6}|1(?:\.0*)?)", word)
+    changed = WORDS.get(word)
     if degree:
-        given: dict[str, Any] = {NUMBER[degree[1]]: int(degree[2])}
-        return replace(wanted, **given)
-    if share:
-        return replace(wanted, utilisation=float(share[1]))
-    if word in (BF16, FP8):
-        return replace(wanted, dtype=word)
-    if word == f"kv-{FP8}":
-        return replace(wanted, kv_dtype=FP8)
-    if word == "sync":
-        return replace(wanted, synchronous=True)
-    if word == "approximate":
-        return replace(wanted, approximate=True)
-    raise InputError(f"card {text[:80]!r}: {word[:40]!r} is not known; {FORM}")
+        changed = {NUMBER[degree[1]]: int(degree[2])}
+    elif share:
+        changed = {"utilisation": float(share[1])}
+    if changed is None:
+        raise InputError(f"card {text[:80]!r}: {word[:40]!r} is not known; {FORM}")
+    return replace(wanted, **changed)
 
 
-# -- How far a derived card may be off, from every measurement it could be held against -----------------
+# -- how far a derived card may be off
 
 SLOW_LINK = 100 * GIGA  # bytes/s of an all-reduce; NVLink is faster
 
 
-@dataclass(frozen=True)
-class Bars:
-    """Nine steps in ten are within these, relative; saturated throughput within the last."""
-
-    decode: float
-    prefill: float
-    mixed: float
-    throughput: float
-    source: str
-
-
 # `python -m studies.cards.derived` prints the figures behind these: nine in ten errors of engines of which
-# nothing was fitted, every engine weighing alike.
-HELD_OUT = Bars(0.08, 0.10, 0.10, 0.08, "leave-one-out over three calibrated H200 cards")
-OTHER_GPU = Bars(
-    0.15,
-    0.15,
-    0.13,
-    0.15,
+# nothing was fitted, every engine weighing alike. Nine steps in ten of decode, prefill and mixed are within
+# these, relative; saturated throughput within the last.
+HELD_OUT = ((0.08, 0.10, 0.10, 0.08), "leave-one-out over three calibrated H200 cards")
+OTHER_GPU = (
+    (0.15, 0.15, 0.13, 0.15),
     "public steps of vLLM on 1 to 8 B300, and runs on RTX PRO 6000, none of them fitted",
 )
-OVER_PCIE = Bars(0.18, 0.15, 0.13, 0.25, "a public run on 2 RTX PRO 6000, not fitted")
-DATA_SHEET = Bars(
-    0.20,
-    0.55,
-    0.55,
-    0.40,
+OVER_PCIE = ((0.18, 0.15, 0.13, 0.25), "a public run on 2 RTX PRO 6000, not fitted")
+DATA_SHEET = (
+    (0.20, 0.55, 0.55, 0.40),
     "six GPUs each by the efficiencies of the other five, a B300, a run on an RTX 4090",
 )
-FP8_BARS = Bars(0.20, 0.20, 0.20, 0.20, "fp8 products, which follow no one law")
-SYNC_BARS = Bars(0.10, 0.10, 0.10, 0.10, "90 public runs on 2 to 8 H100, each degree from the others' host")
-SHARED_EXPERTS = Bars(0.20, 0.26, 0.26, 0.25, "busiest GPU of uneven expert routing, published tables")
-ROUGH = Bars(0.5, 0.5, 0.5, 0.5, "--approximate: laws used for what they were not fitted to; a guess")
+FP8_BARS = ((0.20, 0.20, 0.20, 0.20), "fp8 products, which follow no one law")
+SYNC_BARS = ((0.10, 0.10, 0.10, 0.10), "90 public runs on 2 to 8 H100, each degree from the others' host")
+SHARED_EXPERTS = ((0.20, 0.26, 0.26, 0.25), "busiest GPU of uneven expert routing, published tables")
+ROUGH = ((0.5, 0.5, 0.5, 0.5), "--approximate: laws used for what they were not fitted to; a guess")
 
 
 def expected_error(at: Deployment, kv: float, approximate: bool, synchronous: bool = False) -> ExpectedError:
@@ -268,13 +220,12 @@ def expected_error(at: Deployment, kv: float, approximate: bool, synchronous: bo
     bars += [SHARED_EXPERTS] if at.whole_experts and at.tensor > 1 else []
     bars += [SYNC_BARS] if synchronous else []
     bars += [ROUGH] if approximate else []
-    widest = {
-        name: max(getattr(bar, name) for bar in bars) for name in ("decode", "prefill", "mixed", "throughput")
-    }
-    return ExpectedError(**widest, kv=float(f"{kv:.2g}"), source="; ".join(bar.source for bar in bars))
+    widest = [max(kind) for kind in zip(*(numbers for numbers, _ in bars), strict=True)]
+    errors = dict(zip(("decode", "prefill", "mixed", "throughput"), widest, strict=True))
+    return ExpectedError(**errors, kv=float(f"{kv:.2g}"), source="; ".join(source for _, source in bars))
 
 
-# -- For every number of a derived card, and every number it rests on: measured, published or assumed ---
+# -- where each number comes from
 
 Named = tuple[str, float, str, str]  # place, value, origin, source
 
@@ -289,7 +240,7 @@ LIMITS = {
 
 
 @dataclass(frozen=True)
-class Rests:
+class Basis:
     """What a card was made from, beside model and GPU."""
 
     terms: WorkTerms
@@ -299,43 +250,32 @@ class Rests:
     utilisation: float
 
 
-def origins(found: Resolved, rests: Rests, limits: dict[str, int]) -> dict[str, Number]:
-    """By the place of the number in the card; those it rests on by gpu., model., memory. and engine."""
-    at = found.at
-    every = [*_limits(at, limits), *_prices(at, rests), *_gpu(at), *_engine(at, rests)]
+def origins(at: Deployment, basis: Basis, limits: dict[str, int]) -> dict[str, Number]:
+    """By the place of the number in the card; those it basis on by gpu., model., memory. and engine."""
+    how = f"memory at this utilisation less {weight_bytes(at) / 1e9:.1f} GB of weights and the workspace"
+    every: list[Named] = [("kv_tokens", limits["kv_tokens"], PUBLISHED, how)]
+    every += [(name, limits[name], *known) for name, known in LIMITS.items()]
+    every += [*_prices(at, basis), *_gpu(at), *_engine(at, basis)]
     every += [(f"model.{name}", value, PUBLISHED, "config.json") for name, value in at.model.shape().items()]
     return {
-        name: Number(value=float(f"{value:.6g}"), origin=_checked(origin), source=source)
+        name: Number.model_validate({"value": float(f"{value:.6g}"), "origin": origin, "source": source})
         for name, value, origin, source in every
     }
 
 
-def _checked(origin: str) -> Any:
-    """One of the three words a card allows."""
-    assert origin in (MEASURED, PUBLISHED, ASSUMED)
-    return origin
-
-
-def _limits(at: Deployment, limits: dict[str, int]) -> Iterator[Named]:
-    how = f"memory at this utilisation less {weight_bytes(at) / 1e9:.1f} GB of weights and the workspace"
-    yield "kv_tokens", limits["kv_tokens"], PUBLISHED, how
-    for name, (origin, source) in LIMITS.items():
-        yield name, limits[name], origin, source
-
-
-def _prices(at: Deployment, rests: Rests) -> Iterator[Named]:
+def _prices(at: Deployment, basis: Basis) -> Iterator[Named]:
     """A price is as well known as the weakest efficiency in it."""
     kinds = (at.gpu.origin, at.gpu.expert_origin if at.model.experts else at.gpu.origin)
     weakest = ASSUMED if ASSUMED in kinds else MEASURED
     laws = f"law of work nearest to laws of operators, {weakest}"
-    for field in fields(rests.terms):
-        value = getattr(rests.terms, field.name)
+    for field in fields(basis.terms):
+        value = getattr(basis.terms, field.name)
         of_host = field.name.startswith("host_") or field.name == "graph"
         if value:
             yield f"work.{field.name}", value, *((ASSUMED, PRIOR) if of_host else (weakest, laws))
-    for field in fields(rests.host) if rests.host else ():
-        yield f"host.{field.name}", getattr(rests.host, field.name), ASSUMED, PRIOR
-    if rests.host is None:
+    for field in fields(basis.host) if basis.host else ():
+        yield f"host.{field.name}", getattr(basis.host, field.name), ASSUMED, PRIOR
+    if basis.host is None:
         yield "host.added_to_a_step", SUM_CONSTANT, PUBLISHED, PUBLIC_RUNS
         yield "host.added_for_a_request", SUM_PER_REQUEST, PUBLISHED, PUBLIC_RUNS
 
@@ -361,12 +301,12 @@ def _efficiencies(gpu: Gpu, parts: tuple[str, ...], origin: str) -> Iterator[Nam
             yield f"gpu.{part}.{field.name}", getattr(law, field.name), origin, gpu.source
 
 
-def _engine(at: Deployment, rests: Rests) -> Iterator[Named]:
-    same_gpu = at.gpu is H200 or "calibrated card" in rests.corrected
-    usual = rests.utilisation == UTILISATION
+def _engine(at: Deployment, basis: Basis) -> Iterator[Named]:
+    same_gpu = at.gpu is H200 or "calibrated card" in basis.corrected
+    usual = basis.utilisation == UTILISATION
     yield "memory.workspace", WORKSPACE, MEASURED if at.gpu is H200 else ASSUMED, "three cards of an H200"
     how = (PUBLISHED, "vLLM's default from 0.22 on") if usual else (ASSUMED, "as given")
-    yield "memory.utilisation", rests.utilisation, *how
-    for field in fields(rests.lost):
-        value = getattr(rests.lost, field.name)
-        yield f"engine.{field.name}", value, MEASURED if same_gpu else ASSUMED, f"from {rests.corrected}"
+    yield "memory.utilisation", basis.utilisation, *how
+    for field in fields(basis.lost):
+        value = getattr(basis.lost, field.name)
+        yield f"engine.{field.name}", value, MEASURED if same_gpu else ASSUMED, f"from {basis.corrected}"

@@ -12,6 +12,7 @@ TERA, GIGA, MICRO, NANO = 1e12, 1e9, 1e-6, 1e-9
 MIB = 2**20
 MEASURED, PUBLISHED, ASSUMED = "measured", "published", "assumed"
 TABLES = "AIConfigurator's operator tables for vLLM 0.24, fitted"
+OPERATORS = ("gemm", "decode", "prompt", "experts")
 UNGRAPHED = 21 * MICRO  # start of an all-reduce that no CUDA graph holds
 
 
@@ -81,21 +82,24 @@ class Gpu:
         return hash(self.name)
 
 
-def _links(starts: tuple[float, float, float], speeds: tuple[float, float, float]) -> dict[int, AllReduce]:
-    each = zip((2, 4, 8), starts, speeds, strict=True)
-    return {count: AllReduce(start * MICRO, speed * GIGA) for count, start, speed in each}
+Three = tuple[float, float, float]
+Four = tuple[float, float, float, float]
 
 
 def _gpu(
     name: str,
-    sheet: tuple[float, float, float],
-    gemm: tuple[float, float, float, float],
-    decode: tuple[float, float, float, float],
-    prompt: tuple[float, float, float],
+    sheet: Three,
+    gemm: Four,
+    decode: Four,
+    prompt: Three,
     experts: tuple[float, float, float, float, float],
-    links: tuple[tuple[float, float, float], tuple[float, float, float]],
+    links: tuple[Three, Three],
 ) -> Gpu:
-    """Peak in TFLOP/s, bandwidth in TB/s, memory in MiB; starts in microseconds, c1 in nanoseconds."""
+    """Peak in TFLOP/s, bandwidth in TB/s, memory in MiB; starts in microseconds, c1 in nanoseconds.
+
+    Links are starts and GB/s of all-reduces over 2, 4 and 8 GPUs.
+    """
+    reduces = zip((2, 4, 8), *links, strict=True)
     return Gpu(
         name,
         sheet[0] * TERA,
@@ -105,76 +109,38 @@ def _gpu(
         DecodeAttention(decode[0] * MICRO, decode[1] * NANO, *decode[2:]),
         PromptAttention(prompt[0] * MICRO, prompt[1] * NANO, prompt[2]),
         Experts(experts[0] * MICRO, *experts[1:]),
-        _links(*links),
+        {count: AllReduce(start * MICRO, speed * GIGA) for count, start, speed in reduces},
     )
 
 
+# Each: name, data sheet, products, attention of decodes and of prompts, experts, links.
 H200 = _gpu(
-    "NVIDIA H200",
-    (989.4, 4.8, 143771),
-    (4.0, 0.83, 0.81, 3.5),
-    (11.6, 27.5, 0.83, 1.5),
-    (13, 0.43, 0.67),
-    (27.5, 0.92, 0.64, 1.5, 4),
-    ((4.5, 4.8, 5.3), (269, 300, 373)),
-)
+    "NVIDIA H200", (989.4, 4.8, 143771), (4.0, 0.83, 0.81, 3.5), (11.6, 27.5, 0.83, 1.5), (13, 0.43, 0.67),
+    (27.5, 0.92, 0.64, 1.5, 4), ((4.5, 4.8, 5.3), (269, 300, 373)),
+)  # fmt: skip
 H100 = _gpu(
-    "NVIDIA H100 80GB HBM3",
-    (989.4, 3.35, 81559),
-    (3.7, 0.87, 0.81, 3.1),
-    (11.6, 27.7, 0.87, 1.8),
-    (13, 0.44, 0.68),
-    (26, 0.91, 0.54, 1.8, 12),
-    ((4.3, 4.8, 5.4), (262, 288, 351)),
-)
-A100 = replace(
-    _gpu(
-        "NVIDIA A100-SXM4-80GB",
-        (312, 2.04, 81920),
-        (5.8, 0.77, 0.85, 1.6),
-        (17, 40, 0.67, 3.9),
-        (11, 0.78, 0.57),
-        (26, 0.91, 0.54, 1.8, 12),
-        ((5.0, 5.7, 6.7), (180, 178, 183)),
-    ),
-    fp8=False,
-    expert_origin=ASSUMED,  # no table of experts for this GPU: the H100's
-)
+    "NVIDIA H100 80GB HBM3", (989.4, 3.35, 81559), (3.7, 0.87, 0.81, 3.1), (11.6, 27.7, 0.87, 1.8),
+    (13, 0.44, 0.68), (26, 0.91, 0.54, 1.8, 12), ((4.3, 4.8, 5.4), (262, 288, 351)),
+)  # fmt: skip
+A100 = _gpu(
+    "NVIDIA A100-SXM4-80GB", (312, 2.04, 81920), (5.8, 0.77, 0.85, 1.6), (17, 40, 0.67, 3.9),
+    (11, 0.78, 0.57), (26, 0.91, 0.54, 1.8, 12), ((5.0, 5.7, 6.7), (180, 178, 183)),
+)  # fmt: skip
+A100 = replace(A100, fp8=False, expert_origin=ASSUMED)  # no table of its experts: the H100's
 B200 = _gpu(
-    "NVIDIA B200",
-    (2250, 7.7, 183359),
-    (3.7, 0.82, 0.72, 2.7),
-    (9.4, 12, 0.89, 7),
-    (12.5, 0.32, 0.59),
-    (19, 0.98, 0.41, 2.2, 44),
-    ((7.1, 7.4, 8.3), (450, 523, 558)),
-)
+    "NVIDIA B200", (2250, 7.7, 183359), (3.7, 0.82, 0.72, 2.7), (9.4, 12, 0.89, 7), (12.5, 0.32, 0.59),
+    (19, 0.98, 0.41, 2.2, 44), ((7.1, 7.4, 8.3), (450, 523, 558)),
+)  # fmt: skip
 RTX_PRO_6000 = _gpu(
-    "NVIDIA RTX PRO 6000 Blackwell Server Edition",
-    (468, 1.79, 97887),
-    (2.1, 0.86, 0.86, 1.6),
-    (12, 24, 0.90, 4),
-    (7.8, 0.45, 0.63),
-    (26, 0.84, 0.39, 2.3, 9),
-    ((4.3, 13, 26), (38, 28, 23)),
-)
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition", (468, 1.79, 97887), (2.1, 0.86, 0.86, 1.6),
+    (12, 24, 0.90, 4), (7.8, 0.45, 0.63), (26, 0.84, 0.39, 2.3, 9), ((4.3, 13, 26), (38, 28, 23)),
+)  # fmt: skip
 L40S = _gpu(
-    "NVIDIA L40S",
-    (362, 0.864, 46068),
-    (0, 0.78, 0.63, 2.3),
-    (10, 31, 0.89, 8),
-    (6.7, 0.60, 0.54),
-    (0, 0.83, 0.72, 1.4, 39),
-    ((5.3, 13, 23), (19, 3.8, 2.0)),
-)
-TABLE = {
-    "h200": H200,
-    "h100-sxm": H100,
-    "a100-sxm": A100,
-    "b200": B200,
-    "rtx-pro-6000": RTX_PRO_6000,
-    "l40s": L40S,
-}
+    "NVIDIA L40S", (362, 0.864, 46068), (0, 0.78, 0.63, 2.3), (10, 31, 0.89, 8), (6.7, 0.60, 0.54),
+    (0, 0.83, 0.72, 1.4, 39), ((5.3, 13, 23), (19, 3.8, 2.0)),
+)  # fmt: skip
+TABLE = {"h200": H200, "h100-sxm": H100, "a100-sxm": A100, "b200": B200}
+TABLE |= {"rtx-pro-6000": RTX_PRO_6000, "l40s": L40S}
 
 
 def from_data_sheet(
@@ -200,20 +166,18 @@ def from_data_sheet(
 
 def _median(gpus: list[Gpu]) -> Gpu:
     """Each efficiency the median of these GPUs'."""
-    found = {}
-    for part in ("gemm", "decode", "prompt", "experts"):
-        of_part = [getattr(gpu, part) for gpu in gpus]
-        values = {name: median(getattr(each, name) for each in of_part) for name in vars(of_part[0])}
-        found[part] = type(of_part[0])(**values)
-    return replace(gpus[0], **found)
+    medians = {}
+    for part in OPERATORS:
+        laws = [getattr(gpu, part) for gpu in gpus]
+        values = {name: median(getattr(law, name) for law in laws) for name in vars(laws[0])}
+        medians[part] = type(laws[0])(**values)
+    return replace(gpus[0], **medians)
 
 
 def left_out(name: str) -> Gpu:
     """A GPU of the table as if only its data sheet and links were known: the others' median."""
-    own = TABLE[name]
     others = _median([gpu for key, gpu in TABLE.items() if key != name])
-    parts = {part: getattr(others, part) for part in ("gemm", "decode", "prompt", "experts")}
-    return replace(own, origin=ASSUMED, **parts)
+    return replace(TABLE[name], origin=ASSUMED, **{part: getattr(others, part) for part in OPERATORS})
 
 
 # The sheet of a GeForce counts its products at half rate, which power does not limit: a public run (in
@@ -239,13 +203,8 @@ GPUS: dict[str, Gpu] = TABLE | {
     "rtx-a6000": replace(from_data_sheet("NVIDIA RTX A6000", 155, 0.768, 49140), fp8=False),
 }
 SHEET = re.compile(r"(\d{1,6}(?:\.\d{1,4})?)tf-(\d{1,3}(?:\.\d{1,4})?)tb-(\d{1,5}(?:\.\d{1,2})?)gb")
-ALIASES = {
-    "h100": "h100-sxm",
-    "a100": "a100-sxm",
-    "a100-80gb": "a100-sxm",
-    "h200-sxm": "h200",
-    "b200-sxm": "b200",
-}
+ALIASES = {"h100": "h100-sxm", "a100": "a100-sxm", "a100-80gb": "a100-sxm"}
+ALIASES |= {"h200-sxm": "h200", "b200-sxm": "b200"}
 
 
 def gpu_named(name: str) -> tuple[str, Gpu]:

@@ -13,6 +13,7 @@ from headgate.core.errors import InputError
 from headgate.cost.card import Card, ExpectedError, Number, Provenance
 from headgate.cost.fit.family import seconds
 from headgate.cost.fit.fit import measure
+from headgate.cost.fit.solve import level
 from headgate.cost.fit.steps import DECODE, KINDS, Cuts, Floats, Rows, StepTable, cut
 from headgate.cost.laws.terms import HostTerms
 from headgate.cost.laws.work import HOST, WorkTerms
@@ -28,7 +29,6 @@ LEAST, MOST = 0.25, 4.0  # of any factor
 ROUNDS = 5  # of reweighting
 TURNS = 3  # of deciding which steps the host held up
 LONGEST = 0.1  # seconds that may be added
-WILD = 0.5  # relative error of pieces that do not count for the level
 MOST_LEVEL = 0.05  # how far the level may be corrected
 HUBER = 2.0
 NOISE = 0.02  # relative; no piece is trusted further
@@ -53,24 +53,20 @@ class Rescaled:
     steps: int
 
     def lines(self) -> list[str]:
-        """For a terminal."""
-        told = ", ".join(f"{name} x{value:.3f}" for name, value in self.factors.items())
-        more = ", ".join(
-            f"{1e6 * value:.0f} us {name}" for name, value in self.added.items() if value >= 0.5e-6
-        )
+        scaled = ", ".join(f"{name} x{value:.3f}" for name, value in self.factors.items())
+        more = [f"{1e6 * value:.0f} us {name}" for name, value in self.added.items() if value >= 0.5e-6]
         if set(self.factors.values()) == {1.0} and not more:
-            told = "no factor does better on held-out steps; prices stay as derived"
-        found = [f"{self.steps} steps: {told}{f'; added: {more}' if more else ''}"]
-        found.append("errors on held-out steps:      before             after")
-        found.append("                            median   total    median   total  pieces")
-        for kind, figures in self.after.items():
-            was = self.before[kind]
-            cells = [
-                100 * each for each in (was["median"], was["total"], figures["median"], figures["total"])
-            ]
-            shown = "".join(f"{cell:>7.1f} %" for cell in cells)
-            found.append(f"  {kind:<22}{shown}{figures['pieces']:>8.0f}")
-        return found
+            scaled = "no factor does better on held-out steps; prices stay as derived"
+        added = f"; added: {', '.join(more)}" if more else ""
+        text = [f"{self.steps} steps: {scaled}{added}"]
+        text.append("errors on held-out steps:      before             after")
+        text.append("                            median   total    median   total  pieces")
+        for kind, after in self.after.items():
+            before = self.before[kind]
+            errors = before["median"], before["total"], after["median"], after["total"]
+            shown = "".join(f"{100 * error:>7.1f} %" for error in errors)
+            text.append(f"  {kind:<22}{shown}{after['pieces']:>8.0f}")
+        return text
 
 
 def rescale(card: Card, table: StepTable, name: str, source: str) -> Rescaled:
@@ -124,9 +120,10 @@ class _Problem:
     def __init__(self, table: StepTable, law: WorkTerms, prior: ExpectedError) -> None:
         self.pieces: Cuts = cut(table)
         self.lengths = np.diff(np.append(self.pieces.starts, len(table)))
-        self.fold = (
-            self.pieces.part % FOLDS if len(np.unique(self.pieces.part)) > 1 else _stretches(self.pieces)
-        )
+        parts = self.pieces.part
+        if len(np.unique(parts)) == 1:  # eight stretches, every other held out
+            parts = (np.arange(len(parts)) * 8 // len(parts)).astype(np.int32)
+        self.fold = parts % FOLDS
         columns = [seconds(_only(law, names), table) for names in GROUPS.values()]
         self._columns = np.column_stack((*columns, np.ones(len(table)), table.decodes))
         shares = _host_shares(law, table)
@@ -166,22 +163,9 @@ class _Problem:
         return np.asarray(found, dtype=np.float64)
 
     def _level(self, found: Floats, use: Rows, most: float) -> float:
-        """A factor that makes sums right: what a fit ignores as jitter takes time all the same."""
-        real = self.pieces.seconds[use]
-        said = self.pieces.sums(np.maximum(self._columns @ found, self._host))[use]
-        sane, kinds = np.abs(said / real - 1) < WILD, self.pieces.kind[use]
-        ratios = [
-            real[here].sum() / said[here].sum()
-            for kind in np.unique(kinds)
-            if (here := sane & (kinds == kind)).any()
-        ]
-        level = float(np.mean(ratios)) if ratios else 1.0
-        return min(max(level, 1 / (1 + most)), 1 + most)
-
-
-def _stretches(pieces: Cuts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Of one part: eight stretches, every other held out."""
-    return np.arange(len(pieces), dtype=np.int64) * 8 // len(pieces) % FOLDS
+        real, kinds = self.pieces.seconds[use], self.pieces.kind[use]
+        priced = self.pieces.sums(np.maximum(self._columns @ found, self._host))[use]
+        return level(real, priced, kinds, 1 / (1 + most), 1 + most)
 
 
 def _balance(kinds: np.ndarray[tuple[int], np.dtype[np.int8]]) -> Floats:
@@ -247,34 +231,25 @@ def _card(
     known = card.provenance
     residuals = {f"{kind} before": figures for kind, figures in before.items()}
     residuals |= {f"{kind} after": figures for kind, figures in after.items()}
-    kept = {
-        field: getattr(card, field) for field in Card.model_fields
+    provenance = {
+        "source": f"{source}; before: {known.source}",
+        "measured": f"{steps} steps, which scale groups of a derived card's prices",
+        "residuals": residuals,
+        "numbers": _numbers(known, terms, source),
+    }
+    changed = {
+        "name": name,
+        "description": f"Derived, then rescaled by {steps} steps: {card.model} on {card.gpu}.",
+        "work": terms,
+        "host": host,
+        "expected_error": card.expected_error and _bars(card.expected_error, after, source),
+        "provenance": known.model_copy(update=provenance),
     }  # a copy would keep the old cost object
-    return Card(
-        **kept
-        | {
-            "name": name,
-            "description": f"Derived, then rescaled by {steps} steps: {card.model} on {card.gpu}.",
-            "work": terms,
-            "host": host,
-            "expected_error": _bars(card.expected_error, after, source),
-            "provenance": known.model_copy(
-                update={
-                    "source": f"{source}; before: {known.source}",
-                    "measured": f"{steps} steps, which scale groups of a derived card's prices",
-                    "residuals": residuals,
-                    "numbers": _numbers(known, terms, source),
-                }
-            ),
-        }
-    )
+    return Card(**{field: getattr(card, field) for field in Card.model_fields} | changed)
 
 
-def _bars(
-    prior: ExpectedError | None, after: dict[str, dict[str, float]], source: str
-) -> ExpectedError | None:
+def _bars(prior: ExpectedError, after: dict[str, dict[str, float]], source: str) -> ExpectedError:
     """Twice the median error of steps not seen, where enough were; never wider than before."""
-    assert prior is not None
 
     def bar(kind: str, was: float) -> float:
         figures = after.get(kind)
@@ -283,9 +258,7 @@ def _bars(
         return round(min(was, max(SURE, 2 * figures["median"])), 3)
 
     total = abs(after["all"]["total"])
-    kinds = {
-        kind: bar(kind, getattr(prior, kind)) for kind in KINDS if kind in ("decode", "prefill", "mixed")
-    }
+    kinds = {kind: bar(kind, getattr(prior, kind)) for kind in KINDS[1:]}
     rates = round(min(prior.throughput, max(SURE, 2 * total, max(kinds.values()) / 2)), 3)
     return ExpectedError(**kinds, throughput=rates, kv=prior.kv, source=f"held-out steps of {source}")
 

@@ -1,4 +1,4 @@
-"""A step of an engine by the laws of its operators."""
+"""A step of an engine by the laws of its operators, and what the engine loses against them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from headgate.cost.model import Chunk
 
 STREAM = 0.8  # of the memory's speed, for what is read and written element by element
 HAND_OVER = 10e-6  # seconds to pass a batch from one stage of a pipeline to the next, and its bytes
+SCALES = (1.0, 1.0, 1.0, 14e-6, 0.4e-3)  # of the fields, for a search
+MOST = (3.0, 3.0, 3.0, 200e-6, 20e-3)
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,11 @@ class Deployment:
         return max(1.0, self.model.kv_heads / self.tensor)
 
 
-# -- What an engine loses against operators timed alone: five numbers from a calibrated card ------------
-
-
 @dataclass(frozen=True)
 class Corrections:
-    """`compute` stretches matrix products, `kv` the reading of KV, `mixed` that reading beside prompts again.
+    """What an engine loses against operators timed alone, from a calibrated card.
+
+    `compute` stretches matrix products, `kv` the reading of KV, `mixed` that reading beside prompts again.
 
     `per_layer` and `constant` are seconds for what has no law: norms, rotations, gaps between kernels.
     """
@@ -56,19 +57,20 @@ class Corrections:
     constant: float = 0.04e-3
 
     def values(self) -> list[float]:
-        """In the order of the fields."""
         return [self.compute, self.kv, self.mixed, self.per_layer, self.constant]
 
 
 OF_H200 = Corrections(1.18, 0.955, 1.32)  # from cal-h200-qwen3-8b
+NONE = Corrections()
+
+
+def corrections(values: Sequence[float]) -> Corrections:
+    """From a list, to four digits."""
+    return Corrections(*(float(f"{value:.4g}") for value in values))
 
 
 def step_seconds(
-    at: Deployment,
-    decodes: int,
-    context: int,
-    chunks: Sequence[Chunk] = (),
-    lost: Corrections = OF_H200,
+    at: Deployment, decodes: int, context: int, chunks: Sequence[Chunk] = (), lost: Corrections = OF_H200
 ) -> float:
     """GPU time of a step: decodes that read `context` tokens together, and pieces of prompts.
 
@@ -78,9 +80,9 @@ def step_seconds(
     prompt = sum(chunk.tokens for chunk in chunks)
     tokens, sampled = decodes + prompt, decodes + sum(chunk.last for chunk in chunks)
     alike = _matrices_and_sums(at, tokens, lost) + lost.per_layer
-    dense, routed = _net(at, tokens, lost) if model.layers > model.expert_layers else 0.0, 0.0
-    if model.expert_layers:
-        routed = _experts(at, tokens, lost)
+    inner = model.feed_forward / at.tensor
+    dense = _gated(at, tokens, inner, lost) if model.layers > model.expert_layers else 0.0
+    routed = _experts(at, tokens, lost) if model.expert_layers else 0.0
     full, near = model.full_layers, model.layers - model.full_layers
     attention = full * _attention(at, decodes, context, chunks, lost)
     if near:
@@ -102,12 +104,7 @@ def _matrices_and_sums(at: Deployment, tokens: int, lost: Corrections) -> float:
     return spent + 2 * all_reduce(at.gpu, tokens * model.hidden, at.tensor, graphed)
 
 
-def _net(at: Deployment, tokens: int, lost: Corrections) -> float:
-    return _gated(at, tokens, at.model.feed_forward / at.tensor, lost)
-
-
 def _gated(at: Deployment, tokens: int, inner: float, lost: Corrections) -> float:
-    """Gate and up, down, and their product."""
     hidden = at.model.hidden
     spent = _gemm(at, tokens, 2 * inner, hidden, lost) + _gemm(at, tokens, hidden, inner, lost)
     return spent + 2 * tokens * 3 * inner / (STREAM * at.gpu.bandwidth)
@@ -118,17 +115,9 @@ def _experts(at: Deployment, tokens: int, lost: Corrections) -> float:
     model = at.model
     share = at.tensor if at.whole_experts else 1
     inner = model.expert_feed_forward * share / at.tensor
-    sizes = (model.hidden, inner)
+    of, sizes = (model.experts, model.experts_per_token, share), (model.hidden, inner)
     spent = gemm(at.gpu, tokens, model.experts, model.hidden, lost.compute)
-    spent += routed_experts(
-        at.gpu,
-        tokens,
-        (model.experts, model.experts_per_token, share),
-        sizes,
-        lost.compute,
-        model.bytes_per_weight,
-        _peak(at),
-    )
+    spent += routed_experts(at.gpu, tokens, of, sizes, lost.compute, model.bytes_per_weight, _peak(at))
     around = 3 * model.experts_per_token * inner / share
     spent += 2 * tokens * around / (STREAM * at.gpu.bandwidth)
     shared = model.shared_feed_forward / at.tensor
@@ -161,7 +150,6 @@ def _pairs(chunk: Chunk, window: float) -> float:
 
 
 def _stages(at: Deployment, tokens: int) -> float:
-    """Passing a batch on, from stage to stage."""
     if at.pipeline == 1:
         return 0.0
     link = next(iter(at.gpu.links.values())).speed
@@ -176,7 +164,7 @@ def _peak(at: Deployment) -> float:
     return 2 * at.gpu.peak if at.fp8 else at.gpu.peak
 
 
-# -- How long one operator takes on a GPU, in seconds: matrix products, attention, experts, all-reduce --
+# -- seconds of one operator on a GPU
 
 
 def joined(first: float, second: float, q: float) -> float:
@@ -225,14 +213,11 @@ def routed_experts(
     weight_bytes: float = 2.0,
     peak: float = 0.0,
 ) -> float:
-    """The experts of a layer: (experts, each token's, GPUs that share them whole), (hidden, inner).
-
-    Tokens draw experts alike, so `met` of them are read.
-    """
+    """The experts of a layer: (experts, each token's, GPUs that share them whole), (hidden, inner)."""
     experts, each, share = of
     hidden, inner = sizes
     law = gpu.experts
-    met = experts * (1 - (1 - each / experts) ** tokens) / share
+    met = experts * (1 - (1 - each / experts) ** tokens) / share  # those read: tokens draw experts alike
     sent = tokens * each / share
     read = (met * 3 * weight_bytes * hidden * inner + 4 * sent * hidden) / (gpu.bandwidth * law.eb)
     work = 6 * (sent + law.pad * met) * hidden * inner * compute / ((peak or gpu.peak) * law.ef)
@@ -245,13 +230,3 @@ def all_reduce(gpu: Gpu, elements: float, count: int, graphed: bool = True) -> f
         return 0.0
     law = gpu.links[count]
     return (law.c0 if graphed else UNGRAPHED) + 2 * (count - 1) / count * 2 * elements / law.speed
-
-
-NONE = Corrections()
-SCALES = (1.0, 1.0, 1.0, 14e-6, 0.4e-3)  # of the fields, for a search
-MOST = (3.0, 3.0, 3.0, 200e-6, 20e-3)
-
-
-def corrections(values: Sequence[float]) -> Corrections:
-    """From a list, to four digits."""
-    return Corrections(*(float(f"{value:.4g}") for value in values))

@@ -1,4 +1,4 @@
-"""Transformer: the matrices of a decoder, and what they take in FLOPs and bytes."""
+"""The matrices of a decoder and what they take: of any model, of common ones by name, or of a config.json."""
 
 from __future__ import annotations
 
@@ -48,12 +48,7 @@ class Transformer:
     def attention(self) -> tuple[tuple[int, int], ...]:
         """Rows and columns of one layer's Q, K, V and output."""
         keys = self.kv_heads * self.head_size
-        return (
-            (self.width, self.hidden),
-            (keys, self.hidden),
-            (keys, self.hidden),
-            (self.hidden, self.width),
-        )
+        return ((self.width, self.hidden), *[(keys, self.hidden)] * 2, (self.hidden, self.width))
 
     @property
     def layer(self) -> tuple[tuple[int, int], ...]:
@@ -62,29 +57,22 @@ class Transformer:
 
     @property
     def expert_layers(self) -> int:
-        """Layers with experts."""
         return self.layers - self.dense_layers if self.experts else 0
 
     @property
     def full_layers(self) -> int:
-        """Layers that read all of the context."""
         return self.layers if not self.window else self.layers // self.full_every
 
     @property
     def body_weights(self) -> int:
         """Weights of all layers' matrices, without embeddings and head."""
         routed = self.hidden * self.experts + self.experts * _size(self._net(self.expert_feed_forward))
-        return self._weights(routed)
-
-    @property
-    def active_weights(self) -> int:
-        """The same, of the experts those that one token meets."""
-        met = self.experts_per_token * _size(self._net(self.expert_feed_forward))
-        return self._weights(self.hidden * self.experts + met)
+        dense = (self.layers - self.expert_layers) * _size(self._net(self.feed_forward))
+        mixed = self.expert_layers * (routed + _size(self._net(self.shared_feed_forward)))
+        return self.layers * _size(self.attention) + dense + mixed
 
     @property
     def head_weights(self) -> int:
-        """Weights of the language-model head."""
         return self.vocabulary * self.hidden
 
     @property
@@ -94,40 +82,25 @@ class Transformer:
 
     @property
     def kv_bytes(self) -> float:
-        """Bytes of KV per token, keys and values of all layers."""
         return 2 * self.layers * self.kv_heads * self.head_size * self.bytes_per_kv
-
-    def flops(self, tokens: int, pairs: float, sampled: int) -> float:
-        """FLOPs of a step: matrices for `tokens`, attention over `pairs` of them, head for `sampled`."""
-        matrices = 2 * self.active_weights * tokens + 2 * self.head_weights * sampled
-        return matrices + 4 * self.layers * self.width * pairs
 
     def body_pairs(self, tile: tuple[int, int, int]) -> int:
         """Tile pairs of all layers for one column of tokens: G of the paper, without the head."""
         return self.layers * sum(_pairs(matrix, tile) for matrix in self.layer)
 
     def head_pairs(self, tile: tuple[int, int, int]) -> int:
-        """The same for the head."""
         return _pairs((self.vocabulary, self.hidden), tile)
 
     def shape(self) -> dict[str, int]:
-        """The names under which a card has it."""
-        found = {"layers": self.layers, "hidden": self.hidden, "heads": self.heads}
-        found |= {"kv_heads": self.kv_heads, "head_size": self.head_size, "inner": self.feed_forward}
-        found |= {"vocabulary": self.vocabulary}
+        sizes = {"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "kv_heads": self.kv_heads}
+        sizes |= {"head_size": self.head_size, "inner": self.feed_forward, "vocabulary": self.vocabulary}
         if self.experts:
-            found |= {"experts": self.experts, "experts_per_token": self.experts_per_token}
-            found |= {"expert_inner": self.expert_feed_forward}
-        return found
+            sizes |= {"experts": self.experts, "experts_per_token": self.experts_per_token}
+            sizes |= {"expert_inner": self.expert_feed_forward}
+        return sizes
 
     def _net(self, inner: int) -> tuple[tuple[int, int], ...]:
         return ((inner, self.hidden), (inner, self.hidden), (self.hidden, inner))
-
-    def _weights(self, routed: int) -> int:
-        """Of all layers, where each with experts has `routed` beside its shared net."""
-        dense = (self.layers - self.expert_layers) * _size(self._net(self.feed_forward))
-        mixed = self.expert_layers * (routed + _size(self._net(self.shared_feed_forward)))
-        return self.layers * _size(self.attention) + dense + mixed
 
 
 def _size(matrices: tuple[tuple[int, int], ...]) -> int:
@@ -135,11 +108,10 @@ def _size(matrices: tuple[tuple[int, int], ...]) -> int:
 
 
 def _pairs(matrix: tuple[int, int], tile: tuple[int, int, int]) -> int:
-    """Tiles that cover a weight matrix."""
     return -(-matrix[0] // tile[0]) * -(-matrix[1] // tile[2])
 
 
-# -- Shapes of common models, as their published config.json has them -----------------------------------
+# -- shapes of common models, as published
 
 LLAMA, QWEN, GEMMA_2, GEMMA_3 = 128256, 151936, 256000, 262208  # vocabularies
 LONG = 131072
@@ -209,7 +181,7 @@ def model_named(name: str) -> tuple[str, Transformer]:
     return plain, MODELS[plain]
 
 
-# -- A model's shape from the config.json of its repository, and what in it the laws do not cover -------
+# -- a shape from a config.json
 
 MOST = 10**9  # of any number in a config
 LARGEST_FILE = 4 * 2**20  # bytes
@@ -251,6 +223,8 @@ def parse_config(document: Mapping[str, Any], where: str) -> tuple[Transformer, 
     kind = str(inner.get("model_type", ""))
     experts = read.first(("num_experts", "num_local_experts", "n_routed_experts"))
     each = read.optional("moe_intermediate_size") or read.optional("intermediate_size")
+    if not read.optional("head_dim") and hidden % heads:
+        raise InputError(f"{where}: hidden_size {hidden} is no multiple of {heads} heads; give head_dim")
     window, full_every = _window(inner, kind, read)
     shared = read.optional("shared_expert_intermediate_size")
     shared += read.optional("n_shared_experts") * read.optional("moe_intermediate_size")
@@ -259,7 +233,7 @@ def parse_config(document: Mapping[str, Any], where: str) -> tuple[Transformer, 
         hidden=hidden,
         heads=heads,
         kv_heads=read.optional("num_key_value_heads") or heads,
-        head_size=read.optional("head_dim") or _head(hidden, heads, where),
+        head_size=read.optional("head_dim") or hidden // heads,
         feed_forward=read.optional("intermediate_size") or 4 * hidden,
         vocabulary=read.count("vocab_size"),
         experts=experts,
@@ -287,7 +261,6 @@ class _Reader:
         self._document, self._where = document, where
 
     def count(self, name: str) -> int:
-        """One that must be there."""
         if self._document.get(name) is None:
             raise InputError(f"{self._where}: {name} is missing; give the config.json of a decoder")
         return max(1, self.optional(name))
@@ -302,14 +275,7 @@ class _Reader:
         return value
 
     def first(self, names: tuple[str, ...]) -> int:
-        """Of several names for one thing."""
         return next((found for name in names if (found := self.optional(name))), 0)
-
-
-def _head(hidden: int, heads: int, where: str) -> int:
-    if hidden % heads:
-        raise InputError(f"{where}: hidden_size {hidden} is no multiple of {heads} heads; give head_dim")
-    return hidden // heads
 
 
 def _window(document: Mapping[str, Any], kind: str, read: _Reader) -> tuple[int, int]:
@@ -326,11 +292,11 @@ def _window(document: Mapping[str, Any], kind: str, read: _Reader) -> tuple[int,
 
 
 def _method(document: Mapping[str, Any]) -> str:
-    found = document.get("quantization_config")
-    if not isinstance(found, dict):
+    quantised = document.get("quantization_config")
+    if not isinstance(quantised, dict):
         return ""
-    method = str(found.get("quant_method", "unknown"))[:40]
-    text = json.dumps(found)[:4000].lower()
+    method = str(quantised.get("quant_method", "unknown"))[:40]
+    text = json.dumps(quantised)[:4000].lower()
     return f"{method}-fp8" if method == "compressed-tensors" and '"float"' in text else method
 
 

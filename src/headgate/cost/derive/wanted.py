@@ -1,4 +1,4 @@
-"""Wanted: which card to derive, from flags or from a name; and what is refused."""
+"""Which card to derive, from flags or from a name; what is refused; its KV memory and its host."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ DTYPES = (AUTO, BF16, FP8)
 KV_DTYPES = (BF16, FP8)
 DEGREES = (1, 2, 4, 8)
 QUARTER = 0.5  # bytes of a weight in four bits
-# -- How many KV tokens and requests a deployment holds -------------------------------------------------
-
 UTILISATION = 0.92  # vLLM's default from 0.22 on
 GRAPH = 512  # tokens of vLLM's largest CUDA graph, from 256 seats on
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedCard:
     """A model (a name of the table, or a config.json), a GPU, and how they are used."""
 
     model: str
@@ -56,7 +54,6 @@ class Wanted:
 
     @property
     def from_file(self) -> bool:
-        """The model is a config.json."""
         return self.model.endswith(".json")
 
 
@@ -70,7 +67,7 @@ class Resolved:
     doubts: tuple[str, ...]
 
 
-def resolve(wanted: Wanted) -> Resolved:
+def resolve(wanted: WantedCard) -> Resolved:
     """Refuses what the laws do not cover, in one line; with `approximate` it becomes a doubt instead."""
     gpu_name, gpu = gpu_named(wanted.gpu)
     if wanted.from_file:
@@ -101,7 +98,7 @@ def resolve(wanted: Wanted) -> Resolved:
     return Resolved(at, name, gpu_name, tuple(doubts))
 
 
-def _check(wanted: Wanted, name: str, heads: int, experts: int) -> None:
+def _check(wanted: WantedCard, name: str, heads: int, experts: int) -> None:
     if wanted.dtype not in DTYPES:
         raise unknown("data type", wanted.dtype, DTYPES)
     if wanted.kv_dtype not in KV_DTYPES:
@@ -127,6 +124,8 @@ def _check(wanted: Wanted, name: str, heads: int, experts: int) -> None:
     if not 0.1 <= wanted.utilisation <= 1:
         raise InputError(f"utilisation {wanted.utilisation:g}: the share of memory vLLM may take is 0.1 to 1")
 
+
+# -- how many KV tokens and requests a deployment holds
 
 WORKSPACE = 2.5e9  # bytes of activations and CUDA graphs on one GPU; 2.3 to 2.7 on the three calibrated cards
 BLOCK = 16
@@ -174,16 +173,13 @@ def _kv_bytes(at: Deployment) -> float:
     return 2 * model.bytes_per_kv * model.layers / at.pipeline * at.kv_heads * model.head_size
 
 
-# -- The host of a derived card: a prior, for it cannot be derived --------------------------------------
+# -- the host: a prior, for it cannot be derived
 
 # About the middle of the three calibrated cards, whose host has slow cores.
 CONSTANT, PER_REQUEST, PROMPTS = 3e-3, 20e-6, 10e-3
 DENSE_LAYER, EXPERT_LAYER = 0.8e-3, 1.5e-3  # seconds to launch a layer kernel by kernel
-SHOWN = {
-    "host_constant": 4e-3,
-    "host_per_request": 24e-6,
-    "host_prompts": 7e-3,
-}  # the same, seen in step times
+# The same, seen in step times
+SHOWN = {"host_constant": 4e-3, "host_per_request": 24e-6, "host_prompts": 7e-3}
 SHOWN_UNGRAPHED = 0.5  # of launching kernel by kernel, seen in step times
 # What the host of a synchronous engine adds to every step, from the 90 public runs on 2 to 8 H100 of
 # studies/cards/derived.py: the same seconds on 2, 4 and 8 GPUs.

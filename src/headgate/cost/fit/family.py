@@ -17,15 +17,6 @@ def _mixed(table: StepTable) -> Floats:
     return np.asarray(table.kind == MIXED, dtype=np.float64)
 
 
-def _meeting(table: StepTable) -> Floats:
-    found: Floats = table.decodes * table.prefill / table.tokens
-    return found
-
-
-def _switch(table: StepTable) -> Floats:
-    return np.asarray((table.kind == DECODE) & (table.before == PREFILL), dtype=np.float64)
-
-
 # What may be added to the affine law, by the name of its coefficient in WorkTerms; none may be negative.
 EXTRAS: Mapping[str, Column] = {
     "per_context": lambda table: table.context + table.behind,
@@ -35,8 +26,8 @@ EXTRAS: Mapping[str, Column] = {
     "mixed_constant": _mixed,
     "mixed_per_context": lambda table: _mixed(table) * table.context,
     "mixed_per_decode": lambda table: _mixed(table) * table.decodes,
-    "per_meeting": _meeting,
-    "switch": _switch,
+    "per_meeting": lambda table: table.decodes * table.prefill / table.tokens,
+    "switch": lambda table: ((table.kind == DECODE) & (table.before == PREFILL)).astype(np.float64),
 }
 PER_EXPERT = "per_expert"  # the one extra that needs to know the model
 AFFINE = ("constant", "per_token", "per_decode")
@@ -87,11 +78,9 @@ class Law:
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
         return len(self.names) + (self.least_tokens > 0) + (self.tile > 1)
 
     def terms(self, found: Floats) -> WorkTerms:
-        """With coefficients, to six digits."""
         values = {name: float(f"{value:.6g}") for name, value in zip(self.names, found, strict=True)}
         experts, each = self.experts if PER_EXPERT in self.extras else (0, 0)
         return WorkTerms(
@@ -147,20 +136,14 @@ def seconds(terms: WorkTerms, table: StepTable) -> Floats:
 
 def offered(table: StepTable) -> tuple[str, ...]:
     """Extras the table can identify: known in every row, and present in more than one part."""
-    fewest = min(2, len(np.unique(table.part)))
-    found = []
-    for name, column in EXTRAS.items():
-        values = column(table)
-        if np.isfinite(values).all() and len(np.unique(table.part[values > 0])) >= fewest:
-            found.append(name)
-    return tuple(found)
+    columns = {name: column(table) for name, column in EXTRAS.items()}
+    finite = {name: values for name, values in columns.items() if np.isfinite(values).all()}
+    return tuple(name for name, values in finite.items() if _in_two_parts(table, values > 0))
 
 
 def host_can_show(table: StepTable) -> bool:
     """Were small batches timed, in two parts? Only there can host and GPU be separated."""
-    fewest = min(2, len(np.unique(table.part)))
-    small = (table.kind == DECODE) & (table.decodes <= SMALL)
-    return len(np.unique(table.part[small])) >= fewest
+    return _in_two_parts(table, (table.kind == DECODE) & (table.decodes <= SMALL))
 
 
 def offered_floors(table: StepTable) -> tuple[int, ...]:
@@ -168,7 +151,11 @@ def offered_floors(table: StepTable) -> tuple[int, ...]:
 
     Without them a floor would be a guess about batches that were not timed.
     """
-    fewest = min(2, len(np.unique(table.part)))
     alone = table.kind == DECODE
-    below = {least: table.part[alone & (table.tokens <= least / 2)] for least in LEAST_TOKENS}
-    return tuple(least for least, parts in below.items() if len(np.unique(parts)) >= fewest)
+    below = {least: alone & (table.tokens <= least / 2) for least in LEAST_TOKENS}
+    return tuple(least for least, rows in below.items() if _in_two_parts(table, rows))
+
+
+def _in_two_parts(table: StepTable, rows: Rows) -> bool:
+    """Whether these rows are of two parts at least, or of the only one there is."""
+    return len(np.unique(table.part[rows])) >= min(2, len(np.unique(table.part)))

@@ -1,4 +1,4 @@
-"""fit: a cost card from timed steps."""
+"""A cost card from timed steps: the law that fits best, its host, and how far both are from unseen steps."""
 
 from __future__ import annotations
 
@@ -8,39 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
-from headgate.cost.card import Card, Cell, Provenance, Region
+from headgate.cost.card import Card, GridCell, Provenance, Region
 from headgate.cost.fit.family import MEANING, Law, seconds
-from headgate.cost.fit.solve import Choice, Problem, choose, unseen
-from headgate.cost.fit.steps import DECODE, KINDS, About, Floats, Rows, StepTable, cut
+from headgate.cost.fit.solve import ChosenLaw, Problem, choose, unseen
+from headgate.cost.fit.steps import DECODE, KINDS, About, Floats, StepTable, cut
 from headgate.cost.laws.terms import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 
 LARGEST_GRAPH = "largest CUDA graph"  # the setting that names it
 RESAMPLES = 200
 SEED = 20_261_115
-# -- How far a fit is from steps it has not seen, by region and by part ---------------------------------
-
 GOOD = 0.03
-
-
-@dataclass(frozen=True)
-class Quality:
-    """Relative errors of pieces that the fit had not seen.
-
-    `regions`: decode, prefill, mixed (those there are) and all, each with `median` and `p95` of absolute
-    errors, `total` (the signed error of the sum of times), and `pieces`, how many there were. A piece is a
-    decode step, or a burst of prompts with the decode step before it. `parts`: the signed error of the sum
-    of times of each part's pieces, by its number.
-    """
-
-    regions: dict[str, dict[str, float]]
-    parts: dict[str, float]
-
-    def good_enough(self, threshold: float = GOOD) -> bool:
-        """Are the median error and the error of the total of every region below the threshold?"""
-        return all(
-            max(figures["median"], abs(figures["total"])) < threshold for figures in self.regions.values()
-        )
+HOW = (
+    "Step by step inside the engine, from the end of the step before (or its own scheduling, if later) to "
+    "its end; bursts of prompts summed; least squares on relative errors, none negative, Huber weights; "
+    "law chosen by cross-validation over parts, the simplest within one standard error."
+)
 
 
 @dataclass(frozen=True)
@@ -49,14 +32,13 @@ class Fitted:
 
     about: About
     table: StepTable
-    choice: Choice
+    choice: ChosenLaw
     terms: WorkTerms
     intervals: dict[str, tuple[float, float]]
     quality: Quality
     host: HostTerms | None = None  # None: the steps do not show it
 
     def card(self) -> Card:
-        """The card, ready to be saved."""
         about, table = self.about, self.table
         return Card(
             name=about.name,
@@ -76,31 +58,25 @@ class Fitted:
 
     def lines(self) -> list[str]:
         """What was fitted and how well, for a terminal of 80 columns."""
-        found = [
-            f"{len(self.table)} steps ({self.table.dropped} dropped), law of {self.choice.law.size} numbers"
-        ]
+        steps, dropped = len(self.table), self.table.dropped
+        text = [f"{steps} steps ({dropped} dropped), law of {self.choice.law.size} numbers"]
         for name in [name for name in self.choice.law.names if getattr(self.terms, name) > 0]:
             value, (low, high) = getattr(self.terms, name), self.intervals[name]
-            found.append(
-                f"  {name:<18}{_micro(value):>9} us [{_micro(low)}, {_micro(high)}]  {MEANING[name]}"
-            )
+            text.append(f"  {name:<18}{_micro(value):>9} us [{_micro(low)}, {_micro(high)}]  {MEANING[name]}")
         if self.terms.least_tokens:
-            found.append(
-                f"  {'least_tokens':<18}{self.terms.least_tokens:>9}     the weights are read anyway"
-            )
+            text.append(f"  {'least_tokens':<18}{self.terms.least_tokens:>9}     the weights are read anyway")
         if self.terms.tile > 1:
-            found.append(f"  {'tile':<18}{self.terms.tile:>9}     tokens go in whole tiles")
+            text.append(f"  {'tile':<18}{self.terms.tile:>9}     tokens go in whole tiles")
         if self.host:
             ungraphed = f", {_milli(self.host.ungraphed)} beyond graphs" if self.host.graph else ""
-            each = [_milli(getattr(self.host, name)) for name in ("constant", "per_request", "prompts")]
-            found.append(
-                f"host beside it, ms: {each[0]}, {each[1]} a request, {each[2]} with prompts{ungraphed}"
-            )
-        found.append("errors on held-out parts:  median     p95   total  pieces")
+            names = ("constant", "per_request", "prompts")
+            step, request, prompts = (_milli(getattr(self.host, name)) for name in names)
+            text.append(f"host beside it, ms: {step}, {request} a request, {prompts} with prompts{ungraphed}")
+        text.append("errors on held-out parts:  median     p95   total  pieces")
         for name, figures in self.quality.regions.items():
             shown = "".join(f"{100 * figures[key]:>6.1f} %" for key in ("median", "p95", "total"))
-            found.append(f"  {name:<22}{shown}{figures['pieces']:>8.0f}")
-        return found
+            text.append(f"  {name:<22}{shown}{figures['pieces']:>8.0f}")
+        return text
 
     def _provenance(self) -> Provenance:
         about = self.about
@@ -120,44 +96,28 @@ class Fitted:
         )
 
 
-HOW = (
-    "Step by step inside the engine, from the end of the step before (or its own scheduling, if later) to "
-    "its end; bursts of prompts summed; least squares on relative errors, none negative, Huber weights; "
-    "law chosen by cross-validation over parts, the simplest within one standard error."
-)
-
-
 def fit(table: StepTable, about: About) -> Fitted:
-    """The member of the family that predicts unseen parts best, fitted to all of them.
-
-    Raises InputError (one line) where the table is too short or has one shape only.
-    """
+    """The member of the family that predicts unseen parts best, fitted to all of them."""
     table.checked()
-    told = about.settings.get(LARGEST_GRAPH, "")
-    graph = int(told) if told.isdigit() else 0
+    setting = about.settings.get(LARGEST_GRAPH, "")
+    graph = int(setting) if setting.isdigit() else 0
     problem = Problem(table, graph)
     shape = about.model_shape
     choice = choose(problem, (shape.get("experts", 0), shape.get("experts_per_token", 0)))
     everything = np.ones(len(problem.pieces), bool)
-    law = _without_zeros(choice.law, problem.solve(choice.law, everything)[0])
-    choice = replace(choice, law=law)
-    found, weights = problem.solve(law, everything)
-    terms = law.terms(found)
+    solved = dict(zip(choice.law.names, problem.solve(choice.law, everything)[0], strict=True))
+    law = replace(choice.law, extras=tuple(name for name in choice.law.extras if solved[name] > 0))
+    coefficients, weights = problem.solve(law, everything)
+    terms = law.terms(coefficients)
     return Fitted(
-        about,
-        table,
-        choice,
-        terms,
-        _intervals(problem, law, weights),
-        measure(table, unseen(problem, law)),
-        fit_host(table, terms, graph),
+        about=about,
+        table=table,
+        choice=replace(choice, law=law),
+        terms=terms,
+        intervals=_intervals(problem, law, weights),
+        quality=measure(table, unseen(problem, law)),
+        host=fit_host(table, terms, graph),
     )
-
-
-def _without_zeros(law: Law, found: Floats) -> Law:
-    """The law without extras that came out as nothing."""
-    there = dict(zip(law.names, found > 0, strict=True))
-    return replace(law, extras=tuple(name for name in law.extras if there[name]))
 
 
 def region(table: StepTable) -> Region:
@@ -188,7 +148,7 @@ def _intervals(problem: Problem, law: Law, weights: Floats) -> dict[str, tuple[f
     }
 
 
-def _grid(table: StepTable, quality: Quality) -> list[Cell]:
+def _grid(table: StepTable, quality: Quality) -> list[GridCell]:
     cells = []
     for index in np.unique(table.part):
         rows = table.part == index
@@ -196,14 +156,10 @@ def _grid(table: StepTable, quality: Quality) -> list[Cell]:
             name: (int(getattr(table, name)[rows].min()), int(getattr(table, name)[rows].max()))
             for name in ("decodes", "context", "prefill")
         }
-        label = table.labels[index]
-        cells.append(Cell(label=label, steps=int(rows.sum()), error=_known(quality, index), **ranges))
+        error = quality.parts.get(str(index))  # a part may have given all its steps to pieces of others
+        known = None if error is None else round(error, 4)
+        cells.append(GridCell(label=table.labels[index], steps=int(rows.sum()), error=known, **ranges))
     return cells
-
-
-def _known(quality: Quality, index: int) -> float | None:
-    error = quality.parts.get(str(index))  # a part may have given all its steps to pieces of others
-    return None if error is None else round(error, 4)
 
 
 def _added(law: Law) -> str:
@@ -214,14 +170,14 @@ def _added(law: Law) -> str:
 
 
 def _assumptions(law: Law, table: StepTable) -> list[str]:
-    found = []
+    notes = []
     if "per_attention" not in law.extras:
-        found.append(
+        notes.append(
             "Attention among the tokens of a prompt costs nothing extra: long prompts come out too cheap."
         )
     if "per_context" in law.extras and not np.any(table.behind > 0):
-        found.append("KV behind prompts costs what the context of decodes costs.")
-    return found
+        notes.append("KV behind prompts costs what the context of decodes costs.")
+    return notes
 
 
 def _extrapolated(table: StepTable) -> list[str]:
@@ -243,28 +199,47 @@ def _micro(seconds: float) -> str:
     return f"{1e6 * seconds:.4g}"
 
 
+# -- how far a fit is from steps it has not seen
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Relative errors of pieces that the fit had not seen.
+
+    `regions`: decode, prefill, mixed (those there are) and all, each with `median` and `p95` of absolute
+    errors, `total` (the signed error of the sum of times), and `pieces`, how many there were. A piece is a
+    decode step, or a burst of prompts with the decode step before it. `parts`: the signed error of the sum
+    of times of each part's pieces, by its number.
+    """
+
+    regions: dict[str, dict[str, float]]
+    parts: dict[str, float]
+
+    def good_enough(self, threshold: float = GOOD) -> bool:
+        """Are the median error and the error of the total of every region below the threshold?"""
+        return all(
+            max(figures["median"], abs(figures["total"])) < threshold for figures in self.regions.values()
+        )
+
+
 def measure(table: StepTable, told: Floats) -> Quality:
     """Of what an unseeing fit told of each row."""
     pieces = cut(table, together=1)
-    real, said = pieces.seconds, pieces.sums(told)
-    regions = {}
-    for kind in np.unique(pieces.kind):
-        here: Rows = pieces.kind == kind
-        regions[KINDS[kind]] = _figures(real[here], said[here])
-    regions["all"] = _figures(real, said)
-    parts = {
-        f"{index}": float(said[pieces.part == index].sum() / real[pieces.part == index].sum() - 1)
-        for index in np.unique(pieces.part)
-    }
-    return Quality(regions, parts)
+    real, priced = pieces.seconds, pieces.sums(told)
+    masks = {KINDS[kind]: pieces.kind == kind for kind in np.unique(pieces.kind)}
+    regions = {name: _figures(real[rows], priced[rows]) for name, rows in masks.items()}
+    regions["all"] = _figures(real, priced)
+    parts = {f"{index}": pieces.part == index for index in np.unique(pieces.part)}
+    totals = {name: float(priced[rows].sum() / real[rows].sum() - 1) for name, rows in parts.items()}
+    return Quality(regions, totals)
 
 
-def _figures(real: Floats, said: Floats) -> dict[str, float]:
-    errors = np.abs(said / real - 1)
+def _figures(real: Floats, priced: Floats) -> dict[str, float]:
+    errors = np.abs(priced / real - 1)
     return {
         "median": _four(np.median(errors)),
         "p95": _four(np.quantile(errors, 0.95)),
-        "total": _four(said.sum() / real.sum() - 1),
+        "total": _four(priced.sum() / real.sum() - 1),
         "pieces": float(len(real)),
     }
 
@@ -273,10 +248,9 @@ def _four(value: np.floating) -> float:
     return float(f"{float(value):.4g}")
 
 
-# -- What the host of an asynchronous engine takes for a step, from the steps it kept waiting -----------
+# -- the host, from the steps it kept waiting
 
 Whole = NDArray[np.intp]
-
 FEWEST = 8  # steps of a kind that are launched; with fewer its time is a guess
 JITTER = 0.1  # errors beyond it count less and less
 START = (0.002, 2e-5, 0.01, 0.03)  # seconds; where the search begins, and its scale
@@ -286,8 +260,8 @@ def fit_host(table: StepTable, terms: WorkTerms, graph: int = 0) -> HostTerms | 
     """The law of `HostTerms`, beside what the GPU takes by `terms`; None where the table does not show it.
 
     A decode step after a decode step ends when the GPU has done it or when the host, busy with the next step,
-    looks, whichever is later (see `drivers.ahead`): its time is max(c, H of the next step). Before decodes
-    alone that is hardly ever the host, before prompts mostly. Steps before decodes, before prompts that fit
+    looks, whichever is later (see `sim.engine`): its time is max(c, H of the next step). Before decodes alone
+    that is hardly ever the host, before prompts mostly. Steps before decodes, before prompts that fit
     a CUDA graph and before others weigh alike; where there are too few of one of the last two, prompts are
     of one kind and the law has no graph. Least squares on logarithms, for hosts scatter by a quarter and
     relative errors would pull the law down; none negative, outliers counting less.
@@ -312,8 +286,8 @@ def fit_host(table: StepTable, terms: WorkTerms, graph: int = 0) -> HostTerms | 
     done = least_squares(
         off, scale, loss="soft_l1", f_scale=JITTER * float(weight.mean()), bounds=(0.0, 1.0), x_scale=scale
     )
-    found = [float(f"{value:.4g}") for value in done.x]
-    return HostTerms(found[0], found[1], found[2], found[3] if graph else 0.0, graph)
+    constant, request, prompts, *ungraphed = (float(f"{value:.4g}") for value in done.x)
+    return HostTerms(constant, request, prompts, ungraphed[0] if graph else 0.0, graph)
 
 
 def waiting(table: StepTable) -> Whole:

@@ -1,4 +1,7 @@
-"""Coefficients of one law: least squares on relative errors, none negative, deaf to outliers."""
+"""Coefficients of one law, by least squares on relative errors, none negative, deaf to outliers; which law.
+
+The law is chosen by cross-validation over parts: the simplest within one standard error of the best.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,6 @@ class Problem:
         return self._summed(longer(law, units, self._host, found))
 
     def rows(self, law: Law, found: Floats) -> Floats:
-        """The same of each row of the table."""
         return longer(law, gpu_columns(self.table, law), host_columns(self.table, self.graph), found)
 
     def solve(self, law: Law, use: Rows, weights: Floats | None = None) -> tuple[Floats, Floats]:
@@ -94,16 +96,16 @@ class Problem:
             found, ended = self._robust(self._columns(law)[1], use, weights)
         else:
             if law not in self._held:
-                self._held[law] = self._who_is_held(law)
+                self._held[law] = self._held_up(law)
             found, ended = self._given(law, self._held[law], use, weights)
-        return found * self._level(law, found, use), ended
+        real, priced = self.pieces.seconds[use], self.predicted(law, found)[use]
+        return found * level(real, priced, self.pieces.kind[use], 1 - MOST_LEVEL, 1 + MOST_LEVEL), ended
 
     def loss(self, law: Law) -> float:
         """The mean relative error of the pieces the law was fitted to, all of them."""
         return self._error(law, self.solve(law, np.ones(len(self.pieces), bool))[0])
 
     def _columns(self, law: Law) -> tuple[Floats, Floats]:
-        """GPU columns of the law by unit and by piece."""
         if law not in self._laws:
             units: Floats = np.add.reduceat(gpu_columns(self.table, law), self._units, axis=0)
             self._laws[law] = units, self._summed(units)
@@ -121,7 +123,7 @@ class Problem:
                 held |= units & (self._work <= np.quantile(self._work[units], share))
         return held
 
-    def _who_is_held(self, law: Law) -> Rows:
+    def _held_up(self, law: Law) -> Rows:
         """Units that the host holds up, by all pieces: of all turns from all starts the best."""
         everything = np.ones(len(self.pieces), bool)
         units, _ = self._columns(law)
@@ -153,7 +155,6 @@ class Problem:
         return float(np.average(errors, weights=self._balance))
 
     def _robust(self, sums: Floats, use: Rows, weights: Floats | None) -> tuple[Floats, Floats]:
-        """Reweighted until outliers hardly count."""
         relative = sums[use] / self.pieces.seconds[use, None]
         ended = np.zeros(len(use))
         if weights is not None:
@@ -167,18 +168,12 @@ class Problem:
         ended[use] = now
         return found, ended
 
-    def _level(self, law: Law, found: Floats, use: Rows) -> float:
-        """A factor that makes sums right: what a fit ignores as jitter takes time all the same."""
-        real, said = self.pieces.seconds[use], self.predicted(law, found)[use]
-        sane = np.abs(said / real - 1) < WILD
-        kinds = self.pieces.kind[use]
-        ratios = []
-        for kind in range(1, len(KINDS)):
-            here = sane & (kinds == kind)
-            if said[here].sum() > 0:
-                ratios.append(real[here].sum() / said[here].sum())
-        level = float(np.mean(ratios)) if ratios else 1.0
-        return min(max(level, 1 - MOST_LEVEL), 1 + MOST_LEVEL)
+
+def level(real: Floats, priced: Floats, kinds: NDArray[np.int8], low: float, high: float) -> float:
+    """A factor that makes sums right: what a fit ignores as jitter takes time all the same."""
+    masks = [(np.abs(priced / real - 1) < WILD) & (kinds == kind) for kind in np.unique(kinds)]
+    ratios = [real[sane].sum() / priced[sane].sum() for sane in masks if sane.any()]
+    return min(max(float(np.mean(ratios)) if ratios else 1.0, low), high)
 
 
 def _least_squares(relative: Floats, weight: Floats) -> Floats:
@@ -214,7 +209,7 @@ def _balance(kinds: NDArray[np.int8]) -> Floats:
     return weight
 
 
-# -- Which law of the family: cross-validation over parts, and the simplest within one standard error ---
+# -- which law of the family
 
 Whole = NDArray[np.int64]
 
@@ -223,13 +218,11 @@ STRETCHES = 32  # blocks into which a table of few parts is cut
 HOPELESS = 2  # additions in a row without gain end the search
 GAIN = 1e-3  # of the loss: less is no gain,
 NOTHING = 1e-4  # nor is less than this, whatever the loss
-
-
 INTERFERENCE = ("mixed_constant", "mixed_per_context", "mixed_per_decode", "per_meeting")
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedLaw:
     """A law and its held-out errors: one number per part and region, so that laws can be paired."""
 
     law: Law
@@ -241,14 +234,14 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenLaw:
     """The law chosen, and the path it was chosen from: each the best addition, the last the choice."""
 
     law: Law
-    path: tuple[Tried, ...]
+    path: tuple[TriedLaw, ...]
 
 
-def choose(problem: Problem, experts: tuple[int, int] = (0, 0)) -> Choice:
+def choose(problem: Problem, experts: tuple[int, int] = (0, 0)) -> ChosenLaw:
     """Greedy from the affine law and KV reads on; then the smallest within one standard error of the best.
 
     The error is that of pieces of parts that the fit had not seen; the standard error is that of the
@@ -261,22 +254,22 @@ def choose(problem: Problem, experts: tuple[int, int] = (0, 0)) -> Choice:
     roots = [Law(experts=experts, graph=problem.graph)]
     if "per_context" in extras:
         roots.append(replace(roots[0], extras=("per_context",)))
-    path = [Tried(law, _held_out(problem, law)) for law in roots]
+    path = [TriedLaw(law, _held_out(problem, law)) for law in roots]
     idle = 0
     while idle < HOPELESS:
         groups = _additions(path[-1].law, extras, floors, host)
         if not groups:
             break
         laws = [min(group, key=problem.loss) if len(group) > 1 else group[0] for group in groups]
-        grown = [Tried(law, _held_out(problem, law)) for law in laws]
+        grown = [TriedLaw(law, _held_out(problem, law)) for law in laws]
         best = min(grown, key=lambda tried: tried.loss)
         problem.grow_from(best.law)
-        least = min(each.loss for each in path)
+        least = min(tried.loss for tried in path)
         idle = 0 if best.loss < least - max(GAIN * least, NOTHING) else idle + 1
         path.append(best)
     problem.grown()
     chosen = _corrected(problem, _simplest(path), extras)
-    return Choice(chosen.law, (*path, chosen))
+    return ChosenLaw(chosen.law, (*path, chosen))
 
 
 def unseen(problem: Problem, law: Law) -> Floats:
@@ -285,7 +278,9 @@ def unseen(problem: Problem, law: Law) -> Floats:
     A cell that two grids visited is two parts: a fit that had seen one of them would know the other.
     """
     told = np.zeros(len(problem.table))
-    folds = _blocks(_labelled(problem)) % FOLDS
+    labels = problem.table.labels
+    first = np.array([labels.index(label) for label in labels], dtype=np.int32)  # parts of one label are one
+    folds = _blocks(replace(problem.pieces, part=first[problem.pieces.part])) % FOLDS
     by_row = np.repeat(folds, np.diff(np.append(problem.pieces.starts, len(told))))
     for number in np.unique(folds):
         found, _ = problem.solve(law, folds != number)
@@ -294,7 +289,7 @@ def unseen(problem: Problem, law: Law) -> Floats:
     return told
 
 
-def _simplest(path: list[Tried]) -> Tried:
+def _simplest(path: list[TriedLaw]) -> TriedLaw:
     best = min(path, key=lambda tried: tried.loss)
     for tried in path:
         worse = tried.losses - best.losses
@@ -304,7 +299,7 @@ def _simplest(path: list[Tried]) -> Tried:
     return best
 
 
-def _corrected(problem: Problem, tried: Tried, extras: tuple[str, ...]) -> Tried:
+def _corrected(problem: Problem, tried: TriedLaw, extras: tuple[str, ...]) -> TriedLaw:
     """Without what later additions have made superfluous, and with the best of the ways to say the same.
 
     The greedy path may take what stands for another feature before that one comes.
@@ -322,12 +317,12 @@ def _corrected(problem: Problem, tried: Tried, extras: tuple[str, ...]) -> Tried
         laws = [*fewer, *others]
         if not laws:
             return tried
-        found = [Tried(each, _held_out(problem, each)) for each in laws]
-        spare = [each for each in found[: len(fewer)] if each.loss <= tried.loss + NOTHING]
-        better = [each for each in found[len(fewer) :] if each.loss < tried.loss - NOTHING]
+        again = [TriedLaw(law, _held_out(problem, law)) for law in laws]
+        spare = [other for other in again[: len(fewer)] if other.loss <= tried.loss + NOTHING]
+        better = [other for other in again[len(fewer) :] if other.loss < tried.loss - NOTHING]
         if not (spare or better):
             return tried
-        tried = min(spare or better, key=lambda each: each.loss)
+        tried = min(spare or better, key=lambda other: other.loss)
 
 
 def _additions(law: Law, extras: tuple[str, ...], floors: tuple[int, ...], host: bool) -> list[list[Law]]:
@@ -340,13 +335,6 @@ def _additions(law: Law, extras: tuple[str, ...], floors: tuple[int, ...], host:
     if host and not law.host:
         groups.append([replace(law, host=True)])
     return groups
-
-
-def _labelled(problem: Problem) -> Cuts:
-    """The pieces, parts of one label being one part."""
-    labels = problem.table.labels
-    first = np.array([labels.index(label) for label in labels], dtype=np.int32)
-    return replace(problem.pieces, part=first[problem.pieces.part])
 
 
 def _blocks(pieces: Cuts) -> Whole:

@@ -1,4 +1,4 @@
-"""StepTable: timed steps as columns, checked, and where each came from."""
+"""Timed steps as columns, checked; the pieces whose times are their own; the engine they were timed on."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ class StepTable:
 
     @property
     def kind(self) -> NDArray[np.int8]:
-        """The shape class of each step."""
         return shape_class(self.decodes, self.prefill)
 
     @property
@@ -55,22 +54,18 @@ class StepTable:
         return total
 
     def take(self, rows: Rows | NDArray[np.intp]) -> StepTable:
-        """Some of the rows, labels kept."""
         return replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
 
     def split(self) -> Iterator[tuple[str, StepTable]]:
-        """Each part that has rows, by its label."""
         for index in np.unique(self.part):
             yield self.labels[index], self.take(self.part == index)
 
     def save(self, path: str | Path) -> None:
-        """Writes an .npz that `load` reads back equal."""
         columns = {name: getattr(self, name) for name in COLUMNS}
         np.savez_compressed(path, **columns, labels=np.array(self.labels), dropped=np.array(self.dropped))
 
     @classmethod
     def load(cls, path: str | Path) -> StepTable:
-        """A table that `save` wrote."""
         try:
             with np.load(path, allow_pickle=False) as stored:
                 columns = {name: stored[name] for name in COLUMNS}
@@ -183,7 +178,7 @@ def concat(tables: Iterable[StepTable]) -> StepTable:
     return StepTable(**columns, labels=labels, dropped=sum(table.dropped for table in given))
 
 
-# -- Where a log of steps may be cut so that each piece's time is its own -------------------------------
+# -- pieces: where a log of steps may be cut
 
 Starts = NDArray[np.intp]
 
@@ -212,7 +207,6 @@ class Cuts:
         return len(self.starts)
 
     def sums(self, rows: Floats) -> Floats:
-        """Rows added up by piece."""
         found: Floats = np.add.reduceat(rows, self.starts, axis=0)
         return found
 
@@ -271,9 +265,6 @@ def single(table: StepTable, pieces: Cuts) -> Starts:
     return np.union1d(pieces.starts, np.flatnonzero(bursts))
 
 
-# -- About: what engine the steps were timed on ---------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class About:
     """GPU, model, versions, settings and limits of the engine that was timed; all of it goes on the card."""
@@ -288,8 +279,6 @@ class About:
     block: int = 16
     versions: dict[str, str] = field(default_factory=dict)  # {"vllm": "0.26.0", "torch": ...}
     settings: dict[str, str] = field(default_factory=dict)  # flags of the engine that change step times
-    model_shape: dict[str, int] = field(
-        default_factory=dict
-    )  # layers, hidden, heads, kv_heads, head_size, ...
+    model_shape: dict[str, int] = field(default_factory=dict)  # layers, hidden, heads, kv_heads, ...
     date: str = "unknown"
     source: str = "headgate calibrate"

@@ -11,11 +11,8 @@ from headgate.cost.model import Shape, StepCost
 __all__ = ["DecodeTerms", "LinearCost", "MixedTerms", "PrefillTerms"]
 
 
-# -- The laws that ship with headgate: compiled code calls them without Python objects in between -------
-
-
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class Law(StepCost):
+class CompiledCost(StepCost):
     """A `StepCost` for which drivers need not go through Python's calls."""
 
     @abstractmethod
@@ -28,7 +25,7 @@ class Law(StepCost):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class LinearCost(Law):
+class LinearCost(CompiledCost):
     """A step's duration as a sum of non-negative features, with its own numbers for each of three regimes.
 
     Regimes: decodes only, prompts only, both. Rules that hold for every choice of coefficients:
@@ -73,7 +70,6 @@ class LinearCost(Law):
         return hash((self.decode, self.prefill, self.mixed))
 
     def seconds(self, shape: Shape) -> float:
-        """One step of any shape."""
         decodes, context, prefill, behind, _ = shape
         if not prefill:
             line = self._lines.get(decodes)
@@ -94,7 +90,6 @@ class LinearCost(Law):
         return together if together > alone else alone
 
     def decode_line(self, decodes: int) -> tuple[float, float]:
-        """(fixed, per_context): a decode-only step of that many takes fixed + per_context * context."""
         line = self._lines.get(decodes)
         if line is None:
             terms = self.decode
@@ -103,7 +98,6 @@ class LinearCost(Law):
         return line
 
     def _together(self, decodes: int, context: int, prefill: int, behind: int) -> float:
-        """A mixed step before its floor."""
         constant, per_prefill, per_decode, per_context, per_behind, free_decodes, (a, b, c) = self._mixed
         tokens = decodes + prefill
         share = decodes / tokens

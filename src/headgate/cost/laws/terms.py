@@ -122,16 +122,13 @@ class WorkTerms(Terms):
             raise ValueError(f"per_expert needs experts, not {self.experts_per_token} of {self.experts}")
 
 
-# -- The host of an asynchronous engine: how long a step keeps it from looking at the one before --------
-
-
 @dataclass(frozen=True)
 class HostTerms(Terms):
     """Seconds in which a host books the tokens it has just seen, composes the next step and launches it.
 
     `constant` and `per_request` (decodes and prompts) in every step; `prompts` more where prompts are in it,
     or `ungraphed` more where its tokens are also more than the largest CUDA graph, `graph` (0: none is
-    known): its kernels are then launched one by one. `drivers.ahead` says what follows from it.
+    known): its kernels are then launched one by one. `sim/engine/asynchronous.py` says what follows.
     """
 
     constant: float

@@ -152,7 +152,6 @@ class TileCost(StepCost):
         return fixed + self._per_context * context + self._attention * pairs
 
     def decode_line(self, decodes: int) -> tuple[float, float]:
-        """(fixed, per_context): a decode-only step of that many takes fixed + per_context * context."""
         line = self._lines.get(decodes)
         if line is None:
             line = self._lines[decodes] = (self._fixed(decodes, decodes, decodes), self._per_context)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headgate.core.build import mypyc_attr
-from headgate.cost.laws.linear import Law, LinearCost
+from headgate.cost.laws.linear import CompiledCost, LinearCost
 from headgate.cost.laws.terms import DecodeTerms, HostTerms, MixedTerms, PrefillTerms, WorkTerms
 from headgate.cost.model import Chunk, Shape
 
@@ -19,7 +19,7 @@ HOST = ("host_constant", "host_per_request", "host_prompts", "host_ungraphed")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class WorkCost(Law):
+class WorkCost(CompiledCost):
     """The larger of GPU and host, each a sum of non-negative parts; the law that `fit` chooses from.
 
     More of anything never takes less time, a mixed step never less than either half, and nothing takes no
@@ -66,7 +66,6 @@ class WorkCost(Law):
         return hash((self.terms, self.host))
 
     def seconds(self, shape: Shape) -> float:
-        """One step of any shape."""
         decodes, context, prefill, behind, chunks = shape
         if not prefill:
             line = self._lines.get(decodes)
@@ -101,7 +100,6 @@ class WorkCost(Law):
         return max(spent, self.terms.host_prompts + self._launch(requests, decodes + prefill))
 
     def decode_line(self, decodes: int) -> tuple[float, float]:
-        """(fixed, per_context): a decode-only step takes fixed + per_context * context, or `decode_floor`."""
         line = self._lines.get(decodes)
         if line is None:
             terms = self.terms
@@ -110,7 +108,6 @@ class WorkCost(Law):
         return line
 
     def decode_floor(self, decodes: int) -> float:
-        """The least a decode-only step of that many takes, whatever its context: the host's time."""
         if not (self._hosted and decodes):
             return 0.0
         return self._launch(decodes, decodes)
@@ -122,7 +119,6 @@ class WorkCost(Law):
         return spent + terms.host_ungraphed if 0 < terms.graph < tokens else spent
 
     def unhosted(self) -> WorkCost:
-        """The same without the host: what the GPU takes."""
         nothing: dict[str, Any] = dict.fromkeys(HOST, 0.0)
         return WorkCost(replace(self.terms, **nothing))
 

@@ -16,7 +16,7 @@ from zlib import crc32
 
 from headgate.core.build import mypyc_attr, quick
 from headgate.core.errors import InputError
-from headgate.core.fleet import STAY, Fleet, Move, Replica, RoutePolicy, Routing, Stage
+from headgate.core.fleet import STAY, Fleet, Move, RoutePolicy, Routing, Stage
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.methods.balance.prefix_index import UNKNOWN, Sharing
@@ -56,11 +56,10 @@ class Balance(RoutePolicy):
         return 1
 
     def arrived(self, request: Request, now: float) -> None:
-        """It is given to an engine."""
         self._give(request, self.choose(request))
 
     def returned(self, request: Request, now: float) -> None:
-        """It goes before those who wait for the engine that is chosen now."""
+        """It goes before the others that wait for the engine that is chosen now."""
         self.lift(request)
         self._lines.drop(request.id)
         self._give(request, self.choose(request), first=True)
@@ -79,7 +78,6 @@ class Balance(RoutePolicy):
             self._lines.touch(engine)
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:
-        """There may be room for another prompt."""
         self._lines.touch(replica)
 
     def finished(self, request: Request, replica: int, now: float) -> None:
@@ -87,7 +85,6 @@ class Balance(RoutePolicy):
         self._lines.touch(replica)
 
     def left(self, request: Request, now: float, how: End) -> None:
-        """It weighs no more, wherever it was."""
         self._lines.drop(request.id)
         engine = self.lift(request)
         if engine is not None:
@@ -95,11 +92,11 @@ class Balance(RoutePolicy):
 
     def route(self, fleet: Fleet) -> Routing:
         """A request whose engine has room, in the order of assignment."""
-        found = self._lines.next(fleet)
-        return STAY if found is None else one_move(*found, WHOLE)
+        sent = self._lines.next(fleet)
+        return STAY if sent is None else one_move(*sent, WHOLE)
 
     def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
-        """Those who are on an engine weigh there; those who wait are given to one."""
+        """Requests on an engine weigh there; waiting ones are given to one."""
         self._look(fleet)
         for id, place in fleet.places.items():
             if id not in fleet.handoff:
@@ -111,18 +108,17 @@ class Balance(RoutePolicy):
                 self.arrived(request, fleet.now)
 
     def engines_changed(self, fleet: Fleet) -> None:
-        """Who waited for an engine that is closed now is given to another."""
+        """Requests that waited for an engine that is closed now are given to another."""
         self._look(fleet)
         for request in self._lines.clear_up(self.open):
             self.lift(request)
             self.arrived(request, fleet.now)
 
     def _look(self, fleet: Fleet) -> None:
-        """Which engines may be chosen?"""
         replicas = fleet.replicas
-        found = [each.id for each in replicas if each.room.prompts > 0 and each.room.decodes > 0]
+        able = [engine.id for engine in replicas if engine.room.prompts > 0 and engine.room.decodes > 0]
         self.engines = len(replicas)
-        self.open = found or range(self.engines)
+        self.open = able or range(self.engines)
         self.loads.only(self.open, self.engines)
 
     def _give(self, request: Request, engine: int, first: bool = False) -> None:
@@ -151,7 +147,6 @@ class RoundRobin(Balance):
         self._next = 0
 
     def choose(self, request: Request) -> int:
-        """The next one that is open."""
         place = bisect_left(self.open, self._next) % len(self.open)
         self._next = (self.open[place] + 1) % self.engines
         return self.open[place]
@@ -198,7 +193,6 @@ class LeastPending(LeastLoaded):
         return request.prompt
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:
-        """Its prompt is done and weighs no more."""
         super().prefilled(request, replica, now)
         engine = self.lift(request)
         if engine is not None:
@@ -210,7 +204,6 @@ class PowerOfTwo(AtRandom):
     """Two engines are drawn, the one with fewer requests takes it (Mitzenmacher 2001)."""
 
     def choose(self, request: Request) -> int:
-        """The less loaded of two."""
         first, second = self._any(), self._any()
         return second if self.loads.load[second] < self.loads.load[first] else first
 
@@ -244,7 +237,6 @@ class Affinity(LeastLoaded):
         self._places, self._owners = zip(*ring, strict=True)
 
     def choose(self, request: Request) -> int:
-        """Its home, or the least loaded."""
         session = self.session(request)
         name = request.kind if session is None else f"session {session}"
         place = bisect_right(self._places, crc32(name.encode())) % len(self._owners)
@@ -253,7 +245,7 @@ class Affinity(LeastLoaded):
         return home if self.loads.load[home] < max(1.0, fair) else super().choose(request)
 
 
-# -- State of routers that choose an engine at once: assigned requests that wait, and the least load ----
+# -- which engine has the least load, and which requests wait
 
 CHOICES: Final = 40  # bits of a key for the number of a choice, below its load
 CLOSED: Final = 1 << 100  # a key above all others
@@ -265,10 +257,7 @@ def one_move(id: int, engine: int, stage: Stage) -> Routing:
 
 
 class Assigned:
-    """Requests that were given to an engine and are not sent there yet, first come first served.
-
-    Where engines take whatever they are sent, no request ever waits in one.
-    """
+    """Requests that were given to an engine and are not sent there yet, first come first served."""
 
     def __init__(self, engines: Iterable[int], decodes: bool = False) -> None:
         """They wait for a place for their prompt, or for their decode."""
@@ -278,7 +267,6 @@ class Assigned:
         self._touched: list[int] = []  # engines on which something has changed
 
     def give(self, request: Request, engine: int, first: bool = False) -> None:
-        """It waits for that engine, behind the others or before them."""
         line = self._lines.get(engine)
         if line is None:
             line = self._lines[engine] = OrderedDict()
@@ -289,7 +277,6 @@ class Assigned:
         self._touched.append(engine)
 
     def drop(self, id: int) -> None:
-        """It waits no more, if it did."""
         engine = self._given.pop(id, None)
         if engine is not None:
             del self._lines[engine][id]
@@ -299,35 +286,33 @@ class Assigned:
             self._touched.append(engine)
 
     def clear_up(self, open: Sequence[int]) -> list[Request]:
-        """Those who wait for any other engine than these; they wait in no line any more."""
+        """Requests that wait for any other engine than these; they wait in no line any more."""
         keep: set[int] = set(open)
-        found: list[Request] = []
+        freed: list[Request] = []
         for engine, line in self._lines.items():
             if engine in keep:
                 self._touched.append(engine)
                 continue
-            found += line.values()
+            freed += line.values()
             for id in line:
                 del self._given[id]
             line.clear()
-        return found
+        return freed
 
     def next(self, fleet: Fleet) -> tuple[int, int] | None:
         """A request whose engine has room, and that engine; None: there is none now."""
         while self._touched:
             engine = self._touched[-1]
             line = self._lines[engine]
-            if line and self._has_room(fleet.replicas[engine]):
+            replica = fleet.replicas[engine]
+            if line and (replica.seats > 0 if self._decodes else replica.idle):
                 id, _ = line.popitem(last=False)
                 del self._given[id]
-                if not line:  # nobody may ask again while no request waits
+                if not line:  # it may not be asked again while no request waits
                     self._touched.pop()
                 return id, engine
             self._touched.pop()
         return None
-
-    def _has_room(self, replica: Replica) -> bool:
-        return replica.seats > 0 if self._decodes else replica.idle
 
 
 class Loads:
@@ -345,14 +330,13 @@ class Loads:
         self.only(engines, max(engines) + 1)
 
     def add(self, engine: int, weight: int) -> None:
-        """Its load changes by so much."""
         self.load[engine] += weight
         self.total += weight
         if self._tree[self._size + engine] != CLOSED:
             self._set(engine)
 
     def only(self, engines: Sequence[int], known: int) -> None:
-        """These may be chosen, of `known` engines in all; whoever is new has no load."""
+        """These may be chosen, of `known` engines in all; new ones have no load."""
         new = [0] * (known - len(self.load))
         self.load += new
         self._chosen += new

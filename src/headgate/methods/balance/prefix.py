@@ -13,37 +13,6 @@ from headgate.methods.balance.prefix_index import UNKNOWN, PrefixIndex, Sharing
 from headgate.methods.fluid.gates import Draw
 
 
-class Backlog:
-    """What one engine was sent and has not done: prompts in their order, and the KV of all requests there."""
-
-    __slots__ = ("context", "prompts", "since", "waits")
-
-    def __init__(self) -> None:
-        self.prompts: dict[int, float] = {}  # of each prompt, what there is to compute
-        self.waits = 0.0  # their sum
-        self.since = 0.0  # when the first of them began, as far as one can tell
-        self.context = 0  # prompt tokens of all requests there
-
-    def add(self, id: int, work: float, now: float) -> None:
-        if not self.prompts:
-            self.since = now
-        self.prompts[id] = work
-        self.waits += work
-
-    def done(self, id: int, now: float) -> None:
-        """The prompt waits no more, if it did; the next one begins."""
-        self.waits -= self.prompts.pop(id, 0.0)
-        self.since = now
-        if not self.prompts:
-            self.waits = 0.0  # no rounding errors are left
-
-    def left(self, now: float) -> float:
-        """What waits, without what was done of the first prompt meanwhile; where work is in seconds."""
-        for first in self.prompts.values():
-            return self.waits - min(first, now - self.since)
-        return 0.0
-
-
 class KnowsPrefixes(Balance):
     """The engine with the least `cost`; of equals, one at random.
 
@@ -63,7 +32,7 @@ class KnowsPrefixes(Balance):
         self.draw, self.sharing = draw, sharing or UNKNOWN
         self.ttl, self.exact = ttl, exact
         self.now = 0.0
-        self.backlogs: dict[int, Backlog] = {each: Backlog() for each in range(engines)}
+        self.backlogs: dict[int, Backlog] = {engine: Backlog() for engine in range(engines)}
         self._indices: dict[int, PrefixIndex] = {}
         self._new: dict[int, tuple[Request, bool]] = {}  # no engine yet; whether it goes before others
         self._fleet: Fleet | None = None
@@ -78,7 +47,7 @@ class KnowsPrefixes(Balance):
 
     def choose(self, request: Request) -> int:
         pieces = self.sharing.content(request)
-        costs = [(self.cost(request, each, self.cached(request, pieces, each)), each) for each in self.open]
+        costs = [(self.cost(request, at, self.cached(request, pieces, at)), at) for at in self.open]
         least = min(costs)[0]
         best = [engine for cost, engine in costs if cost == least]
         return best[int(self.draw() * len(best))]
@@ -94,8 +63,6 @@ class KnowsPrefixes(Balance):
             return 0
         tokens = self.sharing.measure(request)
         return index.cached(pieces, tokens, self.now) * request.prompt // max(1, tokens)
-
-    # -- the life of a request ---------------------------------------------------------------------------
 
     def arrived(self, request: Request, now: float) -> None:
         """It is given to an engine when the router is asked next, which is at once."""
@@ -117,7 +84,6 @@ class KnowsPrefixes(Balance):
         return super().route(fleet)
 
     def moved(self, request: Request, move: Move, now: float) -> None:
-        """Where the driver sent it elsewhere, its work is there."""
         self.now = now
         self._new.pop(request.id, None)
         engine, _ = self._weights.get(request.id, (move.replica, 0))
@@ -127,7 +93,6 @@ class KnowsPrefixes(Balance):
         super().moved(request, move, now)
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:
-        """Its prompt waits no more."""
         self._backlog(replica).done(request.id, now)
         super().prefilled(request, replica, now)
 
@@ -153,10 +118,9 @@ class KnowsPrefixes(Balance):
     def engines_changed(self, fleet: Fleet) -> None:
         """An engine that is closed may come back without its KV."""
         super().engines_changed(fleet)
-        for engine in [each for each in self._indices if each not in self.open]:
-            del self._indices[engine]
+        self._indices = {engine: index for engine, index in self._indices.items() if engine in self.open}
 
-    # -- state of engines ----------------------------------------------------------------------------------
+    # -- state of engines
 
     def _weigh(self, request: Request, engine: int) -> None:
         super()._weigh(request, engine)
@@ -213,7 +177,6 @@ class PrefixAware(KnowsPrefixes):
         return backlog.left(self.now) + (1 + others) * own + output * (together - alone)
 
     def work(self, request: Request, cached: int) -> float:
-        """Seconds of its prompt, alone in one step."""
         tokens = request.prompt - cached
         if self.sharing.cost is None:
             return float(tokens)
@@ -232,7 +195,6 @@ class PrefixAware(KnowsPrefixes):
         return min(there, self.sharing.seats - 1, int(self.sharing.kv_tokens / max(each, 1.0)))
 
     def _output(self, request: Request) -> float:
-        """Tokens it will probably have."""
         if request.guess is not None:
             return float(request.guess)
         tokens, requests = self._outputs.get(request.kind, (0, 0))
@@ -304,7 +266,7 @@ class Scored(KnowsPrefixes):
         self._queues = 0, 0  # shortest and longest
 
     def choose(self, request: Request) -> int:
-        waiting = [self._waiting(each) for each in self.open]
+        waiting = [self._waiting(engine) for engine in self.open]
         self._queues = min(waiting), max(waiting)
         return super().choose(request)
 
@@ -320,12 +282,42 @@ class Scored(KnowsPrefixes):
         return len(self._backlog(engine).prompts) if replica is None else replica.waiting
 
     def _free(self, engine: int) -> float:
-        """The share of its KV that no request holds."""
         replica, whole = self._replica(engine), self.sharing.kv_tokens
         free = whole - self._backlog(engine).context if replica is None else replica.kv_free
         return min(1.0, max(0.0, free / whole))
 
     def _replica(self, engine: int) -> Replica | None:
-        """The engine, if it reports what it has; endless memory says that nobody asked it."""
+        """The engine, if it reports what it has; endless memory says that it was not asked."""
         replica = None if self._fleet is None else self._fleet.replicas[engine]
         return None if replica is None or replica.kv_free >= ENDLESS else replica
+
+
+class Backlog:
+    """What one engine was sent and has not done: prompts in their order, and the KV of all requests there."""
+
+    __slots__ = ("context", "prompts", "since", "waits")
+
+    def __init__(self) -> None:
+        self.prompts: dict[int, float] = {}  # of each prompt, what there is to compute
+        self.waits = 0.0  # their sum
+        self.since = 0.0  # when the first of them began, as far as one can tell
+        self.context = 0  # prompt tokens of all requests there
+
+    def add(self, id: int, work: float, now: float) -> None:
+        if not self.prompts:
+            self.since = now
+        self.prompts[id] = work
+        self.waits += work
+
+    def done(self, id: int, now: float) -> None:
+        """The prompt waits no more, if it did; the next one begins."""
+        self.waits -= self.prompts.pop(id, 0.0)
+        self.since = now
+        if not self.prompts:
+            self.waits = 0.0  # no rounding errors are left
+
+    def left(self, now: float) -> float:
+        """What waits, without what was done of the first prompt meanwhile; where work is in seconds."""
+        for first in self.prompts.values():
+            return self.waits - min(first, now - self.since)
+        return 0.0

@@ -41,13 +41,11 @@ class PrefixIndex:
         self._ttl = ttl
 
     def cached(self, pieces: Pieces, prompt: int, now: float = 0.0) -> int:
-        """Prompt tokens it would find."""
         if self._ttl:
             self._pool.forget_before(now - self._ttl)
         return self._pool.find(pieces, prompt).blocks * self._pool.size
 
     def sent(self, pieces: Pieces, prompt: int, now: float = 0.0) -> None:
-        """The engine computes this prompt, or what is missing of it."""
         pool, held = self._pool, self._pool.of(prompt)
         if held > pool.total:
             return

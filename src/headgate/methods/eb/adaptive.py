@@ -108,18 +108,13 @@ class AdaptiveExclusive(Exclusive):
         self._adopt_plan()
 
     def costs(self, slots: int) -> PhaseCosts:
-        """Pure and mixed batches as straight lines, for the lengths seen and that many seats."""
         return phase_costs(self._cost, self.lengths, slots)
 
     def gauges(self) -> Mapping[str, float]:
-        """The threshold and the estimates it comes from."""
         estimates = {"share": self._share, "output": self.lengths.output, "prompt": self.lengths.prompt}
         return {**super().gauges(), **estimates}
 
-    # -- events -------------------------------------------------------------------------------------
-
     def prefilled(self, request: Request, now: float) -> None:
-        """It decodes from now on."""
         self._running[request.id] = request
         super().prefilled(request, now)
 
@@ -133,7 +128,6 @@ class AdaptiveExclusive(Exclusive):
             self._iterations += len(steps.ends)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        """Learn its length; plan anew when enough have left."""
         super().finished(request, now, how)
         self._running.pop(request.id, None)
         decoded = request.generated - 1  # the prompt brought the first token
@@ -158,7 +152,7 @@ class AdaptiveExclusive(Exclusive):
             self._computed.update(computed)
         self._unlearned = []
 
-    # -- what it plans ------------------------------------------------------------------------------
+    # -- what it plans
 
     def _plan_anew(self) -> None:
         """Estimate lengths, plan the share and the seats; they wait for the refill to be complete."""
@@ -223,7 +217,7 @@ class AdaptiveExclusive(Exclusive):
             self.slots, self.refill = self._next.slots, self._next.refill
             self._next = None
 
-    # -- admission ----------------------------------------------------------------------------------
+    # -- admission
 
     def look(self, view: View) -> None:
         """Learn the engine's limits, which plans need; for callers that ask `plan` seldom."""
@@ -289,12 +283,9 @@ class AdaptiveExclusive(Exclusive):
 
 
 def _check(mode: str, gate: str, seats: str, warm: int, review: int, prior: float, miss: float) -> None:
-    if mode not in MODES:
-        raise unknown("mode of eb-online", mode, MODES)
-    if gate not in GATES:
-        raise unknown("gate of eb-online", gate, GATES)
-    if seats not in SEATS:
-        raise unknown("seats of eb-online", seats, SEATS)
+    for name, given, known in (("mode", mode, MODES), ("gate", gate, GATES), ("seats", seats, SEATS)):
+        if given not in known:
+            raise unknown(f"{name} of eb-online", given, known)
     if warm < 1 or review < 1:
         raise InputError(f"eb-online: warm={warm}, review={review}; both must be at least 1")
     if not prior > 1:

@@ -1,10 +1,9 @@
-"""What pure and mixed batches cost as straight lines, the form in which EB's formulas want it."""
+"""What pure and mixed batches cost as straight lines, as EB's formulas want it; from a card or timings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import ceil, isfinite
+from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,11 +40,9 @@ class Lengths(NamedTuple):
 
     @property
     def cached(self) -> float:
-        """Mean prompt tokens that stand before those."""
         return self.prompt - self.computed
 
     def as_dict(self) -> dict[str, float]:
-        """Plain numbers; those of the cache only where it finds anything."""
         plain: dict[str, Any] = self._asdict()
         del plain["uncached"]
         if self.uncached is not None:
@@ -53,7 +50,6 @@ class Lengths(NamedTuple):
         return plain
 
     def longer(self, tokens: float) -> Lengths:
-        """So many more prompt tokens to compute."""
         computed = None if self.uncached is None else (self.uncached[0] + tokens, self.uncached[1])
         return self._replace(prompt=self.prompt + tokens, uncached=computed)
 
@@ -64,7 +60,6 @@ class Lengths(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Tokens that are computed for a request, prompt and output."""
         return self.computed + self.output
 
 
@@ -186,17 +181,6 @@ def _nearest(cost: StepCost, lengths: Lengths, slots: int) -> PhaseCosts:
     )
 
 
-def amortised_prefill(costs: PhaseCosts, tokens: float, budget: int, switch: float = 0.0) -> float:
-    """The fixed cost that a larger refill would spread: switch + alpha_p (m - tokens / budget).
-
-    A refill of `tokens` prompt tokens takes m = ceil(tokens / budget) iterations. All full ones pay in
-    proportion to the tokens, so only the unfilled part of the last can be spread; the paper takes m = 1.
-    """
-    if budget < 1 or tokens <= 0 or not switch >= 0:
-        raise InputError(f"tokens={tokens}, budget={budget}, switch={switch}; need > 0, >= 1 and >= 0")
-    return switch + costs.prefill_fixed * (ceil(tokens / budget) - tokens / budget)
-
-
 def _line(constant: float, each: float, free: int, ends: tuple[int, int]) -> tuple[float, float]:
     """(fixed, per request) of constant + each * max(n - free, 0) through the two values of n."""
     few, many = (max(n - free, 0) for n in ends)
@@ -205,7 +189,7 @@ def _line(constant: float, each: float, free: int, ends: tuple[int, int]) -> tup
     return (fixed, each * paying) if fixed > 0 else (constant, each * many / ends[1])
 
 
-# -- Any step cost as straight lines: those nearest to it over the sizes a plan is about ----------------
+# -- any step cost as straight lines
 
 SIZES = 9  # numbers of decodes, from half the seats on, that a line is laid through
 PROMPTS = 8  # from one prompt to so many in a step
@@ -259,7 +243,7 @@ def _nearest_line(sizes: list[int], times: list[float]) -> tuple[float, float]:
     return min(times), max(0.0, (times[-1] - times[0]) / (sizes[-1] - sizes[0]))
 
 
-# -- Timed steps in the form of the EB paper: alpha and beta of each phase, beta_MB(r) and kappa, with R2
+# -- timed steps in the form of the EB paper
 
 Floats = NDArray[np.float64]
 FEWEST = 3  # sizes of a line; a polynomial with its constant needs two more
@@ -298,17 +282,16 @@ class PaperForm:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """For a terminal of 80 columns."""
-        found = ["in the form of the EB paper (least squares of median step times):"]
+        text = ["in the form of the EB paper (least squares of median step times):"]
         for name, line, unit in (("prefill", self.prefill, "token"), ("decode", self.decode, "request")):
             if line is None:
-                found.append(f"  {name}: fewer than {FEWEST} sizes measured")
+                text.append(f"  {name}: fewer than {FEWEST} sizes measured")
                 continue
-            found.append(
+            text.append(
                 f"  {name}: alpha {1e3 * line.alpha:.4g} ms, beta {1e6 * line.beta:.4g} us per {unit}, "
                 f"R2 {line.r2:.4f} ({line.sizes} sizes)"
             )
-        return found + self._mixed_lines()
+        return text + self._mixed_lines()
 
     def _mixed_lines(self) -> list[str]:
         mixed = self.mixed
@@ -371,32 +354,9 @@ def _solved(design: Floats, seconds: Floats) -> tuple[list[float], float]:
     return found.tolist(), 1 - left / spread if spread else 1.0
 
 
-# -- The price of a token in a mixed batch as a polynomial in the share of decodes, and how it bends ----
+# -- the price of a token by the share of decodes
 
 Polynomial = tuple[float, float, float]  # c0 + c1 r + c2 r^2
-
-
-def fit_by_share(shares: Sequence[float], per_token: Sequence[float]) -> Polynomial:
-    """The least-squares quadratic through prices per token at several shares of decodes.
-
-    From iteration times, with the fixed cost taken off, it is beta_MB(r). From 1 / throughput it holds the
-    fixed cost as well; use it with mixed_fixed = 0.
-    """
-    if len(set(shares)) < 3 or len(shares) != len(per_token):
-        raise InputError(f"{len(set(shares))} different shares; need >= 3 and a price for each, measure more")
-    c2, c1, c0 = np.polyfit(np.asarray(shares), np.asarray(per_token), 2).tolist()
-    return c0, c1, c2
-
-
-def by_share_from_curvature(prefill: float, decode: float, curvature: float, tokens: int) -> Polynomial:
-    """The same from the seconds of a pure prefill batch, of a pure decode batch and kappa, at `tokens` each.
-
-    The paper names c2 only; c1 follows from the two ends.
-    """
-    if tokens < 1 or not (prefill > 0 and decode > 0):
-        raise InputError(f"tokens={tokens}, batches of {prefill} s and {decode} s; need >= 1, > 0 and > 0")
-    c2 = curvature * decode / (2 * tokens)
-    return prefill / tokens, (decode - prefill) / tokens - c2, c2
 
 
 def curvature(by_share: Polynomial) -> float:

@@ -14,8 +14,8 @@ from headgate.core.view import View
 from headgate.cost.model import StepCost
 from headgate.methods.eb.refill import Pieces, refill_due
 
-NOBODY_WAITS = Plan(ALL, until=Until(arrivals=1))
-SOMEBODY_MUST_LEAVE = Plan(ALL, until=Until(finishes=1))
+NONE_WAITS = Plan(ALL, until=Until(arrivals=1))
+ONE_MUST_LEAVE = Plan(ALL, until=Until(finishes=1))
 ONE_STEP = Plan(ALL, until=Until(steps=1))
 
 
@@ -32,7 +32,7 @@ class Exclusive(BatchPolicy):
 
     Parameters:
         slots: N, requests that may hold KV at once.
-        refill: k, from 1 (prefill as soon as anybody can enter: vLLM v0) to `slots` (let the batch run
+        refill: k, from 1 (prefill as soon as a request can enter: vLLM v0) to `slots` (let the batch run
             empty: request-level batching).
         max_gap: seconds a refill may keep any decode waiting. A longer refill is cut into pieces with a
             decode step between; needs `cost` to know how long a piece takes. None: no bound.
@@ -68,7 +68,6 @@ class Exclusive(BatchPolicy):
 
     @property
     def refilling(self) -> bool:
-        """Is a refill under way?"""
         return bool(self._batch)
 
     def arrived(self, request: Request, now: float) -> None:
@@ -76,20 +75,16 @@ class Exclusive(BatchPolicy):
         self._grows = True
 
     def prefilled(self, request: Request, now: float) -> None:
-        """One prompt of the refill is done."""
         self._drop(request)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        """It may have left in the middle of the refill."""
         self._drop(request)
 
     def evicted(self, request: Request, now: float) -> None:
-        """An evicted prompt waits for its next turn like any other."""
         self._grows = True
         self._drop(request)
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
-        """A piece of a refill, or the decode step after it, is composed."""
         if self.pieces:
             self.pieces.composed(plan)
 
@@ -98,7 +93,6 @@ class Exclusive(BatchPolicy):
         self._batch = {}
 
     def gauges(self) -> Mapping[str, float]:
-        """The threshold, and how many prompts the refill under way still has."""
         return {"refill": self.refill, "slots": self.slots, "refilling": len(self._batch)}
 
     def plan(self, view: View) -> Plan:
@@ -118,7 +112,7 @@ class Exclusive(BatchPolicy):
         if self._batch:
             return self._prefill(view)
         if not view.waiting:
-            return NOBODY_WAITS
+            return NONE_WAITS
         return self._decode(view)
 
     def _drop_what_no_longer_fits(self, view: View) -> None:
@@ -185,7 +179,7 @@ class Exclusive(BatchPolicy):
             return Plan(ALL, until=Until(finishes=max(1, by_queue), arrivals=1))
         if by_seats > 1:
             return Plan(ALL, until=Until(finishes=by_seats))
-        return SOMEBODY_MUST_LEAVE  # seats are there, memory is not
+        return ONE_MUST_LEAVE  # seats are there, memory is not
 
     def _threshold(self, view: View) -> tuple[int, int]:
         slots = min(self.slots, view.limits.running)
@@ -200,7 +194,6 @@ class Exclusive(BatchPolicy):
             self._refilled()
 
     def _refilled(self) -> None:
-        """The refill is complete: decodes are next."""
         if self.pieces:
             self.pieces.end()
 

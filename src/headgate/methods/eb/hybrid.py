@@ -103,11 +103,8 @@ class ExclusivePlus(BatchPolicy):
         self._wasted = Window(review)  # KV tokens that mixed batching computed in vain, by request
 
     def gauges(self) -> Mapping[str, float]:
-        """The mode (1: exclusive), what the choice was made from, and the threshold of EB."""
         own = {"exclusive": self._in_exclusive, "gain": self._gain, "demand": self._smoothed.value or 0.0}
         return {**own, **self.exclusive.gauges()}
-
-    # -- events; EB learns in both modes ---------------------------------------------------------------
 
     def arrived(self, request: Request, now: float) -> None:
         self.exclusive.arrived(request, now)
@@ -128,7 +125,6 @@ class ExclusivePlus(BatchPolicy):
         self.exclusive.planned(plan, now, gauges)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        """One less; a review is due after so many."""
         self.exclusive.finished(request, now, how)
         if not self._in_exclusive:
             self._wasted.update(request.wasted)
@@ -137,7 +133,7 @@ class ExclusivePlus(BatchPolicy):
         if self._left <= 0:
             self._decide(now)
 
-    # -- what it decides -------------------------------------------------------------------------------
+    # -- what it decides
 
     def plan(self, view: View) -> Plan:
         """The chosen one's plan, but at most until the next review."""
@@ -159,7 +155,6 @@ class ExclusivePlus(BatchPolicy):
         return quick(Plan, (decode, prefill, budget, chunk, evict, until, reject))
 
     def _decide(self, now: float) -> None:
-        """Which mode is wanted from now on."""
         self._left = self.review
         demand = max(self._smoothed.value or 0.0, 1.0)
         if self._demand > self._surge:

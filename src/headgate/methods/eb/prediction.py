@@ -101,10 +101,10 @@ def _checked(lengths: Lengths, batch: float, budget: int) -> float:
     return max(1.0, batch)
 
 
-# -- Exclusive or mixed batches: the throughput of each, where they cross, and EB+'s rule ---------------
+# -- the paper's throughputs and EB+'s rule
 
 
-class Comparison(NamedTuple):
+class ModeComparison(NamedTuple):
     """Both sides of (7) and (8) for a workload: exclusive batches win where `gain` is positive."""
 
     gap: float  # left side, s/token: what a token costs more in a mixed batch, beta_MB(r) - beta_EB
@@ -154,7 +154,7 @@ def mixed_throughput(costs: PhaseCosts, lengths: Lengths, running: float) -> flo
     return 1 / (fixed + costs.mixed_per_token(lengths.output / lengths.total) * lengths.total)
 
 
-def compare(costs: PhaseCosts, lengths: Lengths) -> Comparison:
+def compare(costs: PhaseCosts, lengths: Lengths) -> ModeComparison:
     """The terms of (7) and (8), with theta_0 at p0 = 1 / mu_O.
 
     There (alpha_p + alpha_d zeta mu_O) / theta_0 = alpha_d mu_O / (1 - theta_0), which we use: it has a value
@@ -166,7 +166,7 @@ def compare(costs: PhaseCosts, lengths: Lengths) -> Comparison:
     decode = costs.decode_fixed * lengths.output / (1 - share)
     penalty = (decode - costs.mixed_fixed * (1 + lengths.output)) / lengths.total
     pure = costs.pure_per_token(lengths)
-    return Comparison(costs.mixed_per_token(lengths.output / lengths.total) - pure, penalty, pure, share)
+    return ModeComparison(costs.mixed_per_token(lengths.output / lengths.total) - pure, penalty, pure, share)
 
 
 def wants_exclusive(gain: float, margin: float, exclusive: bool) -> bool:

@@ -15,7 +15,7 @@ def refill_due(slots: int, refill: int, decoding: int, waiting: int) -> bool:
 
     With a long queue: N - n >= k. With a short one, the prompts that could enter must be k / N of the batch
     they would make, so that a threshold tuned for a full engine still makes sense in a half-empty one. An
-    empty batch refills as soon as anybody waits.
+    empty batch refills as soon as a request waits.
     """
     if not 1 <= refill <= slots:
         raise InputError(f"refill={refill}, slots={slots}; need 1 <= refill <= slots, choose k <= N")
@@ -25,18 +25,16 @@ def refill_due(slots: int, refill: int, decoding: int, waiting: int) -> bool:
     return fillable >= 1 and fillable * (slots - refill) >= decoding * refill
 
 
-def kv_reserve(slots: int, output: float, capacity: float, scale: float = 0.5, extra: float = 0.0) -> float:
+def kv_reserve(slots: int, output: float, capacity: float) -> float:
     """The share of KV that must be free before a refill, from 0.05 to 0.6: f_KV of equation (23).
 
-    Room for half the output of every seat by default. The paper's rule; it ignores the prompts about to enter
+    Room for half the output of every seat. The paper's rule; it ignores the prompts about to enter
     and starves the batch when outputs are long.
     """
     if not (slots >= 1 and output > 0 and capacity > 0):
         raise InputError(f"slots={slots}, output={output}, capacity={capacity}; need >= 1, > 0 and > 0")
-    return min(0.6, max(0.05, slots * output * scale / capacity + extra))
+    return min(0.6, max(0.05, slots * output * 0.5 / capacity))
 
-
-# -- A refill cut into pieces, so that no decode waits longer than it was promised ----------------------
 
 SMALLEST = 16  # tokens of a piece when the promise cannot be kept at all
 
@@ -60,7 +58,7 @@ class Pieces:
         self._tokens = 0  # per step of the piece under way
         self._left = 0  # steps of it that are left; 0: none is under way
         self._host = cost.host
-        self._after_prompts = False  # the newest tokens of those who decode came with their prompts
+        self._after_prompts = False  # the newest tokens of the decodes came with their prompts
 
     def next_piece(self, view: View, prompts: Iterable[int] = ()) -> tuple[int, int]:
         """Tokens per step and steps of the piece to run now; the same until it has run."""

@@ -33,7 +33,11 @@ def base_share(ratio: float) -> float:
     per token cancel. Solved by Newton's method in zeta = -log(1 - theta), from above, where it cannot
     overshoot. The paper gives the equation and no solver.
     """
-    gamma = _checked_ratio(ratio)
+    gamma = ratio
+    if not (isfinite(gamma) and gamma >= 0):
+        raise InputError(
+            f"gamma={gamma}; need a finite number >= 0: costs and output rates are never negative"
+        )
     if gamma == 0:
         return 0.0
     zeta = log1p(gamma + sqrt(2 * gamma))
@@ -45,11 +49,6 @@ def base_share(ratio: float) -> float:
             break
         zeta -= step
     return -expm1(-zeta)
-
-
-def continuous_rate(ending: float) -> float:
-    """The rate without ticks for a chance per iteration, -log(1 - p): takes (3) to discrete time."""
-    return -log1p(-_checked_ending(ending))
 
 
 def share_correction(hazard: LinearHazard, share: float, load: float) -> float:
@@ -97,14 +96,6 @@ def settle(share: float, slots: int, lowest: float = LOWEST, highest: float = HI
     return Threshold(clipped, min(max(1, round(clipped * slots)), slots), slots)
 
 
-def _checked_ratio(ratio: float) -> float:
-    if not (isfinite(ratio) and ratio >= 0):
-        raise InputError(
-            f"gamma={ratio}; need a finite number >= 0: costs and output rates are never negative"
-        )
-    return ratio
-
-
 def _checked_ending(ending: float) -> float:
     if not 0 < ending < 1:
         raise InputError(
@@ -114,7 +105,7 @@ def _checked_ending(ending: float) -> float:
     return ending
 
 
-# -- The best refill threshold in a steady state, for any law of outputs: our default for EB ------------
+# -- the best share in a steady state
 
 TERMS = 8  # cohorts counted in the quick bound that rules most phase lengths out
 
@@ -168,7 +159,7 @@ def _at(survival: Survival, ages: NDArray[np.int64]) -> NDArray[np.float64]:
     return survival.curve[np.minimum(ages, last)] * (1 - survival.ending) ** beyond
 
 
-# -- How many requests EB may hold: the paper's three memory bounds, and one that keeps its promise -----
+# -- how many requests memory holds
 
 
 class PaperSlots(NamedTuple):
@@ -263,7 +254,7 @@ def _check(share: float, ending: float, prompt: float, capacity: float, miss: fl
         )
 
 
-# -- The whole plan of EB for a workload: seats that fit in memory, and the refill threshold for them ---
+# -- the whole plan
 
 
 class Seats(NamedTuple):

@@ -40,7 +40,7 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class EnginePace:
     """How fast one engine works, equations (1) to (4).
 
     Steps that hold a chunk of a prompt last `mixed_fixed + chunk * mixed_per_token`, steps without one
@@ -90,7 +90,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class TokenPrices:
     """What a token brings."""
 
     prompt: float  # c_p
@@ -106,12 +106,11 @@ class Instance:
     """Everything a fluid plan depends on."""
 
     flows: tuple[Flow, ...]
-    pace: Pace
-    prices: Prices
+    pace: EnginePace
+    prices: TokenPrices
     charging: str = BUNDLED  # paid for requests that finish (22), or "separate": for each stage (23)
 
     def checked(self) -> Instance:
-        """The same, or an error that names what cannot be."""
         if not self.flows:
             raise InputError("no class of requests; give at least one")
         if self.charging not in CHARGES:
@@ -133,12 +132,15 @@ class Instance:
         return [self.pace.prefill_seconds(flow) for flow in self.flows]
 
     def values(self) -> list[float]:
-        """What one request of each class brings, w."""
         return [self.prices.value(flow) for flow in self.flows]
 
     def densities(self) -> list[float]:
         """Value per decode token of capacity, w / (D + ωP): the knapsack's order of classes."""
         return [self.prices.value(flow) / self.pace.decode_weight(flow) for flow in self.flows]
+
+    def by_density(self) -> list[str]:
+        worth = zip(self.densities(), self.flows, strict=True)
+        return [flow.name for _, flow in sorted(worth, key=lambda pair: -pair[0])]
 
 
 def _check_flow(flow: Flow) -> None:
@@ -157,7 +159,7 @@ def _check_flow(flow: Flow) -> None:
         _need(rate >= 0 and isfinite(rate), f"{about}impatience is {rate:g} per second", "at least 0")
 
 
-def _check_pace(pace: Pace) -> None:
+def _check_pace(pace: EnginePace) -> None:
     _need(pace.seats >= 1, f"{pace.seats} seats per engine", "at least 1")
     _need(pace.chunk >= 1, f"a chunk of {pace.chunk} tokens", "at least 1")
     for name in ("mixed_fixed", "mixed_per_token"):
@@ -173,10 +175,7 @@ def _need(right: bool, what: str, wanted: str) -> None:
         raise InputError(f"{what}; give {wanted}")
 
 
-# -- The speeds of an engine as the fluid model wants them, from the cost of its steps ------------------
-
-
-def pace_of(cost: StepCost, seats: int, budget: int, prompt: float, context: float) -> Pace:
+def pace_of(cost: StepCost, seats: int, budget: int, prompt: float, context: float) -> EnginePace:
     """Steps with one mean prompt, and steps without.
 
     A mean prompt runs in one step if the budget allows, as in a token-level engine, not in small chunks.
@@ -199,4 +198,4 @@ def pace_of(cost: StepCost, seats: int, budget: int, prompt: float, context: flo
     slope = (whole - part) / (chunk - half) if chunk > half else 0.0
     slope = min(max(slope, 0.0), whole / chunk)
     alone = cost.seconds(Shape(seats, round(seats * context)))
-    return Pace(seats, chunk, whole - slope * chunk, slope, 1 / alone)
+    return EnginePace(seats, chunk, whole - slope * chunk, slope, 1 / alone)

@@ -15,7 +15,169 @@ from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.methods.fluid.plan import FluidPlan, staff
 
-# -- Prefill gates: whose prompt starts next ------------------------------------------------------------
+Draw = Callable[[], float]  # uniform on [0, 1)
+
+
+class Gated(RoutePolicy):
+    """An admission rule for prompts and a placement rule for decodes, on engines of one role for prompts."""
+
+    def __init__(
+        self, admission: Admission, placement: Placement | None, prompts_on: str, draw: Draw
+    ) -> None:
+        self.admission = admission
+        self.placement = placement
+        self.prompts_on = prompts_on
+        self.draw = draw
+        self.hands_over = placement is not None
+        self._stage = Stage.WHOLE if placement is None else Stage.PREFILL
+        self._apart: set[int] = set()  # prompts in service whose output will ask for a place
+
+    def moved(self, request: Request, move: Move, now: float) -> None:
+        if move.stage is not Stage.DECODE:
+            self.admission.entered(request, now)
+            if move.stage is Stage.PREFILL:
+                self._apart.add(request.id)
+        elif self.placement is not None:
+            self.placement.gone(request)
+
+    def prefilled(self, request: Request, replica: int, now: float) -> None:
+        if self.placement is not None and request.id in self._apart:
+            self._apart.discard(request.id)
+            self.placement.prefilled(request)
+
+    def finished(self, request: Request, replica: int, now: float) -> None:
+        """One whose first token was its last never looked for a seat."""
+        self._apart.discard(request.id)
+
+    def left(self, request: Request, now: float, how: End) -> None:
+        self._apart.discard(request.id)
+        if self.placement is not None:
+            self.placement.gone(request)
+
+    def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
+        """Those between two engines look for a seat; a token bucket goes on from the level it had."""
+        for id, place in fleet.places.items():
+            if self.placement is None:
+                break
+            if id in fleet.handoff:
+                self.placement.prefilled(place.request)
+            elif place.stage is Stage.PREFILL:
+                self._apart.add(id)
+        self.admission.adopt(fleet, before.admission if isinstance(before, Gated) else None)
+        self.engines_changed(fleet)
+
+    def engines_changed(self, fleet: Fleet) -> None:
+        self.admission.engines_changed(fleet)
+        if self.placement is not None:
+            self.placement.engines_changed(fleet)
+
+    def route(self, fleet: Fleet) -> Routing:
+        """One move at a time: a decode if there is a seat for one, else a prompt."""
+        move = self.placement.next(fleet) if fleet.handoff and self.placement else None
+        return Routing((move,)) if move else self.start_prompt(fleet)
+
+    def start_prompt(self, fleet: Fleet) -> Routing:
+        """The prompt that the gate lets in, on a random engine that has a place for it."""
+        places = fleet.idle[self.prompts_on]
+        if places:
+            kind = self.admission.choose(fleet)
+            if kind is not None:
+                return self.let_in(kind, fleet)
+        refused = self.admission.refuse(fleet)
+        wake = self.admission.wake(fleet) if places else STAY.wake  # without a place no gate matters
+        return STAY if not refused and wake == STAY.wake else Routing((), refused, wake)
+
+    def let_in(self, kind: str, fleet: Fleet) -> Routing:
+        """The oldest of that kind, whatever the gate says; there must be a place."""
+        place = pick(fleet.idle[self.prompts_on], self.draw)
+        return Routing((Move(next(iter(fleet.queues[kind])), place, self._stage),))
+
+
+class Partitioned(Gated):
+    """The first engines take prompts and decode beside them, the others only decode (static planning)."""
+
+    def __init__(self, plan: FluidPlan, admission: Admission, placement: Placement, slack: bool) -> None:
+        super().__init__(admission, placement, MIXED, placement.draw)
+        self.plan, self.slack = plan, slack
+
+    def roles(self, engines: int) -> tuple[str, ...]:
+        """As many mixed engines as the plan needs, a few more with slack; one at least if all may enter."""
+        roles = staff(self.plan, engines, self.slack).roles
+        return roles if MIXED in roles or self.admission.closes else (MIXED, *roles[1:])
+
+
+class GateAndRoute(Partitioned):
+    """GG-SP, the paper's policy: ceil(nX*) mixed engines, occupancy gate, solo seats first.
+
+    Its revenue tends to the fluid optimum as the fleet grows (Theorem 2), slowly where a throttled kind
+    needs less than one engine's prefill time.
+    """
+
+    def __init__(self, plan: FluidPlan, engines: int, draw: Draw, spill: bool = False) -> None:
+        super().__init__(plan, Occupancy(plan, engines, spill), SoloFirst(draw), slack=False)
+
+
+class GateAndRoutePlus(Partitioned):
+    """GG-SP+, ours: a few spare mixed engines, and throttled kinds wait for room behind the gate."""
+
+    def __init__(self, plan: FluidPlan, engines: int, draw: Draw, spill: bool = False) -> None:
+        super().__init__(plan, BackPressure(plan, engines, spill), SoloFirst(draw), slack=True)
+
+
+class BucketAndRoute(Partitioned):
+    """Ours: throttled kinds enter at their planned rate. For small fleets whose prefill capacity binds."""
+
+    def __init__(self, plan: FluidPlan, engines: int, draw: Draw) -> None:
+        super().__init__(plan, TokenBucket(plan, engines), SoloFirst(draw), slack=True)
+
+
+class PrioritizeAndRoute(Partitioned):
+    """For separate charging (section 4.3): most output per prompt token first, no targets.
+
+    Wants a plan made for separate charging; its revenue tends to that optimum (Theorem 3).
+    """
+
+    def __init__(self, plan: FluidPlan, engines: int, draw: Draw) -> None:
+        flows = sorted(plan.instance.flows, key=lambda flow: -flow.output / flow.computed)
+        super().__init__(plan, Strict([flow.name for flow in flows]), SoloFirst(draw), slack=False)
+
+
+class ServiceLevelRoute(Partitioned):
+    """For plans with service levels (section 5): each decode draws its pool, so every kind follows the plan.
+
+    The paper's gate is `occupancy`; it over-serves at finite n, so fairness caps are missed. Ours, and the
+    default, is the token bucket.
+    """
+
+    def __init__(self, plan: FluidPlan, engines: int, draw: Draw, gate: str = "token-bucket") -> None:
+        if gate not in GATES:
+            raise unknown("gate", gate, GATES)
+        placement = self.placement_of(plan, draw)
+        super().__init__(plan, GATES[gate](plan, engines), placement, slack=False)  # pools as planned
+
+    def placement_of(self, plan: FluidPlan, draw: Draw) -> ByPool:
+        return ByPool(plan, draw)
+
+
+class GeneralRoute(ServiceLevelRoute):
+    """The same for plans with a queue before decode (EC.6): the kind that gets a seat is drawn."""
+
+    def placement_of(self, plan: FluidPlan, draw: Draw) -> ByPool:
+        return ByPoolAndKind(plan, draw)
+
+
+class DensityFirst(Gated):
+    """DP-I, ours: the kind with the most value per decode token of capacity first; coupled, no roles.
+
+    The fluid optimum is a knapsack while prefill capacity is to spare, and this order solves it. It fails
+    when prefill binds, where the best is a mix, and it cannot follow service levels.
+    """
+
+    def __init__(self, plan: FluidPlan, draw: Draw) -> None:
+        super().__init__(Strict(plan.instance.by_density()), None, ANY, draw)
+
+
+# -- gates: whose prompt starts next
 
 BUCKET = 5.0  # most admissions a class may save up
 FULL = 1 - 1e-6  # a bucket that holds one admission, but for rounding of the clock
@@ -91,7 +253,6 @@ class Occupancy(Admission):
             self.targets[kind] = (rate if several else share, self.targets[kind][1])
 
     def choose(self, fleet: Fleet) -> str | None:
-        """The smallest index among waiting kinds that are admitted."""
         chosen, least, longest = None, inf, -inf
         prefilling, queues = fleet.prefilling, fleet.queues
         for kind, (share, planned) in self.targets.items():
@@ -107,7 +268,6 @@ class Occupancy(Admission):
         return self._closed_one(fleet) if chosen is None and self.spill else chosen
 
     def lets_in(self, kind: str, fleet: Fleet) -> bool:
-        """May this kind enter now? Here: always."""
         return True
 
     def refuse(self, fleet: Fleet) -> tuple[int, ...]:
@@ -138,7 +298,6 @@ class BackPressure(Occupancy):
     """
 
     def lets_in(self, kind: str, fleet: Fleet) -> bool:
-        """A throttled kind waits for room behind it."""
         return kind not in self.throttled or (not fleet.handoff and fleet.free_seats > 0)
 
 
@@ -154,7 +313,6 @@ class TokenBucket(Occupancy):
         self._level = {kind: (1.0, 0.0) for kind in self.throttled}  # tokens, and when there were so many
 
     def level(self, kind: str, now: float) -> float:
-        """Tokens in the bucket of a throttled kind."""
         tokens, since = self._level[kind]
         return min(BUCKET, tokens + (now - since) * self.throttled[kind])
 
@@ -167,7 +325,6 @@ class TokenBucket(Occupancy):
             self._level[kind] = (level, now)
 
     def lets_in(self, kind: str, fleet: Fleet) -> bool:
-        """Kinds served in full always enter."""
         return kind not in self.throttled or self.level(kind, fleet.now) >= FULL
 
     def entered(self, request: Request, now: float) -> None:
@@ -175,7 +332,6 @@ class TokenBucket(Occupancy):
             self._level[request.kind] = (self.level(request.kind, now) - 1.0, now)
 
     def wake(self, fleet: Fleet) -> float:
-        """When the first bucket of a waiting kind is full enough."""
         times = [
             fleet.now + (1.0 - self.level(kind, fleet.now)) / rate
             for kind, rate in self.throttled.items()
@@ -187,137 +343,23 @@ class TokenBucket(Occupancy):
 GATES = {"occupancy": Occupancy, "back-pressure": BackPressure, "token-bucket": TokenBucket}
 
 
-class Gated(RoutePolicy):
-    """An admission rule for prompts and a placement rule for decodes, on engines of one role for prompts."""
+class Strict(Admission):
+    """Kinds in a fixed order; those not named come last, in the fleet's order."""
 
-    def __init__(
-        self, admission: Admission, placement: Placement | None, prompts_on: str, draw: Draw
-    ) -> None:
-        self.admission = admission
-        self.placement = placement
-        self.prompts_on = prompts_on
-        self.draw = draw
-        self.hands_over = placement is not None
-        self._stage = Stage.WHOLE if placement is None else Stage.PREFILL
-        self._apart: set[int] = set()  # prompts in service whose output will ask for a place
+    def __init__(self, order: Sequence[str]) -> None:
+        self.order = order
 
-    def moved(self, request: Request, move: Move, now: float) -> None:
-        """Notify gate and placement of a request that entered or found a seat."""
-        if move.stage is not Stage.DECODE:
-            self.admission.entered(request, now)
-            if move.stage is Stage.PREFILL:
-                self._apart.add(request.id)
-        elif self.placement is not None:
-            self.placement.gone(request)
-
-    def prefilled(self, request: Request, replica: int, now: float) -> None:
-        """It looks for a seat, unless it was sent whole."""
-        if self.placement is not None and request.id in self._apart:
-            self._apart.discard(request.id)
-            self.placement.prefilled(request)
-
-    def finished(self, request: Request, replica: int, now: float) -> None:
-        """One whose first token was its last never looked for a seat."""
-        self._apart.discard(request.id)
-
-    def left(self, request: Request, now: float, how: End) -> None:
-        self._apart.discard(request.id)
-        if self.placement is not None:
-            self.placement.gone(request)
-
-    def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
-        """Those between two engines look for a seat; a token bucket goes on from the level it had."""
-        for id, place in fleet.places.items():
-            if self.placement is None:
-                break
-            if id in fleet.handoff:
-                self.placement.prefilled(place.request)
-            elif place.stage is Stage.PREFILL:
-                self._apart.add(id)
-        self.admission.adopt(fleet, before.admission if isinstance(before, Gated) else None)
-        self.engines_changed(fleet)
-
-    def engines_changed(self, fleet: Fleet) -> None:
-        """The placement rule may have looked at roles, the gate at rooms."""
-        self.admission.engines_changed(fleet)
-        if self.placement is not None:
-            self.placement.engines_changed(fleet)
-
-    def route(self, fleet: Fleet) -> Routing:
-        """One move at a time: a decode if there is a seat for one, else a prompt."""
-        move = self.placement.next(fleet) if fleet.handoff and self.placement else None
-        return Routing((move,)) if move else self.start_prompt(fleet)
-
-    def start_prompt(self, fleet: Fleet) -> Routing:
-        """The prompt that the gate lets in, on a random engine that has a place for it."""
-        places = fleet.idle[self.prompts_on]
-        if places:
-            kind = self.admission.choose(fleet)
-            if kind is not None:
-                return self.let_in(kind, fleet)
-        refused = self.admission.refuse(fleet)
-        wake = self.admission.wake(fleet) if places else STAY.wake  # without a place no gate matters
-        return STAY if not refused and wake == STAY.wake else Routing((), refused, wake)
-
-    def let_in(self, kind: str, fleet: Fleet) -> Routing:
-        """The oldest of that kind, whatever the gate says; there must be a place."""
-        place = pick(fleet.idle[self.prompts_on], self.draw)
-        return Routing((Move(next(iter(fleet.queues[kind])), place, self._stage),))
+    def choose(self, fleet: Fleet) -> str | None:
+        queues = fleet.queues
+        for kind in self.order:
+            if queues.get(kind):
+                return kind
+        return next((kind for kind, queue in queues.items() if queue), None)
 
 
-class Partitioned(Gated):
-    """The first engines take prompts and decode beside them, the others only decode (static planning)."""
+# -- placements: where a request decodes whose prompt is done
 
-    def __init__(
-        self,
-        plan: FluidPlan,
-        admission: Admission,
-        placement: Placement,
-        slack: bool,
-    ) -> None:
-        super().__init__(admission, placement, MIXED, placement.draw)
-        self.plan, self.slack = plan, slack
-
-    def roles(self, engines: int) -> tuple[str, ...]:
-        """As many mixed engines as the plan needs, a few more with slack; one at least if all may enter."""
-        roles = staff(self.plan, engines, self.slack).roles
-        return roles if MIXED in roles or self.admission.closes else (MIXED, *roles[1:])
-
-
-class GateAndRoute(Partitioned):
-    """GG-SP, the paper's policy: ceil(nX*) mixed engines, occupancy gate, solo seats first.
-
-    Its revenue tends to the fluid optimum as the fleet grows (Theorem 2), slowly where a throttled kind
-    needs less than one engine's prefill time.
-    """
-
-    def __init__(self, plan: FluidPlan, engines: int, draw: Draw, spill: bool = False) -> None:
-        super().__init__(plan, Occupancy(plan, engines, spill), SoloFirst(draw), slack=False)
-
-
-class GateAndRoutePlus(Partitioned):
-    """GG-SP+, ours: a few spare mixed engines, and throttled kinds wait for room behind the gate."""
-
-    def __init__(self, plan: FluidPlan, engines: int, draw: Draw, spill: bool = False) -> None:
-        super().__init__(plan, BackPressure(plan, engines, spill), SoloFirst(draw), slack=True)
-
-
-class BucketAndRoute(Partitioned):
-    """Ours: throttled kinds enter at their planned rate. For small fleets whose prefill capacity binds."""
-
-    def __init__(self, plan: FluidPlan, engines: int, draw: Draw) -> None:
-        super().__init__(plan, TokenBucket(plan, engines), SoloFirst(draw), slack=True)
-
-
-class PrioritizeAndRoute(Partitioned):
-    """For separate charging (section 4.3): most output per prompt token first, no targets.
-
-    Wants a plan made for separate charging; its revenue tends to that optimum (Theorem 3).
-    """
-
-    def __init__(self, plan: FluidPlan, engines: int, draw: Draw) -> None:
-        flows = sorted(plan.instance.flows, key=lambda flow: -flow.output / flow.computed)
-        super().__init__(plan, Strict([flow.name for flow in flows]), SoloFirst(draw), slack=False)
+POOLS = (SOLO, MIXED)
 
 
 class Placement:
@@ -340,6 +382,17 @@ class Placement:
         """Engines came, went, or have another role or room."""
 
 
+class SoloFirst(Placement):
+    """The greedy router (section 4.2): a free seat on a solo engine, else on a mixed one, else one queue."""
+
+    def next(self, fleet: Fleet) -> Move | None:
+        places = fleet.open[SOLO] or fleet.open[MIXED]
+        if not places:
+            return None
+        id = next(iter(fleet.handoff))
+        return Move(id, at_home(fleet, id, places, self.draw), Stage.DECODE)
+
+
 class ByPool(Placement):
     """The randomised router (section 5.2): each request draws its pool once and waits for a seat there.
 
@@ -359,7 +412,6 @@ class ByPool(Placement):
         self._waiting[SOLO if alone else MIXED][request.id] = request.kind
 
     def gone(self, request: Request) -> None:
-        """Out of whichever pool it waits for."""
         for waiting in self._waiting.values():
             waiting.pop(request.id, None)
 
@@ -385,28 +437,11 @@ class ByPool(Placement):
         return pool in self._roles
 
     def engines_changed(self, fleet: Fleet) -> None:
-        """Roles must be looked up again."""
         self._roles = None
 
 
-class ServiceLevelRoute(Partitioned):
-    """For plans with service levels (section 5): each decode draws its pool, so every kind follows the plan.
-
-    The paper's gate is `occupancy`; it over-serves at finite n, so fairness caps are missed. Ours, and the
-    default, is the token bucket.
-    """
-
-    PLACEMENT: type[ByPool] = ByPool
-
-    def __init__(self, plan: FluidPlan, engines: int, draw: Draw, gate: str = "token-bucket") -> None:
-        if gate not in GATES:
-            raise unknown("gate", gate, GATES)
-        placement = self.PLACEMENT(plan, draw)
-        super().__init__(plan, GATES[gate](plan, engines), placement, slack=False)  # pools as planned
-
-
 class ByPoolAndKind(ByPool):
-    """The general router (EC.6), for plans that let people wait for decode seats.
+    """The general router (EC.6), for plans that let requests wait for decode seats.
 
     When a seat is free in a pool the kind is drawn by its planned rate there, among waiting kinds.
     """
@@ -423,7 +458,6 @@ class ByPoolAndKind(ByPool):
         self._by_kind: dict[str, dict[str, OrderedDict[int, None]]] = {pool: {} for pool in POOLS}
 
     def prefilled(self, request: Request) -> None:
-        """Into the queue of its kind in its pool."""
         super().prefilled(request)
         pool = SOLO if request.id in self._waiting[SOLO] else MIXED
         self._by_kind[pool].setdefault(request.kind, OrderedDict())[request.id] = None
@@ -449,49 +483,13 @@ class ByPoolAndKind(ByPool):
         return next(iter(present[-1][1]))
 
 
-class GeneralRoute(ServiceLevelRoute):
-    """The same for plans with a queue before decode (EC.6): the kind that gets a seat is drawn."""
-
-    PLACEMENT = ByPoolAndKind
-
-
-class DensityFirst(Gated):
-    """DP-I, ours: the kind with the most value per decode token of capacity first; coupled, no roles.
-
-    The fluid optimum is a knapsack while prefill capacity is to spare, and this order solves it. It fails
-    when prefill binds, where the best is a mix, and it cannot follow service levels.
-    """
-
-    def __init__(self, plan: FluidPlan, draw: Draw) -> None:
-        worth = zip(plan.instance.densities(), plan.instance.flows, strict=True)
-        order = [flow.name for _, flow in sorted(worth, key=lambda pair: -pair[0])]
-        super().__init__(Strict(order), None, ANY, draw)
-
-
-class Strict(Admission):
-    """Kinds in a fixed order; those not named come last, in the fleet's order."""
-
-    def __init__(self, order: Sequence[str]) -> None:
-        self.order = order
-
-    def choose(self, fleet: Fleet) -> str | None:
-        """The first kind of the order with a waiting request."""
-        queues = fleet.queues
-        for kind in self.order:
-            if queues.get(kind):
-                return kind
-        return next((kind for kind, queue in queues.items() if queue), None)
-
-
-# -- Decode routers: on which engine a request decodes whose prompt is done -----------------------------
-
-Draw = Callable[[], float]  # uniform on [0, 1)
-POOLS = (SOLO, MIXED)
-
-
-def pick(members: Sequence[int], draw: Draw) -> int:
-    """One of them, each with the same chance."""
-    return members[int(draw() * len(members))] if len(members) > 1 else members[0]
+def solo_shares(plan: FluidPlan) -> dict[str, float]:
+    """p_s: the share of a kind's decodes that the plan starts on solo engines."""
+    pace, shares = plan.instance.pace, {}
+    for flow, mixed, solo in zip(plan.instance.flows, plan.mixed, plan.solo, strict=True):
+        tokens = mixed / pace.mixed_step + solo * pace.solo_speed
+        shares[flow.name] = solo * pace.solo_speed / tokens if tokens > 0 else 1.0
+    return shares
 
 
 def at_home(fleet: Fleet, id: int, places: Sequence[int], draw: Draw) -> int:
@@ -504,22 +502,6 @@ def at_home(fleet: Fleet, id: int, places: Sequence[int], draw: Draw) -> int:
     return home.id if at_hand else pick(places, draw)
 
 
-class SoloFirst(Placement):
-    """The greedy router (section 4.2): a free seat on a solo engine, else on a mixed one, else one queue."""
-
-    def next(self, fleet: Fleet) -> Move | None:
-        """The head of the queue."""
-        places = fleet.open[SOLO] or fleet.open[MIXED]
-        if not places:
-            return None
-        id = next(iter(fleet.handoff))
-        return Move(id, at_home(fleet, id, places, self.draw), Stage.DECODE)
-
-
-def solo_shares(plan: FluidPlan) -> dict[str, float]:
-    """p_s: the share of a kind's decodes that the plan starts on solo engines."""
-    pace, found = plan.instance.pace, {}
-    for flow, mixed, solo in zip(plan.instance.flows, plan.mixed, plan.solo, strict=True):
-        tokens = mixed / pace.mixed_step + solo * pace.solo_speed
-        found[flow.name] = solo * pace.solo_speed / tokens if tokens > 0 else 1.0
-    return found
+def pick(members: Sequence[int], draw: Draw) -> int:
+    """One of them, each with the same chance."""
+    return members[int(draw() * len(members))] if len(members) > 1 else members[0]

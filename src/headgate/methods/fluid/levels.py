@@ -9,7 +9,7 @@ from math import inf, isfinite
 import numpy as np
 
 from headgate.core.errors import InputError, unknown
-from headgate.methods.fluid.flows import Instance, Pace
+from headgate.methods.fluid.flows import EnginePace, Instance
 from headgate.methods.fluid.program import Builder, Floats
 
 SLOTS, TOKENS = "slots", "tokens"
@@ -52,7 +52,7 @@ class Levels:
 
     @property
     def decode_queue(self) -> bool:
-        """May people be planned to wait for a decode seat? The paper's service levels forbid it."""
+        """May requests be planned to wait for a decode seat? The paper's service levels forbid it."""
         return self.none if self.decodes_may_wait is None else self.decodes_may_wait
 
     @property
@@ -61,11 +61,10 @@ class Levels:
         return self.decode_fairness is not None or self.decode_penalty > 0
 
     def checked(self, instance: Instance) -> Levels:
-        """The same, or an error that names what cannot be."""
-        for each in fields(self)[:6]:
-            value = getattr(self, each.name)
+        for level in fields(self)[:6]:
+            value = getattr(self, level.name)
             if value is not None and not (value >= 0 and isfinite(value)):
-                raise InputError(f"{each.name.replace('_', ' ')} is {value:g}; give at least 0")
+                raise InputError(f"{level.name.replace('_', ' ')} is {value:g}; give at least 0")
         if self.tpot_over not in (SLOTS, TOKENS):
             raise unknown("average for TPOT", self.tpot_over, (SLOTS, TOKENS))
         if not 0 <= self.prefilling <= 1:
@@ -85,25 +84,17 @@ class Levels:
         return self
 
 
-def slot_tpot(pace: Pace, prefilling: float) -> float:
+def slot_tpot(pace: EnginePace, prefilling: float) -> float:
     """T(X) of (47): the mean step time over seats, all taken, when X of the engines prefill."""
     seats, mixed = pace.seats, pace.mixed_step
     busy = mixed * (seats - 1) * prefilling + seats / pace.solo_speed * (1 - prefilling)
     return busy / (seats - prefilling)
 
 
-def slot_tpot_slope(pace: Pace, prefilling: float) -> float:
+def slot_tpot_slope(pace: EnginePace, prefilling: float) -> float:
     """T'(X); T is convex when a mixed step is the longer one, and concave when it is the shorter."""
     seats = pace.seats
     return seats * (seats - 1) * (pace.mixed_step - 1 / pace.solo_speed) / (seats - prefilling) ** 2
-
-
-def most_prefilling(pace: Pace, tpot: float) -> float:
-    """X̄(η3): the most engines that may prefill under a cap on (47), as a share; inf when none is too many."""
-    seats = pace.seats
-    slope = (seats - 1) * pace.mixed_step - seats / pace.solo_speed + tpot
-    room = seats * (tpot - 1 / pace.solo_speed)
-    return max(0.0, room / slope) if slope > 0 else inf
 
 
 def add_rows(build: Builder, instance: Instance, levels: Levels, free: str = "") -> dict[str, int]:
@@ -135,7 +126,7 @@ def add_rows(build: Builder, instance: Instance, levels: Levels, free: str = "")
     return rows
 
 
-def add_tangents(build: Builder, pace: Pace, penalty: float, count: int, points: list[float]) -> None:
+def add_tangents(build: Builder, pace: EnginePace, penalty: float, count: int, points: list[float]) -> None:
     """A column t that pays the TPOT penalty and lies above tangents of the convex T(X)."""
     build.columns("t", np.array([-penalty]))
     for point in points:
@@ -160,7 +151,7 @@ def _cap(build: Builder, parts: dict[str, Floats], most: float, free: bool) -> i
     return build.row(parts, high=most)
 
 
-def _tpot(build: Builder, pace: Pace, levels: Levels, ones: Floats) -> int:
+def _tpot(build: Builder, pace: EnginePace, levels: Levels, ones: Floats) -> int:
     """One exact row: (47) is a ratio of two affine functions of X, the token form one of Y_m and Y_s."""
     cap, seats = levels.tpot, pace.seats
     assert cap is not None

@@ -30,94 +30,7 @@ from headgate.methods.fluid.plan import FluidPlan
 if TYPE_CHECKING:
     from headgate.methods.fluid.planner import FluidPlanner
 
-
 Make = Callable[[FluidPlan, int, Draw], RoutePolicy]
-# -- A gate for engines that choose their own batches: the best kind first, prompts ready on every engine
-
-SPARE = 1 / 16
-
-
-class DensityDeep(RoutePolicy):
-    """DP-I for real engines, ours: the kind with the most value per decode token first, kept ready in depth.
-
-    The gates of the paper start one prompt per engine at a time. A policy that refills many seats at once
-    (EB, EB+) then waits for prompts that the gate withholds. This one sends a request to the engine with
-    the fewest requests as long as that has fewer than its seats and a share `spare` more, so the engine
-    always has prompts to choose from, and requests that the fleet cannot serve still wait before the gate.
-    Where an engine takes one prompt at a time (the stochastic network) it is `density-first`.
-
-    Values per decode token are those of the plan, which prices one prompt at a time. Where engines run
-    several in a step the order of kinds may be another one: `order` names kinds, best first, with slashes
-    between them; kinds it does not name come last.
-    """
-
-    sends_at_once = True
-
-    def __init__(
-        self, plan: FluidPlan, engines: int, draw: Draw, spare: float = SPARE, order: str = ""
-    ) -> None:
-        if not 0 <= spare < float("inf"):
-            raise InputError(f"router density-deep: spare={spare:g}; give 0 or more")
-        worth = zip(plan.instance.densities(), plan.instance.flows, strict=True)
-        planned = [flow.name for _, flow in sorted(worth, key=lambda pair: -pair[0])]
-        asked = order.split("/") if order else []
-        for name in asked:
-            if name not in planned:
-                raise unknown("class in the order of router density-deep", name, planned)
-        self.admission = Strict([*asked, *(name for name in planned if name not in asked)])
-        self.most = ceil(plan.instance.pace.seats * (1 + spare))
-        self.draw = draw
-        self._loads = Loads(range(engines))
-        self._at: dict[int, int] = {}
-
-    def moved(self, request: Request, move: Move, now: float) -> None:
-        self._at[request.id] = move.replica
-        self._loads.add(move.replica, 1)
-
-    def finished(self, request: Request, replica: int, now: float) -> None:
-        self._gone(request)
-
-    def left(self, request: Request, now: float, how: End) -> None:
-        """One fewer, if it was sent anywhere."""
-        self._gone(request)
-
-    def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
-        """Counts who is on which engine."""
-        self.engines_changed(fleet)
-        for id, place in fleet.places.items():
-            if id not in fleet.handoff:
-                self.moved(place.request, Move(id, place.replica, place.stage), fleet.now)
-
-    def engines_changed(self, fleet: Fleet) -> None:
-        """Engines that take no prompts are not looked at."""
-        found = [each.id for each in fleet.replicas if each.role == ANY and each.room.prompts > 0]
-        self._loads.only(found or range(len(fleet.replicas)), len(fleet.replicas))
-
-    def route(self, fleet: Fleet) -> Routing:
-        """The best kind to the emptiest engine, while that is not deep enough."""
-        kind = self.admission.choose(fleet)
-        if kind is None or not fleet.idle[ANY]:
-            return STAY
-        engine = self._loads.least()
-        if not fleet.replicas[engine].idle:
-            engine = pick(fleet.idle[ANY], self.draw)
-        if self._loads.load[engine] >= self.most:
-            return STAY
-        return Routing((Move(next(iter(fleet.queues[kind])), engine),))
-
-    def _gone(self, request: Request) -> None:
-        engine = self._at.pop(request.id, None)
-        if engine is not None:
-            self._loads.add(engine, -1)
-
-
-INNER: dict[str, Make] = {
-    "gate-and-route": GateAndRoute,
-    "gate-and-route+": GateAndRoutePlus,
-    "token-bucket": BucketAndRoute,
-    "density-first": lambda plan, engines, draw: DensityFirst(plan, draw),
-    "density-deep": DensityDeep,
-}
 EVERY = 10.0  # seconds between two looks at the estimates
 ANYWAY = 6  # looks after which a plan is made although nothing has moved
 DRIFT = 0.1  # relative change of an estimate after which a plan is made at once
@@ -175,10 +88,7 @@ class Online(RoutePolicy):
         self._made = self._looked = 0.0  # when the plan was made (the first: seen), estimates last compared
 
     def roles(self, engines: int) -> tuple[str, ...]:
-        """As the router inside wants them."""
         return self.inner.roles(engines)
-
-    # -- what happens ----------------------------------------------------------------------------------
 
     def arrived(self, request: Request, now: float) -> None:
         self.traffic.arrived(request, now)
@@ -196,12 +106,10 @@ class Online(RoutePolicy):
         self.inner.finished(request, replica, now)
 
     def left(self, request: Request, now: float, how: End) -> None:
-        """Its patience or its length is known in part."""
         self.traffic.left(request, now, how is End.ABANDONED or how is End.ABORTED)
         self.inner.left(request, now, how)
 
     def returned(self, request: Request, now: float) -> None:
-        """It waits again, and nobody has arrived."""
         self.traffic.returned(request, now)
         self.inner.returned(request, now)
 
@@ -225,7 +133,7 @@ class Online(RoutePolicy):
         if _open(fleet) != self.engines:
             self._next = fleet.now
 
-    # -- decisions -------------------------------------------------------------------------------------
+    # -- decisions
 
     def route(self, fleet: Fleet) -> Routing:
         """What the router inside says, after a look at the estimates if that is due."""
@@ -244,17 +152,16 @@ class Online(RoutePolicy):
         return inner.route(fleet)
 
     def gauges(self) -> Mapping[str, float]:
-        """The plan: what it should bring, whom it serves, and what one more of each class is worth."""
-        plan, found = self.plan, dict(self.inner.gauges())
-        found["plan_revenue"] = plan.revenue * self.engines
-        found["plan_age"] = self._looked - self._made
-        found["plans_failed"] = float(self.failed)
+        plan, gauges = self.plan, dict(self.inner.gauges())
+        gauges["plan_revenue"] = plan.revenue * self.engines
+        gauges["plan_age"] = self._looked - self._made
+        gauges["plans_failed"] = float(self.failed)
         columns = zip(plan.instance.flows, plan.served, plan.shadows.arrival, strict=True)
         for flow, served, worth in columns:
-            found[f"rate_{flow.name}"] = flow.rate * self.engines
-            found[f"served_{flow.name}"] = served * self.engines
-            found[f"worth_{flow.name}"] = worth
-        return found
+            gauges[f"rate_{flow.name}"] = flow.rate * self.engines
+            gauges[f"served_{flow.name}"] = served * self.engines
+            gauges[f"worth_{flow.name}"] = worth
+        return gauges
 
     def _look(self, fleet: Fleet) -> None:
         engines, self._looked = _open(fleet), fleet.now
@@ -277,9 +184,6 @@ class Online(RoutePolicy):
         except (InputError, RuntimeError, AssertionError):  # levels that cannot be kept, a solver that fails
             self.failed += 1
             return
-        self._use(plan, engines, fleet)
-
-    def _use(self, plan: FluidPlan, engines: int, fleet: Fleet) -> None:
         inner = self.make(plan, engines, self.draw)
         inner.adopt(fleet, self.inner)
         self.inner, self.plan, self.engines = inner, plan, engines
@@ -328,8 +232,6 @@ def _drifted(before: Mapping[str, Seen], now: Mapping[str, Seen]) -> bool:
     return False
 
 
-# -- A few requests of classes that a plan closes, so that one still learns how long they are -----------
-
 SHARE = 0.005  # of the fleet's decode capacity, for each closed class
 
 
@@ -345,7 +247,6 @@ class Probes:
         self._last: dict[str, float] = {}
 
     def follow(self, plan: FluidPlan, engines: int, now: float) -> None:
-        """Another plan is in force."""
         pace = plan.instance.pace
         spare = SHARE * engines * pace.seats * pace.solo_speed  # tokens per second
         rows = zip(plan.instance.flows, plan.prefill, strict=True)
@@ -354,7 +255,6 @@ class Probes:
             self._last.setdefault(kind, now)
 
     def due(self, fleet: Fleet) -> str | None:
-        """A closed class of which one may enter now."""
         for kind, seconds in self._every.items():
             if fleet.now - self._last[kind] >= seconds and fleet.queues.get(kind):
                 return kind
@@ -362,9 +262,6 @@ class Probes:
 
     def sent(self, kind: str, now: float) -> None:
         self._last[kind] = now
-
-
-# -- Roles that follow a plan by one engine at a time ---------------------------------------------------
 
 
 class RoleSteps:
@@ -385,19 +282,98 @@ class RoleSteps:
         role = max(missing, key=lambda each: missing[each], default="")
         if not role or missing[role] <= 0:
             return ()
-        settled = [
-            each
-            for each in open
-            if missing[each.role] < 0 and fleet.now - self._changed.get(each.id, -inf) >= self.dwell
-        ]
+        spare = [engine for engine in open if missing[engine.role] < 0]
+        settled = [e for e in spare if fleet.now - self._changed.get(e.id, -inf) >= self.dwell]
         if not settled:
             return ()
-        chosen = min(settled, key=lambda each: (_in_the_way(each, role), each.id))
+
+        def in_the_way(engine: Replica) -> int:
+            """What the new role would not take: decodes before a prompt can start, or prompts."""
+            return sum((engine.decoding if role == MIXED else engine.prefilling).values())
+
+        chosen = min(settled, key=lambda engine: (in_the_way(engine), engine.id))
         self._changed[chosen.id] = fleet.now
         return ((chosen.id, role),)
 
 
-def _in_the_way(replica: Replica, role: str) -> int:
-    """What is on it that the new role would not take: decodes before a prompt can start, or prompts."""
-    inside = replica.decoding if role == MIXED else replica.prefilling
-    return sum(inside.values())
+# -- a gate for engines that choose their own batches
+
+SPARE = 1 / 16
+
+
+class DensityDeep(RoutePolicy):
+    """DP-I for real engines, ours: the kind with the most value per decode token first, kept ready in depth.
+
+    The gates of the paper start one prompt per engine at a time. A policy that refills many seats at once
+    (EB, EB+) then waits for prompts that the gate withholds. This one sends a request to the engine with
+    the fewest requests as long as that has fewer than its seats and a share `spare` more, so the engine
+    always has prompts to choose from, and requests that the fleet cannot serve still wait before the gate.
+    Where an engine takes one prompt at a time (the stochastic network) it is `density-first`.
+
+    Values per decode token are those of the plan, which prices one prompt at a time. Where engines run
+    several in a step the order of kinds may be another one: `order` names kinds, best first, with slashes
+    between them; kinds it does not name come last.
+    """
+
+    sends_at_once = True
+
+    def __init__(
+        self, plan: FluidPlan, engines: int, draw: Draw, spare: float = SPARE, order: str = ""
+    ) -> None:
+        if not 0 <= spare < inf:
+            raise InputError(f"router density-deep: spare={spare:g}; give 0 or more")
+        planned, asked = plan.instance.by_density(), order.split("/") if order else []
+        for name in asked:
+            if name not in planned:
+                raise unknown("class in the order of router density-deep", name, planned)
+        self.admission = Strict([*asked, *(name for name in planned if name not in asked)])
+        self.most = ceil(plan.instance.pace.seats * (1 + spare))
+        self.draw = draw
+        self._loads = Loads(range(engines))
+        self._at: dict[int, int] = {}
+
+    def moved(self, request: Request, move: Move, now: float) -> None:
+        self._at[request.id] = move.replica
+        self._loads.add(move.replica, 1)
+
+    def finished(self, request: Request, replica: int, now: float) -> None:
+        self._gone(request)
+
+    def left(self, request: Request, now: float, how: End) -> None:
+        self._gone(request)
+
+    def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
+        self.engines_changed(fleet)
+        for id, place in fleet.places.items():
+            if id not in fleet.handoff:
+                self.moved(place.request, Move(id, place.replica, place.stage), fleet.now)
+
+    def engines_changed(self, fleet: Fleet) -> None:
+        able = [engine.id for engine in fleet.replicas if engine.role == ANY and engine.room.prompts > 0]
+        self._loads.only(able or range(len(fleet.replicas)), len(fleet.replicas))
+
+    def route(self, fleet: Fleet) -> Routing:
+        """The best kind to the emptiest engine, while that is not deep enough."""
+        kind = self.admission.choose(fleet)
+        if kind is None or not fleet.idle[ANY]:
+            return STAY
+        engine = self._loads.least()
+        if not fleet.replicas[engine].idle:
+            engine = pick(fleet.idle[ANY], self.draw)
+        if self._loads.load[engine] >= self.most:
+            return STAY
+        return Routing((Move(next(iter(fleet.queues[kind])), engine),))
+
+    def _gone(self, request: Request) -> None:
+        engine = self._at.pop(request.id, None)
+        if engine is not None:
+            self._loads.add(engine, -1)
+
+
+INNER: dict[str, Make] = {
+    "gate-and-route": GateAndRoute,
+    "gate-and-route+": GateAndRoutePlus,
+    "token-bucket": BucketAndRoute,
+    "density-first": lambda plan, engines, draw: DensityFirst(plan, draw),
+    "density-deep": DensityDeep,
+}

@@ -73,7 +73,6 @@ class FluidPlan:
 
     @property
     def decode_waiting(self) -> tuple[float, ...]:
-        """q_d*, waiting for a decode seat per engine."""
         pairs = zip(self.decode_loss, self.instance.flows, strict=True)
         return tuple(_queue(loss, flow.gives_up) for loss, flow in pairs)
 
@@ -91,10 +90,10 @@ class FluidPlan:
     @property
     def separate(self) -> float:
         """Revenue when each finished stage pays (23)."""
-        prices, found = self.instance.prices, 0.0
+        prices, revenue = self.instance.prices, 0.0
         for flow, prompts, served in zip(self.instance.flows, self.prompts, self.served, strict=True):
-            found += prices.prompt * flow.prompt * prompts + prices.output * flow.output * served
-        return found
+            revenue += prices.prompt * flow.prompt * prompts + prices.output * flow.output * served
+        return revenue
 
     @property
     def revenue(self) -> float:
@@ -113,21 +112,11 @@ class FluidPlan:
         tokens = mixed / pace.mixed_step + solo * pace.solo_speed
         return (mixed + solo) / tokens if tokens > 0 else self.tpot
 
-    @property
-    def next_engine(self) -> float:
-        """Revenue per second that one more engine adds when the arrivals stay the same."""
-        worth = zip(self.instance.flows, self.shadows.arrival, strict=True)
-        return self.objective - sum(flow.rate * price for flow, price in worth)
-
 
 def _queue(loss: float, impatience: float) -> float:
-    """How many wait when that many give up per second."""
     if loss == 0:
         return 0.0
     return loss / impatience if impatience > 0 else inf
-
-
-# -- From a fluid plan to a fleet: how many engines take prompts, and what the gate aims at -------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +132,6 @@ class Staffing:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The role of each engine."""
         return ("mixed",) * self.mixed + ("solo",) * self.solo
 
 
@@ -181,7 +169,7 @@ def fixed_staff(engines: int, mixed: int, solo: int) -> Staffing:
     return Staffing(engines, mixed)
 
 
-# -- The fluid path of a fleet from its start, (24) to (32): the balance equations (15) to (19) over time
+# -- the path of a fleet from its start, (24) to (32)
 
 Floats = NDArray[np.float64]
 STEP = 0.01  # seconds
@@ -197,7 +185,6 @@ class Path(NamedTuple):
     decoding: Floats  # on mixed and solo engines
 
     def mean(self, name: str, start: float, end: float) -> Floats:
-        """Of one of them over a stretch of time, by class."""
         inside = (self.time >= start) & (self.time < end)
         return np.asarray(getattr(self, name)[inside].mean(axis=0))
 

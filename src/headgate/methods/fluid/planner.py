@@ -13,7 +13,7 @@ from headgate.core.errors import InputError, unknown
 from headgate.methods.fluid.flows import BUNDLED, SEPARATE, Instance
 from headgate.methods.fluid.levels import FIRST_TANGENTS, WORDS, Levels, add_rows, add_tangents, slot_tpot
 from headgate.methods.fluid.plan import LOST, NO_LEVELS, NOTHING, FluidPlan, Shadows
-from headgate.methods.fluid.program import Answer, Builder, Floats, Infeasible, Solver
+from headgate.methods.fluid.program import Builder, Floats, Infeasible, Optimum, Solver
 
 __all__ = ["NOTHING", "NO_LEVELS", "FluidPlan", "FluidPlanner", "Shadows", "plan_fluid", "pro_rata"]
 
@@ -58,7 +58,7 @@ class FluidPlanner:
         values = self._best_bundled(form, answer) if instance.charging == SEPARATE else answer.values
         return _plan(levels, form, answer, values)
 
-    def _best_bundled(self, form: Form, answer: Answer) -> Floats:
+    def _best_bundled(self, form: Form, answer: Optimum) -> Floats:
         """Of all separate-optimal plans the one with the largest bundled value."""
         program = form.program
         scale = max(abs(answer.objective), NOTHING)
@@ -97,7 +97,7 @@ def plan_fluid(instance: Instance, levels: Levels = NO_LEVELS) -> FluidPlan:
     return FluidPlanner(levels).plan(instance)
 
 
-def _plan(levels: Levels, form: Form, answer: Answer, values: Floats) -> FluidPlan:
+def _plan(levels: Levels, form: Form, answer: Optimum, values: Floats) -> FluidPlan:
     instance, duals = form.instance, answer.duals
 
     def block(place: slice) -> tuple[float, ...]:
@@ -148,7 +148,7 @@ def pro_rata(
     return tuple(beside * t / total for t in tokens), tuple(alone * t / total for t in tokens)
 
 
-# -- The linear programs (40) and (42) as arrays: variables, capacity rows, flow balance, service levels
+# -- the linear programs (40) and (42) as arrays
 
 BLOCKS = ("x", "mixed", "solo", "prefill_loss", "decode_loss")
 
@@ -156,7 +156,7 @@ BLOCKS = ("x", "mixed", "solo", "prefill_loss", "decode_loss")
 class Form:
     """One program, and where its columns and rows stand.
 
-    Queues are written as the rates at which they lose people (q = loss / θ), so that a class that never
+    Queues are written as the rates at which they lose requests (q = loss / θ), so that a class that never
     gives up still has a feasible plan under overload: its loss is what the gate has to turn away.
     """
 
@@ -207,7 +207,7 @@ class Form:
             prefilled.append(build.row(enters | leaves | {"decode_loss": -one}, 0.0, 0.0))
         return arrivals, prefilled
 
-    def level_prices(self, answer: Answer) -> dict[str, float]:
+    def level_prices(self, answer: Optimum) -> dict[str, float]:
         """dR/d(level) of each cap; TPOT's row moves by B - X (or by the tokens) for each second of it."""
         found = {name: float(answer.duals[row]) for name, row in self.levels.items()}
         if "tpot" in found:
@@ -267,8 +267,7 @@ def nearest(instance: Instance, levels: Levels) -> str:
     return "these service levels cannot be kept together; drop one of them"
 
 
-def _verdict(instance: Instance, levels: Levels, name: str, answer: Answer, other: Levels) -> str:
-    """One line about the level that has to give."""
+def _verdict(instance: Instance, levels: Levels, name: str, answer: Optimum, other: Levels) -> str:
     asked, said = getattr(levels, name), WORDS[name]
     if name == "tpot":
         least = slot_tpot(instance.pace, _fewest_prefilling(instance, other))
@@ -288,8 +287,7 @@ def _fewest_prefilling(instance: Instance, levels: Levels) -> float:
     return float(Solver().solve(form.program._replace(gain=gain)).values[form.x].sum())
 
 
-# -- What a service level costs, and how a plan depends on the engine and the prices: sweeps of fluid ---
-#    plans
+# -- sweeps of plans
 
 CAPS = ("prefill_fairness", "decode_fairness", "tpot")
 PACE = ("seats", "chunk", "mixed_fixed", "mixed_per_token", "solo_speed")
@@ -307,7 +305,6 @@ class Point(NamedTuple):
 
     @property
     def revenue(self) -> float:
-        """R of this plan, 0 where there is none."""
         return self.plan.revenue if self.plan else 0.0
 
 

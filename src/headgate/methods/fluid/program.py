@@ -23,7 +23,7 @@ class Program(NamedTuple):
     high: Floats
 
 
-class Answer(NamedTuple):
+class Optimum(NamedTuple):
     """An optimal vertex; `duals` are d(objective)/d(right-hand side) of each row."""
 
     objective: float
@@ -65,8 +65,6 @@ class Builder:
         return Program(np.array(self._gain), np.zeros(width), np.array(self._most), matrix, low, high)
 
 
-# -- A HiGHS model that is updated only where the program changed ---------------------------------------
-
 TOLERANCE = 1e-9  # of rows, columns and reduced costs
 
 
@@ -92,7 +90,7 @@ class Solver:
             self._model.setOptionValue(name, value)
         self._last: Program | None = None
 
-    def solve(self, program: Program) -> Answer:
+    def solve(self, program: Program) -> Optimum:
         last = self._last
         if last is None or last.rows.shape != program.rows.shape:
             self._pass(program)
@@ -111,7 +109,7 @@ class Solver:
             raise RuntimeError(f"HiGHS stopped: {self._model.modelStatusToString(status)}")
         found = self._model.getSolution()
         objective = float(self._model.getInfo().objective_function_value)
-        return Answer(objective, np.array(found.col_value), np.array(found.row_dual))
+        return Optimum(objective, np.array(found.col_value), np.array(found.row_dual))
 
     def _pass(self, program: Program) -> None:
         lp = highspy.HighsLp()

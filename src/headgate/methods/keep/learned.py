@@ -26,12 +26,10 @@ class LearnedCost(StepCost):
 
     @property
     def seen(self) -> int:
-        """Steps it was learned from."""
         return self._fit.seen
 
     @property
     def terms(self) -> tuple[float, ...]:
-        """The coefficients in force, none below zero."""
         return self._terms
 
     def learn(self, steps: Steps) -> None:
@@ -43,11 +41,9 @@ class LearnedCost(StepCost):
         self._terms = tuple(max(0.0, float(value)) for value in self._fit.values)
 
     def seconds(self, shape: Shape) -> float:
-        """One step of any shape."""
         return sum(a * b for a, b in zip(self._terms, _features(shape), strict=True))
 
     def decode_line(self, decodes: int) -> tuple[float, float]:
-        """(fixed, per_context) of a decode-only step of that many."""
         constant, _, token, read, _ = self._terms
         return constant + token * decodes, read
 
@@ -57,8 +53,6 @@ def _features(shape: Shape) -> tuple[float, float, float, float, float]:
     beside = context if prefill else 0
     return 1.0, float(prefill > 0), float(decodes + prefill), float(context + behind), float(beside)
 
-
-# -- Says where a promised gap leaves no time for launches beyond CUDA graphs ---------------------------
 
 MOST_SPENT = 0.5  # of the gap: a graph whose step takes longer confines little
 

@@ -24,56 +24,17 @@ SETTLED = 512  # requests in time that a plan looks at; later deadlines wait unt
 ROUNDS = 64  # of such trials in one plan, each with requests that the one before had no place for
 MOST_RANK = 2**53
 FEW = 16  # so many are sorted in or out one by one
-
 # Compared; the last two are arrival and number, so that no two are equal.
 Key = tuple[float, float, float, int]
 
 
-class Job(NamedTuple):
+class WaitingPrompt(NamedTuple):
     """A promised prompt that waits, as the rule sees it; sorted by deadline."""
 
     deadline: float
     arrival: float
     id: int
     todo: int
-
-
-def on_time(
-    jobs: Iterable[Job], start: float, pace: float, most: int = SETTLED
-) -> tuple[set[int], list[Job]]:
-    """Moore and Hodgson's rule: the most prompts that can be done by their deadlines on one machine.
-
-    `jobs` come by deadline. The machine is free from `start` on and takes `pace` seconds for a token.
-    Whenever a prompt would end late, the longest one so far leaves the set. With the set come the jobs that
-    were looked at: no more once `most` are in it. Tokens are summed as whole numbers, so that the set, looked
-    at again, is the set.
-    """
-    tokens = 0
-    looked: list[Job] = []
-    kept: set[int] = set()
-    longest: list[tuple[int, int]] = []  # (-todo, id); a heap once one had to leave
-    dropped = False
-    for job in jobs:
-        if len(kept) >= most:
-            break
-        deadline, _, number, todo = job
-        looked.append(job)
-        if start + todo * pace > deadline:  # late even if it ran at once: the rule would drop it itself
-            continue
-        kept.add(number)
-        if dropped:
-            heappush(longest, (-todo, number))
-        else:
-            longest.append((-todo, number))
-        tokens += todo
-        if start + tokens * pace > deadline:
-            if not dropped:
-                heapify(longest)
-                dropped = True
-            less, id = heappop(longest)
-            kept.discard(id)
-            tokens += less
-    return kept, looked
 
 
 @mypyc_attr(serializable=True)
@@ -87,13 +48,13 @@ class Waiting:
 
     def __init__(self, default: float | None) -> None:
         self._default = default
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, WaitingPrompt] = {}
         self._keys: dict[int, Key] = {}  # of those left out or late: priority, tokens, arrival, number
-        self._in: list[Job] = []
+        self._in: list[WaitingPrompt] = []
         self._out: list[Key] = []
-        self._due: list[Job] = []  # those of `_out`, by deadline
+        self._due: list[WaitingPrompt] = []  # those of `_out`, by deadline
         self._late: list[Key] = []
-        self._past: list[Job] = []  # those of `_late`, by deadline
+        self._past: list[WaitingPrompt] = []  # those of `_late`, by deadline
         self._long: list[Key] = []  # those of `_late`, by the time from which they have waited long
         self._tokens = 0  # of those in time or left out, not yet late
         self._rest: OrderedDict[int, Request] = OrderedDict()  # without a promise, the oldest first
@@ -105,12 +66,10 @@ class Waiting:
         return len(self._jobs) + len(self._rest) + len(self._evicted)
 
     def promise(self, request: Request) -> float | None:
-        """Seconds to the first token that the request was promised."""
         own = request.slo.first_token
         return self._default if own is None else own
 
     def add(self, request: Request) -> None:
-        """It waits from now on."""
         self.drop(request)
         promise = self.promise(request)
         if request.evictions:
@@ -121,7 +80,9 @@ class Waiting:
             insort(self._urgent, _urgency(request))
             return
         deadline = request.arrival + promise
-        job = self._jobs[request.id] = quick(Job, (deadline, request.arrival, request.id, request.todo))
+        job = self._jobs[request.id] = quick(
+            WaitingPrompt, (deadline, request.arrival, request.id, request.todo)
+        )
         self._keys[request.id] = (_rank(request), float(request.todo), request.arrival, request.id)
         self._tokens += request.todo
         insort(self._in, job)
@@ -173,7 +134,7 @@ class Waiting:
         for _ in range(ROUNDS):
             self._expire(start)
             tried = self._tried(waiting)
-            jobs: Iterable[Job] = self._fresh(waiting)
+            jobs: Iterable[WaitingPrompt] = self._fresh(waiting)
             if tried:
                 jobs = merge(self._in, sorted(tried))  # few of which are looked at
             half = min(step, pace * self._tokens * (1 - 1 / max(1, len(self._in) + len(self._out)))) / 2
@@ -189,7 +150,6 @@ class Waiting:
             self._come_back(back)
 
     def left_out(self, waiting: Mapping[int, Request]) -> tuple[int, ...]:
-        """Those that are foreseen to be late and have not begun."""
         ids = [key[3] for key in (*self._out, *self._late)]
         return tuple(id for id in ids if id in waiting and not waiting[id].evictions)
 
@@ -219,28 +179,26 @@ class Waiting:
                 yield waiting[id], True
 
     def _promised(self) -> Iterator[int]:
-        """Those in time, then the late."""
+        """Those in time, then the late; compiled, a generator comprehension would be a list of them all."""
         for job in self._in:
             yield job.id
         for key in merge(self._out, self._late):
             yield key[3]
 
     def _favoured(self, view: View, evicted: list[Request]) -> list[Request]:
-        """The late one that has waited long for the longest time and the oldest without a promise, each if
-        there is credit.
-        """
-        waiting, found = view.waiting, []
+        """The late one that has waited longest and the oldest without a promise, each if there is credit."""
+        waiting, favoured = view.waiting, []
         if self._credit > 0 and self._long and view.now >= self._long[0][0]:
             id = self._long[0][3]
             if id in waiting:
-                found.append(waiting[id])
+                favoured.append(waiting[id])
         if self._rest_credit > 0:
             old = [*evicted, *islice(self._rest.values(), 1)]
             old = [request for request in old if request.id in waiting and view.now >= request.arrival + LONG]
-            found += sorted(old, key=_age)[:1]
-        return found
+            favoured += sorted(old, key=lambda request: (request.arrival, request.id))[:1]
+        return favoured
 
-    def _fresh(self, waiting: Mapping[int, Request]) -> list[Job]:
+    def _fresh(self, waiting: Mapping[int, Request]) -> list[WaitingPrompt]:
         """Those to be in time, with what the prefix cache leaves of those that a plan looks at by now."""
         jobs = self._in
         for place in range(min(len(jobs), SETTLED)):
@@ -248,12 +206,12 @@ class Waiting:
             request = waiting.get(id)
             if request is not None and request.todo != todo:
                 self._tokens += request.todo - todo
-                jobs[place] = self._jobs[id] = quick(Job, (deadline, arrival, id, request.todo))
+                jobs[place] = self._jobs[id] = quick(WaitingPrompt, (deadline, arrival, id, request.todo))
         return jobs
 
-    def _tried(self, waiting: Mapping[int, Request]) -> list[Job]:
+    def _tried(self, waiting: Mapping[int, Request]) -> list[WaitingPrompt]:
         """The first of those left out, each as long as it is by now."""
-        jobs: list[Job] = []
+        jobs: list[WaitingPrompt] = []
         for _, _, _, number in self._out[:TRIED]:
             deadline, arrival, id, todo = job = self._jobs[number]
             request = waiting.get(id)
@@ -261,7 +219,7 @@ class Waiting:
                 self._tokens += request.todo - todo
                 del self._due[bisect_left(self._due, job)]
                 del self._out[bisect_left(self._out, self._keys[id])]
-                job = self._jobs[id] = quick(Job, (deadline, arrival, id, request.todo))
+                job = self._jobs[id] = quick(WaitingPrompt, (deadline, arrival, id, request.todo))
                 self._keys[id] = _key(job, self._keys[id])
                 insort(self._due, job)
                 insort(self._out, self._keys[id])
@@ -294,7 +252,7 @@ class Waiting:
         _put(self._long, [_long(job) for job in gone])
         _line_up(self._past, gone)
 
-    def _leave_out(self, jobs: list[Job]) -> None:
+    def _leave_out(self, jobs: list[WaitingPrompt]) -> None:
         if len(jobs) > FEW:
             gone = {job.id for job in jobs}
             self._in = [job for job in self._in if job.id not in gone]
@@ -306,20 +264,52 @@ class Waiting:
             self._keys[job.id] = _key(job, self._keys[job.id])
         _put(self._out, [self._keys[job.id] for job in jobs])
 
-    def _come_back(self, jobs: list[Job]) -> None:
+    def _come_back(self, jobs: list[WaitingPrompt]) -> None:
         for job in jobs:
             del self._due[bisect_left(self._due, job)]
             insort(self._in, job)
         _take(self._out, [self._keys[job.id] for job in jobs])
 
 
+def on_time(jobs: Iterable[WaitingPrompt], start: float, pace: float) -> tuple[set[int], list[WaitingPrompt]]:
+    """Moore and Hodgson's rule: the most prompts that can be done by their deadlines on one machine.
+
+    `jobs` come by deadline. The machine is free from `start` on and takes `pace` seconds for a token.
+    Whenever a prompt would end late, the longest one so far leaves the set. With the set come the jobs that
+    were looked at: no more once `SETTLED` are in it. Tokens are summed as whole numbers, so that the set,
+    looked at again, is the set.
+    """
+    tokens = 0
+    looked: list[WaitingPrompt] = []
+    kept: set[int] = set()
+    longest: list[tuple[int, int]] = []  # (-todo, id); a heap once one had to leave
+    dropped = False
+    for job in jobs:
+        if len(kept) >= SETTLED:
+            break
+        deadline, _, number, todo = job
+        looked.append(job)
+        if start + todo * pace > deadline:  # late even if it ran at once: the rule would drop it itself
+            continue
+        kept.add(number)
+        if dropped:
+            heappush(longest, (-todo, number))
+        else:
+            longest.append((-todo, number))
+        tokens += todo
+        if start + tokens * pace > deadline:
+            if not dropped:
+                heapify(longest)
+                dropped = True
+            less, id = heappop(longest)
+            kept.discard(id)
+            tokens += less
+    return kept, looked
+
+
 def _spend(credit: float, tokens: float, most: float) -> float:
     """What is left of a credit; `most` tokens may be owed, unless more were before."""
     return max(credit - tokens, min(credit, -most))
-
-
-def _age(request: Request) -> tuple[float, int]:
-    return request.arrival, request.id
 
 
 def _urgency(request: Request) -> Key:
@@ -331,18 +321,17 @@ def _rank(request: Request) -> float:
     return float(max(-MOST_RANK, min(request.priority, MOST_RANK)))
 
 
-def _key(job: Job, before: Key) -> Key:
+def _key(job: WaitingPrompt, before: Key) -> Key:
     """The key of a job whose prompt may have become shorter."""
     return (before[0], float(job.todo), job.arrival, job.id)
 
 
-def _long(job: Job) -> Key:
+def _long(job: WaitingPrompt) -> Key:
     """By when it will have waited long."""
     return (job.arrival + LATE * (job.deadline - job.arrival), 0.0, job.arrival, job.id)
 
 
-def _line_up(into: list[Job], jobs: list[Job]) -> None:
-    """Sort them in by deadline."""
+def _line_up(into: list[WaitingPrompt], jobs: list[WaitingPrompt]) -> None:
     if len(jobs) > FEW:
         into.extend(jobs)
         into.sort()
@@ -352,7 +341,6 @@ def _line_up(into: list[Job], jobs: list[Job]) -> None:
 
 
 def _put(into: list[Key], keys: list[Key]) -> None:
-    """Sort them in."""
     if len(keys) > FEW:
         into.extend(keys)
         into.sort()
@@ -362,7 +350,6 @@ def _put(into: list[Key], keys: list[Key]) -> None:
 
 
 def _take(out_of: list[Key], keys: list[Key]) -> None:
-    """Take them out of a sorted list."""
     if len(keys) > FEW:
         gone = set(keys)
         out_of[:] = [key for key in out_of if key not in gone]

@@ -16,8 +16,8 @@ from headgate.cost.model import StepCost
 from headgate.methods.eb.hybrid import ExclusivePlus
 from headgate.methods.keep.learned import LearnedCost
 from headgate.methods.keep.order import Waiting
-from headgate.methods.keep.step import APART, DECODES, Chooser, Load, Now, Prices, Prompts, Step
-from headgate.methods.mixed.mixed import NO_PLACE_LEFT, NOBODY_WAITS
+from headgate.methods.keep.step import APART, DECODES, Chooser, DecodeLoad, Now, Prompts, Step, StepPrices
+from headgate.methods.mixed.mixed import NO_PLACE_LEFT, NONE_WAITS
 
 DECODES_ALONE = Plan(ALL)
 UNPROMISED = 2.0  # seconds between tokens of decodes without a promise, where others have one
@@ -38,7 +38,7 @@ class Keep(BatchPolicy):
     """Choose tokens, prompts and their order in each step so that both promises of each request are kept.
 
     Without any promise it is `eb+`, step by step. With promises each step is the largest that keeps the
-    tightest gap of those who decode, by the card: prompts alone or beside decodes, whichever is cheaper.
+    tightest gap of the running decodes, by the card: prompts alone or beside decodes, whichever is cheaper.
     Prompts enter by Moore and Hodgson's rule, so that as many as possible have their first token in time.
 
     Parameters:
@@ -80,12 +80,12 @@ class Keep(BatchPolicy):
         self.learned: LearnedCost | None = None
         if cost is None:
             cost = self.learned = LearnedCost()
-        self.plain = ExclusivePlus(slots, budget, cost)  # decides while nobody has a promise
+        self.plain = ExclusivePlus(slots, budget, cost)  # decides while no request has a promise
         self.slots, self.budget = slots, budget
         self.patience, self.watermark = patience, watermark
         self.trust = Trust(trust, late, learn)
         self._ttft, self._tbt = ttft, tbt
-        self._prices = Prices(cost)
+        self._prices = StepPrices(cost)
         self._chooser = Chooser(self._prices, trust)
         self._waiting = Waiting(ttft)
         self._promised = 0  # requests here that have a promise
@@ -101,7 +101,6 @@ class Keep(BatchPolicy):
         self._last: float | None = None
 
     def gauges(self) -> Mapping[str, float]:
-        """The margin, the gap that steps are planned for, how many wait, the host; those of eb+."""
         gap = self._gap()
         own = {"trust": self.trust.value, "gap": 0.0 if gap == inf else gap, "queued": len(self._waiting)}
         if self._prices.host is not None:
@@ -109,8 +108,6 @@ class Keep(BatchPolicy):
         if self.learned is not None:
             own["steps_learned"] = self.learned.seen
         return {**self.plain.gauges(), **own}
-
-    # -- what it hears ------------------------------------------------------------------------------
 
     def arrived(self, request: Request, now: float) -> None:
         self.plain.arrived(request, now)
@@ -123,7 +120,6 @@ class Keep(BatchPolicy):
         self._waiting.admitted(request, now)
 
     def prefilled(self, request: Request, now: float) -> None:
-        """It decodes from now on; its promise counts."""
         self.plain.prefilled(request, now)
         self._forget(request)
         gap = self._between(request)
@@ -131,7 +127,6 @@ class Keep(BatchPolicy):
         self._gaps[gap] = self._gaps.get(gap, 0) + 1
 
     def evicted(self, request: Request, now: float) -> None:
-        """It decodes no longer, and waits before its equals."""
         self.plain.evicted(request, now)
         self._forget(request)
         self._waiting.add(request)
@@ -147,7 +142,6 @@ class Keep(BatchPolicy):
                 self.plain.exclusive.start_over()
 
     def stepped(self, steps: Steps) -> None:
-        """Tokens came: were they in time?"""
         if self.learned is not None:
             self.learned.learn(steps)
         self.plain.stepped(steps)
@@ -165,11 +159,10 @@ class Keep(BatchPolicy):
         self._prices.slow.overlaps = True
         start = steps.ends[-2] if len(steps.ends) > 1 else steps.start
         read = steps.context + (len(steps.ends) - 1) * steps.decodes
-        gpu = self._prices.decodes(quick(Load, (steps.decodes, read)))
+        gpu = self._prices.decodes(quick(DecodeLoad, (steps.decodes, read)))
         self._prices.slow.saw(steps.ends[-1] - start, step.launch, gpu)
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
-        """The step is composed: count what decodes have waited for it."""
         self.plain.planned(plan, now, gauges)
         step = self._step
         if plan.decode is not NONE or step is None or not self._decoding:
@@ -193,7 +186,6 @@ class Keep(BatchPolicy):
                 self.trust.excuse()
 
     def _forget(self, request: Request) -> None:
-        """It does not decode any more."""
         gap = self._decoding.pop(request.id, None)
         if gap is None:
             return
@@ -219,10 +211,10 @@ class Keep(BatchPolicy):
             tightest = min(tightest, gap)
         return self.trust.value * (UNPROMISED if tightest == inf else tightest)
 
-    # -- what it decides ----------------------------------------------------------------------------
+    # -- what it decides
 
     def plan(self, view: View) -> Plan:
-        """The next step, chosen anew while anybody waits."""
+        """The next step, chosen anew while any request waits."""
         self._step, self._sits, self._no_room = None, False, False
         if not self._promised:
             self._shut_out = 0
@@ -234,7 +226,7 @@ class Keep(BatchPolicy):
             return Plan(frozenset(islice(view.decoding, budget // width)), budget=budget)
         if not view.waiting and not view.prefilling:
             self._shut_out = 0
-            return NOBODY_WAITS
+            return NONE_WAITS
         if not view.prefilling and not self.refuse and decodes >= min(self.slots, view.limits.running):
             return NO_PLACE_LEFT
         gap = self._gap()
@@ -253,7 +245,6 @@ class Keep(BatchPolicy):
         return plan._replace(reject=reject) if reject else plan
 
     def _halves(self, view: View) -> tuple[list[Request], list[Request]]:
-        """Half-done prompts with the promise of a first token, and those without."""
         half: list[Request] = []
         other: list[Request] = []
         for request in view.prefilling.values():
@@ -275,7 +266,7 @@ class Keep(BatchPolicy):
             prompts = [*other, *promised, *rest]
         step = self._largest(view, now, budget, prompts)
         if other and promised and self._sat < SITS_OUT:
-            self._sits = step.tokens < sum(each.todo for each in (*promised, *other))
+            self._sits = step.tokens < sum(request.todo for request in (*promised, *other))
             if self._sits:
                 prompts = promised
                 step = self._largest(view, now, budget, prompts)
@@ -295,14 +286,13 @@ class Keep(BatchPolicy):
         return plan_of(NONE if held else ALL, tuple(ids), budget, step.tokens, EACH_STEP)
 
     def _largest(self, view: View, now: Now, budget: int, prompts: list[Request]) -> Step:
-        """The step that is chosen for these prompts."""
-        parts = Prompts([(each.prompt + each.generated - each.todo, each.todo) for each in prompts])
+        parts = Prompts([(r.prompt + r.generated - r.todo, r.todo) for r in prompts])
         beside = budget - now.load.decodes * view.limits.decode_width
         return self._chooser.choose(now, parts, budget, beside)
 
     def _due(self, view: View, prompts: list[Request], step: Step) -> bool:
         """Should prompts run apart now? Not while all of them may still wait for others to share the step."""
-        if not view.decoding or view.prefilling or sum(each.todo for each in prompts) > step.tokens:
+        if not view.decoding or view.prefilling or sum(request.todo for request in prompts) > step.tokens:
             return True
         for request in prompts:
             promise = self._waiting.promise(request)
@@ -364,16 +354,16 @@ class Keep(BatchPolicy):
         return token * now.gap / max(now.gap - self._prices.decodes(now.load), LEAST_SHARE * now.gap)
 
 
-def _load(view: View) -> Load:
+def _load(view: View) -> DecodeLoad:
     """Decodes and what they read: the KV held less that of half-done prompts, and half a block each."""
     decodes = len(view.decoding)
     if not decodes:
-        return quick(Load, (0, 0))
+        return quick(DecodeLoad, (0, 0))
     held = view.kv_total - view.kv_free + view.kv_shared
     for request in view.prefilling.values():
         held -= request.prompt + request.generated - request.todo
     held -= decodes * (view.limits.block - 1) // 2
-    return quick(Load, (decodes, max(decodes, held + decodes)))
+    return quick(DecodeLoad, (decodes, max(decodes, held + decodes)))
 
 
 def _check(ttft: float | None, tbt: float | None, patience: float, watermark: float) -> None:
@@ -383,8 +373,6 @@ def _check(ttft: float | None, tbt: float | None, patience: float, watermark: fl
     if not (0 <= patience < 1 and 0 <= watermark < 1):
         raise InputError(f"keep: patience={patience}, watermark={watermark}; both are shares below 1")
 
-
-# -- How much of a promised gap is planned with, learned by counting the gaps that came late ------------
 
 LOWEST = 0.4
 REVIEW = 200  # decode steps between two reviews
@@ -423,7 +411,7 @@ class Trust:
         self._excused = EXCUSED
 
     def idle(self) -> None:
-        """Nobody decodes: the next token ends no gap."""
+        """No request decodes: the next token ends no gap."""
         self._seen = None
 
     def tokens(self, end: float, promises: Iterable[tuple[float, int]]) -> None:

@@ -16,12 +16,17 @@ SECOND = 0.4  # of the gap: no further piece of prompts alone once that much of 
 CHEAPER, DEARER = 0.98, 1.02  # of the price together: below, prompts run apart; above, together
 
 
-class Kind(Enum):
+class StepKind(Enum):
     """What a step holds."""
 
     APART = "apart"  # prompts alone; decodes keep their KV
     TOGETHER = "together"
     DECODES = "decodes"
+
+
+DECODES: Final = StepKind.DECODES
+TOGETHER: Final = StepKind.TOGETHER
+APART: Final = StepKind.APART  # an enum looks its members up
 
 
 class Cut(NamedTuple):
@@ -35,26 +40,20 @@ class Cut(NamedTuple):
 
 
 NOTHING: Final = Cut(0, 0, (), 0, 0)
-DECODES: Final = Kind.DECODES
-TOGETHER: Final = Kind.TOGETHER
-APART: Final = Kind.APART  # an enum looks its members up
 
 
 class Step(NamedTuple):
     """A step and its GPU time; `kept` is False where no step with prompts could keep the promise."""
 
-    kind: Kind
+    kind: StepKind
     tokens: int
     seconds: float
     kept: bool = True
     launch: float = 0.0  # what the host usually takes for it, where it holds prompts
 
 
-# -- What a step costs on the GPU and how long the host takes to launch it ------------------------------
-
-
-class Load(NamedTuple):
-    """Who decodes: how many requests, and the KV tokens they read in one step."""
+class DecodeLoad(NamedTuple):
+    """The decodes: how many, and the KV tokens they read in one step."""
 
     decodes: int
     context: int
@@ -63,7 +62,7 @@ class Load(NamedTuple):
 class Now(NamedTuple):
     """What the choice depends on besides prices and prompts."""
 
-    load: Load
+    load: DecodeLoad
     gap: float  # seconds the tightest promise leaves between two tokens, after the margin
     promised: float  # the same before the margin
     since: float = 0.0  # seconds composed since the last step with decodes
@@ -73,45 +72,11 @@ class Now(NamedTuple):
     starved: bool = False  # prompts have found no room for so long that they may break the gap
 
 
-def lag(launch: float, usual: float, decodes: float, last: float) -> float:
-    """By how much more than before the tokens of the coming decode step are seen late.
-
-    On an asynchronous engine tokens of a decode step are seen late by what the host takes for the step with
-    prompts after it beyond the GPU's time. `launch` is that host time when it is slow, `decodes` the GPU time
-    of the coming decode step, `last` that of the newest step with decodes. What that one was late by shortens
-    the gap, and counts as after a quick launch.
-    """
-    return max(0.0, max(0.0, launch - decodes) - max(0.0, usual - last))
-
-
-def largest(fits: Callable[[int], bool], least: int, most: int) -> int:
-    """The most tokens that fit, to `NEAR`; 0 when not even `least` do. More tokens never fit better."""
-    if most < least:
-        return 0
-    if fits(most):  # as it mostly is
-        return most
-    if most == least or not fits(least):
-        return 0
-    low, high = least, most
-    while high - low > NEAR:
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def stalled(now: Now, launch: float) -> float:
-    """By how much longer the newest step of prompts lasts if the host takes `launch` for the next one."""
-    return max(0.0, launch - now.newest) if now.since > 0 else 0.0
-
-
 @mypyc_attr(serializable=True)
 class Chooser:
     """Chooses one step at a time from the prices of a card; `trust` is the margin at the beginning."""
 
-    def __init__(self, prices: Prices, trust: float = 1.0) -> None:
+    def __init__(self, prices: StepPrices, trust: float = 1.0) -> None:
         self._prices = prices
         self._trust = trust
 
@@ -193,7 +158,7 @@ class Chooser:
 
         def fits(tokens: int) -> bool:
             cut = prompts.first(tokens)
-            after = prices.decodes(quick(Load, (load.decodes + cut.done, load.context + cut.length)))
+            after = prices.decodes(quick(DecodeLoad, (load.decodes + cut.done, load.context + cut.length)))
             launch = prices.slow_launch(0, cut)
             late = lag(launch, prices.launch(0, cut), before, last) + stalled(now, launch)
             return now.since + prices.alone(cut) + after + late <= now.gap
@@ -232,7 +197,7 @@ class Chooser:
             return True
         return apart <= DEARER * together and now.apart
 
-    def _graphed(self, load: Load, prompts: Prompts, kind: Kind, tokens: int) -> int:
+    def _graphed(self, load: DecodeLoad, prompts: Prompts, kind: StepKind, tokens: int) -> int:
         """Fewer tokens, so that the step fits the largest CUDA graph, where that serves more a second.
 
         Beyond the largest graph kernels are launched one by one. That matters only while the host takes
@@ -251,8 +216,42 @@ class Chooser:
             rates.append((count + beside) / max(gpu, host))
         return fewer if rates[0] > rates[1] else tokens
 
-    def _price(self, load: Load, cut: Cut, kind: Kind) -> float:
+    def _price(self, load: DecodeLoad, cut: Cut, kind: StepKind) -> float:
         return self._prices.alone(cut) if kind is APART else self._prices.together(load, cut)
+
+
+def lag(launch: float, usual: float, decodes: float, last: float) -> float:
+    """By how much more than before the tokens of the coming decode step are seen late.
+
+    On an asynchronous engine tokens of a decode step are seen late by what the host takes for the step with
+    prompts after it beyond the GPU's time. `launch` is that host time when it is slow, `decodes` the GPU time
+    of the coming decode step, `last` that of the newest step with decodes. What that one was late by shortens
+    the gap, and counts as after a quick launch.
+    """
+    return max(0.0, max(0.0, launch - decodes) - max(0.0, usual - last))
+
+
+def largest(fits: Callable[[int], bool], least: int, most: int) -> int:
+    """The most tokens that fit, to `NEAR`; 0 when not even `least` do. More tokens never fit better."""
+    if most < least:
+        return 0
+    if fits(most):  # as it mostly is
+        return most
+    if most == least or not fits(least):
+        return 0
+    low, high = least, most
+    while high - low > NEAR:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def stalled(now: Now, launch: float) -> float:
+    """By how much longer the newest step of prompts lasts if the host takes `launch` for the next one."""
+    return max(0.0, launch - now.newest) if now.since > 0 else 0.0
 
 
 @mypyc_attr(serializable=True)
@@ -282,7 +281,7 @@ class Prompts:
 
 
 @mypyc_attr(serializable=True)
-class Prices:
+class StepPrices:
     """Seconds of a step: GPU (`alone`, `together`, `decodes`) and host (`launch`).
 
     Where a card knows its host, GPU and host are priced apart, because an asynchronous engine overlaps them.
@@ -294,15 +293,13 @@ class Prices:
         self.slow = SlowHost()
         self._seconds = (cost.unhosted() if cost.host else cost).seconds
 
-    def decodes(self, load: Load) -> float:
-        """A step of decodes alone."""
+    def decodes(self, load: DecodeLoad) -> float:
         return self._seconds(quick(Shape, (*load, 0, 0, ()))) if load.decodes else 0.0
 
     def alone(self, cut: Cut) -> float:
-        """A step of prompts alone."""
         return self._seconds(quick(Shape, (0, 0, cut.tokens, cut.behind, cut.chunks)))
 
-    def together(self, load: Load, cut: Cut) -> float:
+    def together(self, load: DecodeLoad, cut: Cut) -> float:
         return self._seconds(quick(Shape, (*load, cut.tokens, cut.behind, cut.chunks)))
 
     def launch(self, decodes: int, cut: Cut) -> float:
@@ -315,18 +312,14 @@ class Prices:
         """The same when the host is slow."""
         return self.slow.factor * self.launch(decodes, cut)
 
-    def sticks_out(self, load: Load, launch: float) -> bool:
+    def sticks_out(self, load: DecodeLoad, launch: float) -> bool:
         """May decodes wait for a launch that usually takes so long, beyond a step of their own?"""
         return not self.slow.steady and not self.slow.hides(launch, self.decodes(load))
 
     @property
     def graph(self) -> int:
-        """Tokens of the largest CUDA graph; 0 where none is known."""
         return self.host.graph if self.host else 0
 
-
-# -- How much slower than its card the host launches steps, learned from the steps that had to wait for -
-#    it
 
 FIRST = 1.5  # behind an HTTP server on an H200, at the 90th percentile of launches
 MOST = 2.5

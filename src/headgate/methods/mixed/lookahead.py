@@ -51,17 +51,14 @@ class LookAhead(Mixed):
         self._outputs = Window(REMEMBERED)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        """Learn what to expect of requests without a prediction."""
         if how in (End.STOPPED, End.LIMIT):
             self._outputs.update(request.generated)
             self._expected = self._outputs.value or self._expected
 
     def gauges(self) -> Mapping[str, float]:
-        """The output expected of requests without a prediction."""
         return {"output": self._expected}
 
     def plan(self, view: View) -> Plan:
-        """All decodes; half-done prompts, then new ones while seats, budget and future memory last."""
         halves, tokens = view.prefilling, len(view.decoding) * view.limits.decode_width
         seats = min(self.slots, view.limits.running) - len(view.decoding) - len(halves)
         if not view.waiting or seats <= 0 or tokens >= self.budget:  # no request can enter, as there
@@ -84,7 +81,7 @@ class LookAhead(Mixed):
                 break
             steps, held = self._joined(steps, held, request, line, view)
             blocked = _blocked(steps, held, memory)
-            if blocked and len(steps) > 1:  # an empty engine takes anybody
+            if blocked and len(steps) > 1:  # an empty engine takes any
                 return entering, Until(steps=blocked, finishes=1)
             entering.append(request.id)
         return entering, Until(finishes=1)
@@ -119,7 +116,6 @@ class _Line:
 
     @property
     def full(self) -> bool:
-        """Is this step's room taken?"""
         return self._tokens >= self._room
 
     def delay(self, todo: int) -> int:

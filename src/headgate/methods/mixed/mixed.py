@@ -10,11 +10,10 @@ from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError
 from headgate.core.plan import ALL, EACH_STEP, Plan, Until, plan_of
 from headgate.core.policy import BatchPolicy
-from headgate.core.request import Request
 from headgate.core.view import View
 
 ARRIVAL = Until(arrivals=1)
-NOBODY_WAITS = Plan(ALL, until=ARRIVAL)
+NONE_WAITS = Plan(ALL, until=ARRIVAL)
 NO_PLACE_LEFT = Plan(ALL, until=Until(finishes=1))
 
 
@@ -52,7 +51,6 @@ class Mixed(BatchPolicy):
         self.budget = budget
 
     def plan(self, view: View) -> Plan:
-        """All decodes; prompts while seats and budget last."""
         waiting, prefilling, decodes = view.waiting, view.prefilling, len(view.decoding)
         limits = view.limits
         room = self.budget - decodes * limits.decode_width
@@ -60,7 +58,7 @@ class Mixed(BatchPolicy):
             oldest = islice(view.decoding, self.budget // limits.decode_width)
             return Plan(frozenset(oldest), budget=self.budget)
         if not waiting and not prefilling:
-            return NOBODY_WAITS
+            return NONE_WAITS
         prompts: list[int] = []
         for request in prefilling.values():
             if room > 0:
@@ -77,16 +75,12 @@ class Mixed(BatchPolicy):
 
     def _admit(self, view: View, seats: int, room: int, prompts: list[int]) -> None:
         """Add new prompts in the order of the queue; none if the first cannot fit before one leaves."""
+        block = view.limits.block
         for request in view.waiting.values():
-            if not prompts and not _fits(request, view):
+            if not prompts and -(-request.room // block) * block > view.kv_free:
                 return
             prompts.append(request.id)
             room -= request.todo
             seats -= 1
             if room <= 0 or seats <= 0:
                 return
-
-
-def _fits(request: Request, view: View) -> bool:
-    block = view.limits.block
-    return -(-request.room // block) * block <= view.kv_free

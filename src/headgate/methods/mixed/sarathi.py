@@ -7,7 +7,7 @@ from headgate.core.plan import ALL, Plan
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.core.view import View
-from headgate.methods.mixed.mixed import NOBODY_WAITS, Mixed
+from headgate.methods.mixed.mixed import NONE_WAITS, Mixed
 from headgate.methods.orders import entering, order_of, share
 
 KNOWN_ORDERS = ("arrival", "shortest", "priority")
@@ -34,12 +34,7 @@ class Sarathi(Mixed):
     name = "sarathi"
 
     def __init__(
-        self,
-        slots: int,
-        budget: int,
-        order: str = "arrival",
-        ageing: float = 0.0,
-        watermark: float = 0.01,
+        self, slots: int, budget: int, order: str = "arrival", ageing: float = 0.0, watermark: float = 0.01
     ) -> None:
         super().__init__(slots, budget)
         if order not in KNOWN_ORDERS:
@@ -55,11 +50,9 @@ class Sarathi(Mixed):
         self.order.drop(request)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        """It may have left the queue."""
         self.order.drop(request)
 
     def plan(self, view: View) -> Plan:
-        """All decodes; half-done prompts, then new ones in order while seats, budget and KV last."""
         prefilling, decodes = view.prefilling, len(view.decoding)
         room = self.budget - decodes * view.limits.decode_width
         if room < 0 or not (view.waiting or prefilling):
@@ -75,7 +68,7 @@ class Sarathi(Mixed):
         if not prompts:
             return Plan(ALL, until=self.order.blocked)
         if half_done == len(prompts) and not view.waiting:  # the same until a request arrives
-            return Plan(ALL, tuple(prompts), self.budget, until=NOBODY_WAITS.until)
+            return Plan(ALL, tuple(prompts), self.budget, until=NONE_WAITS.until)
         return Plan(ALL, tuple(prompts), self.budget)
 
 

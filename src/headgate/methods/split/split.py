@@ -65,17 +65,14 @@ class Split(RoutePolicy):
         self._roles_before: dict[int, str] = {}  # of engines that did both since
 
     def roles(self, engines: int) -> tuple[str, ...]:
-        """The first prefill, the others decode; one alone does both."""
         if engines == 1:
             return (ANY,)
         return (PREFILL,) * self.prefill + (DECODE,) * (engines - self.prefill)
 
     def arrived(self, request: Request, now: float) -> None:
-        """Its prompt is given to an engine."""
         self._give_prompt(request)
 
     def returned(self, request: Request, now: float) -> None:
-        """The same, before the others."""
         self.left(request, now, End.ABORTED)
         self._give_prompt(request, first=True)
 
@@ -108,12 +105,10 @@ class Split(RoutePolicy):
                 self._give_decode(request)
 
     def finished(self, request: Request, replica: int, now: float) -> None:
-        """It no longer counts as load."""
         self._prompt_ended(request)
         self._decode_ended(request)
 
     def left(self, request: Request, now: float, how: End) -> None:
-        """Nor does a request that left."""
         self._prompts.drop(request.id)
         self._decodes.drop(request.id)
         self._prompt_ended(request)
@@ -132,7 +127,7 @@ class Split(RoutePolicy):
         return Routing(roles=roles)
 
     def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
-        """Prompts and outputs in service weigh where they are; those who wait are given to an engine."""
+        """Prompts and outputs in service weigh where they are; waiting ones are given to an engine."""
         self._look(fleet)
         for id, place in fleet.places.items():
             if id in fleet.handoff:
@@ -148,7 +143,7 @@ class Split(RoutePolicy):
                 self._give_prompt(request)
 
     def engines_changed(self, fleet: Fleet) -> None:
-        """Who waited for an engine that is closed or has another role now is given to another."""
+        """Requests that waited for an engine that is closed or has another role now are given to another."""
         self._look(fleet)
         for request in self._prompts.clear_up(self._makers):
             self._prompt_ended(request)
@@ -156,7 +151,7 @@ class Split(RoutePolicy):
         self._give_again(self._users)
 
     def _look(self, fleet: Fleet) -> None:
-        """Who prefills and who decodes? Without any, whoever could; where none is open, wait for them."""
+        """Which prefill and which decode? Without any, those that can; where none is open, wait for them."""
         replicas = fleet.replicas
         self._makers = _open(replicas, PREFILL, lambda each: each.room.prompts)
         self._users = _open(replicas, DECODE, lambda each: each.room.decodes)
@@ -199,7 +194,6 @@ class Split(RoutePolicy):
         self._decodes.give(request, engine)
 
     def _give_again(self, keep: Sequence[int]) -> None:
-        """Outputs that wait for another engine than these are given to one anew."""
         for request in self._decodes.clear_up(keep):
             self._decode_ended(request)
             self._give_decode(request)

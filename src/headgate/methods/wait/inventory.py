@@ -32,7 +32,7 @@ class Equilibrium(NamedTuple):
     decode_rate: float  # decode tokens per second
 
 
-class Thresholds(NamedTuple):
+class FilledSizes(NamedTuple):
     """Sizes of the parts, and what a batch with all of them takes."""
 
     sizes: tuple[float, ...]  # n_j, or real-valued x_j
@@ -40,14 +40,14 @@ class Thresholds(NamedTuple):
     seconds: float  # ΔT(n)
 
 
-class Pace(NamedTuple):
+class PaceRange(NamedTuple):
     """Iteration times that sizes n_j = λ_j t can keep: from the shortest to the longest t."""
 
     shortest: float
     longest: float
 
 
-def equilibrium(lines: Lines, parts: Sequence[Part]) -> Equilibrium:
+def equilibrium(lines: Lines, parts: Sequence[MixPart]) -> Equilibrium:
     """The fluid steady state, or an InputError when more work arrives than can ever be done."""
     iteration = keeping_up(lines, parts).shortest
     sizes = tuple(part.rate * iteration for part in parts)
@@ -56,7 +56,7 @@ def equilibrium(lines: Lines, parts: Sequence[Part]) -> Equilibrium:
     return Equilibrium(iteration, sizes, active, held(parts, sizes), sum(active) / iteration, decoded)
 
 
-def keeping_up(lines: Lines, parts: Sequence[Part]) -> Pace:
+def keeping_up(lines: Lines, parts: Sequence[MixPart]) -> PaceRange:
     """All t with ΔT(λt) ≤ t, whatever the memory: none, an InputError, where d1 W ≥ 1."""
     pace = _pace(lines, parts)
     if pace.shortest > pace.longest:
@@ -67,12 +67,12 @@ def keeping_up(lines: Lines, parts: Sequence[Part]) -> Pace:
     return pace
 
 
-def _pressure(lines: Lines, parts: Sequence[Part]) -> str:
+def _pressure(lines: Lines, parts: Sequence[MixPart]) -> str:
     most = max(line.pressure(parts) for line in lines)
     return f"{most:.4g} seconds of work arrive per second, need d1*W < 1"
 
 
-def _pace(lines: Lines, parts: Sequence[Part]) -> Pace:
+def _pace(lines: Lines, parts: Sequence[MixPart]) -> PaceRange:
     """The same; the shortest is above the longest where there is none."""
     shortest, longest = 0.0, inf
     for line in lines:
@@ -83,10 +83,10 @@ def _pace(lines: Lines, parts: Sequence[Part]) -> Pace:
             longest = min(longest, line.fixed / (1 - pressure))
         else:
             longest = -inf
-    return Pace(shortest, longest)
+    return PaceRange(shortest, longest)
 
 
-def most_rate(lines: Lines, parts: Sequence[Part], capacity: float, seats: float = inf) -> float:
+def most_rate(lines: Lines, parts: Sequence[MixPart], capacity: float, seats: float = inf) -> float:
     """By how much all rates may be multiplied before no policy keeps up.
 
     Over busy time the work done per second is at most C / ΔT with memory full of batched KV (or with all
@@ -107,8 +107,8 @@ def most_rate(lines: Lines, parts: Sequence[Part], capacity: float, seats: float
 
 
 def pace_within(
-    lines: Lines, parts: Sequence[Part], capacity: float, seats: float = inf, spare: float = 0.0
-) -> Pace:
+    lines: Lines, parts: Sequence[MixPart], capacity: float, seats: float = inf, spare: float = 0.0
+) -> PaceRange:
     """The t that keep up, fit and find seats: ΔT* ≤ t ≤ (C - spare)/W. An InputError where there is none.
 
     `spare` is KV to be left free; fractional thresholds want one request of each type.
@@ -117,10 +117,10 @@ def pace_within(
     longest = min(pace.longest, (capacity - spare) / offered(parts), seats / _stages(parts))
     if capacity <= spare or pace.shortest > longest * (1 + ROUNDING):
         raise InputError(_why_not(lines, parts, capacity, seats, spare))
-    return Pace(pace.shortest, longest)
+    return PaceRange(pace.shortest, longest)
 
 
-def _why_not(lines: Lines, parts: Sequence[Part], capacity: float, seats: float, spare: float) -> str:
+def _why_not(lines: Lines, parts: Sequence[MixPart], capacity: float, seats: float, spare: float) -> str:
     """The inequality that rules out every pace, and the nearest load, memory or seats that do not."""
     pace, kv = _pace(lines, parts), f"C = {capacity:,.0f}"
     stable = pace.shortest <= pace.longest
@@ -144,24 +144,24 @@ def _why_not(lines: Lines, parts: Sequence[Part], capacity: float, seats: float,
     return f"unstable: {told}; {less}, or give --slots {ceil(active)}"
 
 
-def filled(lines: Lines, parts: Sequence[Part], sizes: Sequence[float]) -> Thresholds:
+def filled(lines: Lines, parts: Sequence[MixPart], sizes: Sequence[float]) -> FilledSizes:
     """Sizes with what they take."""
-    return Thresholds(tuple(sizes), held(parts, sizes), seconds(lines, parts, sizes))
+    return FilledSizes(tuple(sizes), held(parts, sizes), seconds(lines, parts, sizes))
 
 
-def along_the_ray(lines: Lines, parts: Sequence[Part], pace: float) -> Thresholds:
+def along_the_ray(lines: Lines, parts: Sequence[MixPart], pace: float) -> FilledSizes:
     """Real-valued thresholds x_j = λ_j t: the least memory for this time per output token."""
     return filled(lines, parts, [part.rate * pace for part in parts])
 
 
-def with_slack(parts: Sequence[Part], slacks: Sequence[float]) -> list[Part]:
+def with_slack(parts: Sequence[MixPart], slacks: Sequence[float]) -> list[MixPart]:
     """The mix as if (1 + ε_j) as many came: all rows of the LP bind at its equilibrium."""
     return [part._replace(rate=part.rate * (1 + slack)) for part, slack in zip(parts, slacks, strict=True)]
 
 
 def least_thresholds(
-    lines: Lines, parts: Sequence[Part], capacity: float, slack: float = 0.0, strict: bool = True
-) -> Thresholds:
+    lines: Lines, parts: Sequence[MixPart], capacity: float, slack: float = 0.0, strict: bool = True
+) -> FilledSizes:
     """The least whole thresholds that satisfy (9), strictly by default.
 
     Iterates n_j ← ⌊(1+ε) λ_j ΔT(n)⌋ + 1 from n = 1: the map is monotone, so the first fixed point is the
@@ -193,7 +193,7 @@ def least_thresholds(
 
 
 def check_thresholds(
-    lines: Lines, parts: Sequence[Part], sizes: Sequence[float], capacity: float
+    lines: Lines, parts: Sequence[MixPart], sizes: Sequence[float], capacity: float
 ) -> list[str]:
     """Every inequality that given thresholds violate, each with the nearest thresholds that satisfy all."""
     found, faults = filled(lines, parts, sizes), []
@@ -220,22 +220,21 @@ def with_nearest(faults: Sequence[str], near: Sequence[float] | None) -> list[st
     return [f"{fault}; {remedy}" for fault in faults]
 
 
-def printed_rule(parts: Sequence[Part], batch: float) -> tuple[float, ...]:
+def printed_rule(parts: Sequence[MixPart], batch: float) -> tuple[float, ...]:
     """The paper's n_j = B ρ_j / (l'_j + 1) with ρ_j = λ_j/Λ. Long types get too few; see `work_share`."""
     return tuple(batch * part.rate / _rate(parts) / part.stages for part in parts)
 
 
-def work_share(parts: Sequence[Part], batch: float) -> tuple[float, ...]:
+def work_share(parts: Sequence[MixPart], batch: float) -> tuple[float, ...]:
     """The same with ρ_j the share of stages, λ_j(l'_j+1): all types are then served in proportion."""
     return tuple(batch * part.rate / _stages(parts) for part in parts)
 
 
-def _rate(parts: Sequence[Part]) -> float:
-    """Requests per second from outside."""
+def _rate(parts: Sequence[MixPart]) -> float:
     return sum(part.rate for part in parts if part.prompt) or sum(part.rate for part in parts)
 
 
-def _stages(parts: Sequence[Part]) -> float:
+def _stages(parts: Sequence[MixPart]) -> float:
     """Stages per second that arrive: in iterations of t seconds so many times t requests are active."""
     return sum(part.rate * part.stages for part in parts)
 
@@ -245,8 +244,7 @@ def listed(values: Sequence[float]) -> str:
     return "(" + ", ".join(f"{value:.4g}" for value in values) + ")"
 
 
-# -- What one iteration of a steady mix takes: the largest of a few straight lines in what the batch ----
-#    holds
+# -- what one iteration of a steady mix takes
 
 Whole = NDArray[np.int64]
 Number = TypeVar("Number", int, Whole)
@@ -255,7 +253,7 @@ BELOW = 1.05  # a cost may be this much above its lines, not more
 LOOKS = 32  # sizes from small batches to full memory at which a cost that is no straight line is looked at
 
 
-class Part(NamedTuple):
+class MixPart(NamedTuple):
     """What moves together: one type of WAIT with all its stages, or one segment of Nested WAIT.
 
     A part of size n has n requests at each of its stages. Stage 0 is the prompt, stage k brings output
@@ -271,7 +269,6 @@ class Part(NamedTuple):
 
     @property
     def stages(self) -> float:
-        """Iterations one request takes in it."""
         return self.decodes + (self.prompt > 0)
 
 
@@ -287,12 +284,12 @@ class Line(NamedTuple):
     per_prompt: float  # prompt token
     per_decode: float = 0.0
 
-    def price(self, part: Part) -> float:
+    def price(self, part: MixPart) -> float:
         """Seconds that one request at each stage of the part adds."""
         read = part.work - part.prompt - part.cached
         return self.per_context * read + self.per_prompt * part.prompt + self.per_decode * part.decodes
 
-    def pressure(self, parts: Sequence[Part]) -> float:
+    def pressure(self, parts: Sequence[MixPart]) -> float:
         """Seconds of work that arrive per second: ρ, the paper's d1 W."""
         return sum(part.rate * self.price(part) for part in parts)
 
@@ -300,18 +297,18 @@ class Line(NamedTuple):
 Lines = tuple[Line, ...]
 
 
-def kind(rate: float, prompt: int, decodes: int, block: int = 1) -> Part:
+def kind(rate: float, prompt: int, decodes: int, block: int = 1) -> MixPart:
     """Requests of one prompt and output length; `decodes` is output tokens less the one prompts bring."""
-    return Part(
+    return MixPart(
         rate, prompt, decodes, kv_work(prompt, decodes, block), -(-(prompt + decodes) // block) * block
     )
 
 
-def seen_kind(rate: float, prompts: Whole, decodes: Whole, block: int = 1) -> Part:
+def seen_kind(rate: float, prompts: Whole, decodes: Whole, block: int = 1) -> MixPart:
     """Requests whose lengths differ, as they were seen: means, and the largest of them."""
     work = float(np.mean(kv_work(prompts, decodes, block)))
     longest = int((prompts + decodes).max())
-    return Part(rate, float(prompts.mean()), float(decodes.mean()), work, -(-longest // block) * block)
+    return MixPart(rate, float(prompts.mean()), float(decodes.mean()), work, -(-longest // block) * block)
 
 
 def kv_work(prompt: Number, decodes: Number, block: int = 1) -> Number:
@@ -325,17 +322,17 @@ def _blocks_up_to(tokens: Number, block: int) -> Number:
     return block * (block * whole * (whole + 1) // 2 + rest * (whole + 1))
 
 
-def offered(parts: Sequence[Part]) -> float:
+def offered(parts: Sequence[MixPart]) -> float:
     """KV tokens touched per second by arriving requests: W."""
     return sum(part.rate * part.work for part in parts)
 
 
-def held(parts: Sequence[Part], sizes: Sequence[float]) -> float:
+def held(parts: Sequence[MixPart], sizes: Sequence[float]) -> float:
     """KV tokens of a batch in which every part is full: M^π."""
     return sum(size * part.work for size, part in zip(sizes, parts, strict=True))
 
 
-def seconds(lines: Lines, parts: Sequence[Part], sizes: Sequence[float]) -> float:
+def seconds(lines: Lines, parts: Sequence[MixPart], sizes: Sequence[float]) -> float:
     """How long an iteration takes in which every part is full: ΔT(n)."""
     return max(
         line.fixed + sum(size * line.price(part) for size, part in zip(sizes, parts, strict=True))
@@ -343,7 +340,7 @@ def seconds(lines: Lines, parts: Sequence[Part], sizes: Sequence[float]) -> floa
     )
 
 
-def lines_of(cost: StepCost, parts: Sequence[Part], capacity: float) -> Lines:
+def lines_of(cost: StepCost, parts: Sequence[MixPart], capacity: float) -> Lines:
     """What iterations of this mix take, for sizes in proportion to the rates.
 
     One line, and exact, for the paper's law. Any other cost is looked at from small batches to full memory,
@@ -378,10 +375,10 @@ def _is_one_line(cost: LinearCost) -> bool:
     )
 
 
-def mean_seconds(cost: StepCost, parts: Sequence[Part], pace: float) -> float:
+def mean_seconds(cost: StepCost, parts: Sequence[MixPart], pace: float) -> float:
     """An iteration with `pace` seconds' worth of arrivals at every stage, on average.
 
-    With less than one decode's worth there still is one, where anybody decodes: else none would run.
+    With less than one decode's worth there still is one, where any request decodes: else none would run.
     """
     each_second = sum(part.rate * part.decodes for part in parts)
     busy = max(pace, 1 / each_second) if each_second else pace
@@ -413,7 +410,7 @@ def _below(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return hull
 
 
-# -- The thresholds nearest to given ones that keep up and fit, for error messages ----------------------
+# -- the nearest thresholds that would do
 
 MARGIN = 2e-3  # above what a condition asks for, so that four digits of it still satisfy the condition
 MOST_TRIES = 20_000  # of raising; close to saturation each round gains little
@@ -424,7 +421,7 @@ Least = Callable[[Sequence[float], float], list[float]]  # what sizes must be at
 
 
 def nearest(
-    lines: Lines, parts: Sequence[Part], sizes: Sequence[float], capacity: float, least: Least
+    lines: Lines, parts: Sequence[MixPart], sizes: Sequence[float], capacity: float, least: Least
 ) -> list[float] | None:
     """Given sizes, cut to memory where they do not fit, raised until they satisfy `least`; else the smallest.
 
@@ -440,14 +437,14 @@ def nearest(
     return None
 
 
-def _cut(parts: Sequence[Part], sizes: Sequence[float], capacity: float) -> list[float]:
+def _cut(parts: Sequence[MixPart], sizes: Sequence[float], capacity: float) -> list[float]:
     """The same in proportion, a little less than memory holds."""
     share = (1 - MARGIN) * capacity / held(parts, sizes)
     return [rounded(share * size, up=False) for size in sizes] if share < 1 - MARGIN else list(sizes)
 
 
 def _raised(
-    lines: Lines, parts: Sequence[Part], start: Sequence[float], capacity: float, least: Least
+    lines: Lines, parts: Sequence[MixPart], start: Sequence[float], capacity: float, least: Least
 ) -> list[float] | None:
     sizes = list(start)
     for _ in range(MOST_TRIES):

@@ -16,177 +16,7 @@ from headgate.core.policy import BatchPolicy, End, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
 
-# -- A track: requests of one type in lockstep, its stages cut into segments that move or stand as a ----
-#    whole
-
 WHOLE = (inf,)  # one segment with all stages: WAIT
-
-
-class Track:
-    """Waiting and running requests of a type, and how many may enter each segment per step.
-
-    Stage k of a request brings its output token k + 1 (stage 0 is the prompt), so a request that decodes
-    stands before stage `generated`. A segment has the stages beyond the end of the one before it up to its
-    own end; the last has no end. A request before the first stage of a later segment waits to enter it.
-    """
-
-    def __init__(self, name: str, ends: Sequence[float] = WHOLE, sizes: Sequence[float] = (inf,)) -> None:
-        self.name = name
-        self.waiting: OrderedDict[int, Request] = OrderedDict()  # for their prompt: they hold no KV
-        self.resident: dict[int, Request] = {}  # those that decode, oldest first
-        self.ends: tuple[float, ...] = ()
-        self.quotas: list[Quota] = []
-        self.cut(ends, sizes)
-
-    def cut(self, ends: Sequence[float], sizes: Sequence[float]) -> None:
-        """New segments and thresholds; counts of steps go on where a segment of that number was."""
-        self.ends = (*ends[:-1], inf)
-        for number, size in enumerate(sizes):
-            if number < len(self.quotas):
-                self.quotas[number].change(size)
-            else:
-                self.quotas.append(Quota(size))
-        del self.quotas[len(sizes) :]
-
-    def places(self) -> list[Place]:
-        """The requests in each segment now, and how many may enter it."""
-        if len(self.ends) == 1:
-            return [Place(self, 0, list(self.resident.values()), self.waiting.values(), len(self.waiting))]
-        moving: list[list[Request]] = [[] for _ in self.ends]
-        entering: list[list[Request]] = [[] for _ in self.ends]
-        for request in self.resident.values():
-            stage = request.generated
-            number = bisect_left(self.ends, stage)
-            if number and stage == self.ends[number - 1] + 1:
-                entering[number].append(request)
-            else:
-                moving[number].append(request)
-        head = Place(self, 0, moving[0], self.waiting.values(), len(self.waiting))
-        rest = zip(moving[1:], entering[1:], strict=True)
-        return [head, *(Place(self, number, m, e, len(e)) for number, (m, e) in enumerate(rest, 1))]
-
-
-class _Batch(NamedTuple):
-    """What a plan asks for: put on the books when the step has run."""
-
-    places: tuple[tuple[Track, int], ...]  # segments that move
-    steps: tuple[tuple[Track, int, int], ...]  # and by how many steps their quotas go on
-    prompts: tuple[int, ...]
-
-
-class Place(NamedTuple):
-    """One segment of a track at this moment."""
-
-    track: Track
-    number: int
-    moving: list[Request]  # past its first stage; they go on whenever the segment moves
-    entering: Iterable[Request]  # before its first stage, oldest first
-    queue: int  # how many those are
-
-    @property
-    def quota(self) -> Quota:
-        """How many may enter per step."""
-        return self.track.quotas[self.number]
-
-    @property
-    def skip(self) -> int:
-        """Steps to leave out because there is no request to move."""
-        return 0 if self.moving else self.quota.idle_steps()
-
-    @property
-    def allowed(self) -> float:
-        """How many may enter now."""
-        return self.quota.next(self.skip)
-
-    @property
-    def ready(self) -> bool:
-        """There are requests, and as many wait to enter as may; where all may, one is enough."""
-        allowed = self.allowed
-        return bool(self.moving or self.queue) and (allowed == inf or self.queue >= allowed)
-
-    def entrants(self, now: float = 0.0, max_pause: float = inf) -> list[Request]:
-        """Requests that enter if the segment moves now: as many as may, and those paused for too long."""
-        if self.allowed == inf:
-            return list(self.entering)
-        first = list(islice(self.entering, int(self.allowed)))
-        return first + self.overdue(now, max_pause, len(first))
-
-    def overdue(self, now: float, max_pause: float, beyond: int = 0) -> list[Request]:
-        """Requests before the segment, after the first so many, that hold KV and paused for too long."""
-        if not self.number or max_pause == inf:
-            return []
-        return [r for r in islice(self.entering, beyond, None) if (r.last_token or 0.0) + max_pause <= now]
-
-    def each_stage(self) -> list[Request]:
-        """Of the moving, at most a threshold's worth at each stage: the paper's min{n, ·} literally."""
-        size, taken, found = self.quota.each, dict[int, int](), []
-        for request in self.moving:
-            stage = request.generated
-            taken[stage] = taken.get(stage, 0) + 1
-            if taken[stage] < size + 1:
-                found.append(request)
-        return found
-
-    def since(self) -> float:
-        """When the longest paused request here got its newest token; inf where none holds KV."""
-        standing = self.moving if self.number == 0 else [*self.moving, *self.entering]
-        return min((r.last_token or 0.0 for r in standing), default=inf)
-
-
-# -- Real-valued thresholds: how many may enter at each step so that x do on average --------------------
-
-ROUNDING = 1e-9  # x * s that is whole but for rounding is whole
-
-
-class Quota:
-    """Step s admits ⌈x s⌉ - ⌈x (s-1)⌉; a whole x always admits x.
-
-    A new x takes effect from the next step on and the count goes on from where it is, so that changing x
-    often does not let more in. An infinite x admits all requests at every step.
-    """
-
-    __slots__ = ("_from", "_steps", "each")
-
-    def __init__(self, each: float = inf) -> None:
-        self.each = each
-        self._from = 0.0  # what the steps before the newest change of x have made of it
-        self._steps = 0  # since then
-
-    def change(self, each: float) -> None:
-        """From now on `each` per step."""
-        if self.each < inf:
-            self._from = self._at(0) - floor(self._at(0))  # whole ones change nothing
-        self._steps = 0
-        self.each = each
-
-    def next(self, skip: int = 0) -> float:
-        """How many the next step may admit, after leaving out so many steps."""
-        if self.each == inf:
-            return inf
-        return _whole(self._at(skip + 1)) - _whole(self._at(skip))
-
-    def idle_steps(self) -> int:
-        """How many steps would admit no request before one that does."""
-        if self.each == inf or self.next():
-            return 0
-        skip = max(0, floor((_whole(self._at(0)) - self._at(0)) / self.each) - 1)
-        while not self.next(skip):
-            skip += 1
-        return skip
-
-    def advance(self, steps: int = 1) -> None:
-        """So many steps have been made."""
-        self._steps += steps
-
-    def _at(self, ahead: int) -> float:
-        return self._from + self.each * (self._steps + ahead)
-
-
-def _whole(x: float) -> int:
-    return ceil(x - ROUNDING)
-
-
-NOTHING = _Batch((), (), ())
 
 
 class Lockstep(BatchPolicy):
@@ -232,10 +62,7 @@ class Lockstep(BatchPolicy):
         """No more requests will come: from now on all move whenever no segment is ready."""
         self.draining = True
 
-    # -- events -------------------------------------------------------------------------------------
-
     def arrived(self, request: Request, now: float) -> None:
-        """It waits at the head of its track."""
         track = self._on[request.id] = self.track_of(request)
         track.waiting[request.id] = request
 
@@ -243,7 +70,6 @@ class Lockstep(BatchPolicy):
         self._on[request.id].waiting.pop(request.id, None)
 
     def prefilled(self, request: Request, now: float) -> None:
-        """It is on its way."""
         self._on[request.id].resident[request.id] = request
         self._cohort.pop(request.id, None)
 
@@ -256,7 +82,6 @@ class Lockstep(BatchPolicy):
         track.waiting.move_to_end(request.id, last=False)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        """It is gone, wherever it was."""
         track = self._on.pop(request.id)
         track.resident.pop(request.id, None)
         track.waiting.pop(request.id, None)
@@ -278,10 +103,9 @@ class Lockstep(BatchPolicy):
             self._ran = NOTHING
 
     def gauges(self) -> Mapping[str, float]:
-        """How many segments the newest batch moved."""
         return {"segments": len(self._ran.places)}
 
-    # -- what it plans ------------------------------------------------------------------------------
+    # -- what it plans
 
     def plan(self, view: View) -> Plan:
         """The batch under way, or the segments that are ready, or those whose patience has ended."""
@@ -303,11 +127,16 @@ class Lockstep(BatchPolicy):
             prompts = self._that_fit(view, prompts)
         if not decodes and not prompts:
             return self._rescue(view, places)
-        return self._plan(view, decodes, chosen, prompts)
+        self._asked = _Batch(
+            tuple((place.track, place.number) for place in chosen),
+            tuple((place.track, place.number, 1 + place.skip) for place in chosen),
+            (*view.prefilling, *(request.id for request in prompts)),
+        )
+        return Plan(self._named(view, decodes), self._asked.prompts)
 
-    def _choose(self, tracks: Sequence[list[Place]], now: float) -> tuple[list[Place], float]:
+    def _choose(self, tracks: Sequence[list[TrackSegment]], now: float) -> tuple[list[TrackSegment], float]:
         """The ready segments of every track, from the first on; and when the first patience ends."""
-        chosen: list[Place] = []
+        chosen: list[TrackSegment] = []
         deadline = inf
         for places in tracks:
             depth = next((place.number for place in places if not place.ready), len(places))
@@ -320,15 +149,14 @@ class Lockstep(BatchPolicy):
             chosen += [place for place in places[:depth] if place.moving or place.queue]
         return chosen, deadline
 
-    def _patience(self, place: Place) -> float:
+    def _patience(self, place: TrackSegment) -> float:
         """When a segment that is not ready must move all the same."""
         end = place.since() + self.max_pause if self.max_pause < inf else inf
         if place.number or not place.queue or self.max_wait == inf:
             return end
         return min(end, next(iter(place.entering)).queued + self.max_wait)
 
-    def _members(self, view: View, chosen: Iterable[Place]) -> tuple[list[Request], list[Request]]:
-        """The decodes and the new prompts of these segments; as many prompts as there are seats."""
+    def _members(self, view: View, chosen: Iterable[TrackSegment]) -> tuple[list[Request], list[Request]]:
         decodes: list[Request] = []
         prompts: list[Request] = []
         for place in chosen:
@@ -338,7 +166,7 @@ class Lockstep(BatchPolicy):
         seats = min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
         return decodes, prompts[: max(0, seats)]
 
-    def _under_way(self, view: View, places: Sequence[Place]) -> Plan | None:
+    def _under_way(self, view: View, places: Sequence[TrackSegment]) -> Plan | None:
         """The prompts of the newest batch that are not done, with its decodes; None when it is complete.
 
         Its prompts may take many steps: requests paused for `max_pause` meanwhile go on as well.
@@ -363,21 +191,12 @@ class Lockstep(BatchPolicy):
         self._asked = _Batch(self._ran.places, (), (*view.prefilling, *(r.id for r in left)))
         return Plan(self._named(view, decodes), self._asked.prompts)
 
-    def _plan(self, view: View, decodes: list[Request], chosen: list[Place], prompts: list[Request]) -> Plan:
-        self._asked = _Batch(
-            tuple((place.track, place.number) for place in chosen),
-            tuple((place.track, place.number, 1 + place.skip) for place in chosen),
-            (*view.prefilling, *(request.id for request in prompts)),
-        )
-        return Plan(self._named(view, decodes), self._asked.prompts)
-
     def _named(self, view: View, decodes: Sequence[Request]) -> Decodes | frozenset[int]:
-        """These decodes, said as shortly as possible."""
         if len(decodes) == len(view.decoding):
             return ALL
         return frozenset(request.id for request in decodes) if decodes else NONE
 
-    # -- memory ---------------------------------------------------------------------------------------
+    # -- memory
 
     def _fits(
         self, view: View, decodes: Sequence[Request], prompts: Sequence[Request], reserve: float | None = None
@@ -395,15 +214,15 @@ class Lockstep(BatchPolicy):
     def _that_fit(self, view: View, prompts: Sequence[Request]) -> list[Request]:
         """The first of them, in an empty engine; one alone always fits."""
         room = view.kv_free
-        found: list[Request] = []
+        fitting: list[Request] = []
         for request in prompts:
             room -= _blocks(request.room, view.limits.block)
-            if room < 0 and found:
+            if room < 0 and fitting:
                 break
-            found.append(request)
-        return found
+            fitting.append(request)
+        return fitting
 
-    def _rescue(self, view: View, places: Sequence[Place]) -> Plan:
+    def _rescue(self, view: View, places: Sequence[TrackSegment]) -> Plan:
         """No new request; all segments, deepest first, as far as they fit; or the youngest is evicted."""
         block, room = view.limits.block, view.kv_free
         deepest = sorted(places, key=lambda place: -place.number)
@@ -426,10 +245,10 @@ class Lockstep(BatchPolicy):
         return Plan(named, self._asked.prompts, evict=tuple(out))
 
     def _growing(
-        self, deepest: Iterable[Place], room: int, view: View, out: set[int]
-    ) -> tuple[list[Place], list[Request]]:
+        self, deepest: Iterable[TrackSegment], room: int, view: View, out: set[int]
+    ) -> tuple[list[TrackSegment], list[Request]]:
         """The segments whose requests can all have one more token, and those requests."""
-        chosen: list[Place] = []
+        chosen: list[TrackSegment] = []
         decodes: list[Request] = []
         for place in deepest:
             entrants = place.entrants(view.now, self.max_pause) if place.number else []
@@ -455,3 +274,163 @@ def _more(request: Request, tokens: int, block: int) -> int:
     """KV it must be given to hold so many tokens more."""
     held = _held(request)
     return _blocks(held + tokens, block) - _blocks(held, block)
+
+
+class Track:
+    """Waiting and running requests of a type, and how many may enter each segment per step.
+
+    Stage k of a request brings its output token k + 1 (stage 0 is the prompt), so a request that decodes
+    stands before stage `generated`. A segment has the stages beyond the end of the one before it up to its
+    own end; the last has no end. A request before the first stage of a later segment waits to enter it.
+    """
+
+    def __init__(self, name: str, ends: Sequence[float] = WHOLE, sizes: Sequence[float] = (inf,)) -> None:
+        self.name = name
+        self.waiting: OrderedDict[int, Request] = OrderedDict()  # for their prompt: they hold no KV
+        self.resident: dict[int, Request] = {}  # those that decode, oldest first
+        self.ends: tuple[float, ...] = ()
+        self.quotas: list[Quota] = []
+        self.cut(ends, sizes)
+
+    def cut(self, ends: Sequence[float], sizes: Sequence[float]) -> None:
+        """New segments and thresholds; counts of steps go on where a segment of that number was."""
+        self.ends = (*ends[:-1], inf)
+        for number, size in enumerate(sizes):
+            if number < len(self.quotas):
+                self.quotas[number].change(size)
+            else:
+                self.quotas.append(Quota(size))
+        del self.quotas[len(sizes) :]
+
+    def places(self) -> list[TrackSegment]:
+        if len(self.ends) == 1:
+            return [
+                TrackSegment(self, 0, list(self.resident.values()), self.waiting.values(), len(self.waiting))
+            ]
+        moving: list[list[Request]] = [[] for _ in self.ends]
+        entering: list[list[Request]] = [[] for _ in self.ends]
+        for request in self.resident.values():
+            stage = request.generated
+            number = bisect_left(self.ends, stage)
+            if number and stage == self.ends[number - 1] + 1:
+                entering[number].append(request)
+            else:
+                moving[number].append(request)
+        head = TrackSegment(self, 0, moving[0], self.waiting.values(), len(self.waiting))
+        rest = zip(moving[1:], entering[1:], strict=True)
+        return [head, *(TrackSegment(self, number, m, e, len(e)) for number, (m, e) in enumerate(rest, 1))]
+
+
+class TrackSegment(NamedTuple):
+    """One segment of a track at this moment."""
+
+    track: Track
+    number: int
+    moving: list[Request]  # past its first stage; they go on whenever the segment moves
+    entering: Iterable[Request]  # before its first stage, oldest first
+    queue: int  # how many those are
+
+    @property
+    def quota(self) -> Quota:
+        return self.track.quotas[self.number]
+
+    @property
+    def skip(self) -> int:
+        """Steps to leave out because there is no request to move."""
+        return 0 if self.moving else self.quota.idle_steps()
+
+    @property
+    def allowed(self) -> float:
+        return self.quota.next(self.skip)
+
+    @property
+    def ready(self) -> bool:
+        """There are requests, and as many wait to enter as may; where all may, one is enough."""
+        allowed = self.allowed
+        return bool(self.moving or self.queue) and (allowed == inf or self.queue >= allowed)
+
+    def entrants(self, now: float = 0.0, max_pause: float = inf) -> list[Request]:
+        """Requests that enter if the segment moves now: as many as may, and those paused for too long."""
+        if self.allowed == inf:
+            return list(self.entering)
+        first = list(islice(self.entering, int(self.allowed)))
+        return first + self.overdue(now, max_pause, len(first))
+
+    def overdue(self, now: float, max_pause: float, beyond: int = 0) -> list[Request]:
+        """Requests before the segment, after the first so many, that hold KV and paused for too long."""
+        if not self.number or max_pause == inf:
+            return []
+        return [r for r in islice(self.entering, beyond, None) if (r.last_token or 0.0) + max_pause <= now]
+
+    def each_stage(self) -> list[Request]:
+        """Of the moving, at most a threshold's worth at each stage: the paper's min{n, ·} literally."""
+        size, taken, moved = self.quota.each, dict[int, int](), []
+        for request in self.moving:
+            stage = request.generated
+            taken[stage] = taken.get(stage, 0) + 1
+            if taken[stage] < size + 1:
+                moved.append(request)
+        return moved
+
+    def since(self) -> float:
+        """When the longest paused request here got its newest token; inf where none holds KV."""
+        standing = self.moving if self.number == 0 else [*self.moving, *self.entering]
+        return min((r.last_token or 0.0 for r in standing), default=inf)
+
+
+class _Batch(NamedTuple):
+    """What a plan asks for: put on the books when the step has run."""
+
+    places: tuple[tuple[Track, int], ...]  # segments that move
+    steps: tuple[tuple[Track, int, int], ...]  # and by how many steps their quotas go on
+    prompts: tuple[int, ...]
+
+
+NOTHING = _Batch((), (), ())
+ROUNDING = 1e-9  # x * s that is whole but for rounding is whole
+
+
+class Quota:
+    """Step s admits ⌈x s⌉ - ⌈x (s-1)⌉; a whole x always admits x.
+
+    A new x takes effect from the next step on and the count goes on from where it is, so that changing x
+    often does not let more in. An infinite x admits all requests at every step.
+    """
+
+    __slots__ = ("_from", "_steps", "each")
+
+    def __init__(self, each: float = inf) -> None:
+        self.each = each
+        self._from = 0.0  # what the steps before the newest change of x have made of it
+        self._steps = 0  # since then
+
+    def change(self, each: float) -> None:
+        if self.each < inf:
+            self._from = self._at(0) - floor(self._at(0))  # whole ones change nothing
+        self._steps = 0
+        self.each = each
+
+    def next(self, skip: int = 0) -> float:
+        """How many the next step may admit, after leaving out so many steps."""
+        if self.each == inf:
+            return inf
+        return _whole(self._at(skip + 1)) - _whole(self._at(skip))
+
+    def idle_steps(self) -> int:
+        """How many steps would admit no request before one that does."""
+        if self.each == inf or self.next():
+            return 0
+        skip = max(0, floor((_whole(self._at(0)) - self._at(0)) / self.each) - 1)
+        while not self.next(skip):
+            skip += 1
+        return skip
+
+    def advance(self, steps: int = 1) -> None:
+        self._steps += steps
+
+    def _at(self, ahead: int) -> float:
+        return self._from + self.each * (self._steps + ahead)
+
+
+def _whole(x: float) -> int:
+    return ceil(x - ROUNDING)

@@ -14,10 +14,10 @@ from headgate.core.errors import InputError
 from headgate.methods.wait.inventory import (
     MOST_ROUNDS,
     ROUNDING,
+    FilledSizes,
     Lines,
-    Pace,
-    Part,
-    Thresholds,
+    MixPart,
+    PaceRange,
     along_the_ray,
     filled,
     nearest,
@@ -28,7 +28,47 @@ from headgate.methods.wait.inventory import (
 STEP = 1.05  # of the shortest iteration: the pace to run at where memory allows it
 
 
-class Bound(NamedTuple):
+class Segments(NamedTuple):
+    """Requests of one prompt length whose outputs are not known.
+
+    Segment i has the stages beyond ends[i-1] up to ends[i]; the first also has stage 0, the prompt. Lengths
+    are decode iterations, output tokens less one.
+    """
+
+    prompt: float  # l
+    ends: tuple[int, ...]  # b_1 < ... < b_L
+    reach: tuple[float, ...]  # Λ_i: requests per second that reach segment i
+
+    @property
+    def stays(self) -> tuple[float, ...]:
+        """p_i: of the requests that leave segment i, the share that goes on to the next."""
+        return tuple(
+            (after / before) if before else 0.0
+            for before, after in zip(self.reach, self.reach[1:], strict=False)
+        )
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """b_{i-1} of each segment, -1 for the first: its stages are those after this one."""
+        return (-1, *self.ends[:-1])
+
+    def paused(self, number: int) -> float:
+        """KV tokens of a request that waits to enter segment `number` (from 0; the first holds none)."""
+        return self.prompt + self.ends[number - 1] if number else 0.0
+
+    def parts(self, slack: float = 0.0) -> list[MixPart]:
+        """The segments as parts of a batch, segment i as if (1 + ε)^(i-1) times as many came."""
+        found = []
+        for number, (begin, end, rate) in enumerate(zip(self.begins, self.ends, self.reach, strict=True)):
+            stages = end - begin
+            work = stages * (self.prompt + (begin + 1 + end) / 2)  # σ_i: stages times mean KV
+            first = number == 0
+            decodes, prompt = stages - first, self.prompt if first else 0.0
+            found.append(MixPart(rate * compound(slack, number), prompt, decodes, work, self.prompt + end))
+        return found
+
+
+class MemoryBound(NamedTuple):
     """KV tokens that hold everything with probability 1 - δ over a horizon: (12) and (15)."""
 
     full: float  # M^π: all segments full
@@ -42,31 +82,7 @@ class Bound(NamedTuple):
         return self.full + self.waiting + self.tail
 
 
-def arrivals_at(rate: float) -> Callable[[float], float]:
-    """How many come in a while, at a steady rate."""
-    return lambda seconds: rate * seconds
-
-
-def busiest(rates: Sequence[tuple[float, float]]) -> Callable[[float], float]:
-    """The most that come in any window of some length, with (seconds, rate) one after the other: (13).
-
-    The most lies in a window that begins or ends where the rate changes.
-    """
-    edges, total = [0.0], [0.0]  # of the rates, and how many have come by then
-    for lasts, rate in rates:
-        if not (lasts > 0 and rate >= 0):
-            raise InputError(f"a rate of {rate} for {lasts} s; need rate >= 0 for more than 0 s")
-        edges.append(edges[-1] + lasts)
-        total.append(total[-1] + lasts * rate)
-
-    def most(seconds: float) -> float:
-        starts = np.maximum(0.0, [*edges, *(edge - seconds for edge in edges)])
-        return float((np.interp(starts + seconds, edges, total) - np.interp(starts, edges, total)).max())
-
-    return most
-
-
-def nested_pace(lines: Lines, segments: Segments, slack: float, capacity: float) -> Pace:
+def nested_pace(lines: Lines, segments: Segments, slack: float, capacity: float) -> PaceRange:
     """Iteration times that keep up with ε of slack per segment and whose full batch fits."""
     try:
         return pace_within(lines, segments.parts(slack), capacity)
@@ -75,14 +91,9 @@ def nested_pace(lines: Lines, segments: Segments, slack: float, capacity: float)
         raise InputError(f"{error}; that is for {cut}, as (10) wants; less --slack needs less") from None
 
 
-def nested_fractions(lines: Lines, segments: Segments, slack: float, pace: float) -> Thresholds:
+def nested_fractions(lines: Lines, segments: Segments, slack: float, pace: float) -> FilledSizes:
     """Real-valued thresholds x_i = t Λ_i (1 + ε)^(i-1), which satisfy (10) for every ε > 0."""
     return along_the_ray(lines, segments.parts(slack), pace)
-
-
-def printed_ratios(segments: Segments, scale: float = 1.0) -> tuple[float, ...]:
-    """The paper's n_i ∝ Λ_i. They make n_{i+1}/n_i = p_i, so they violate (10) and no memory is enough."""
-    return tuple(scale * reach for reach in segments.reach)
 
 
 def least_nested(
@@ -91,7 +102,7 @@ def least_nested(
     capacity: float,
     slack: float = 0.0,
     come: Callable[[float], float] | None = None,
-) -> Thresholds:
+) -> FilledSizes:
     """The least whole thresholds that satisfy (10) strictly; `come` is for rates that change, (13).
 
     n_1 ← ⌊(1+ε)·(most that come in ΔT(n))⌋ + 1, n_{i+1} ← the least above n_i p_i, at most n_i.
@@ -124,9 +135,33 @@ def _followers(first: int, stays: Sequence[float], slack: float) -> list[float]:
     return sizes
 
 
+def arrivals_at(rate: float) -> Callable[[float], float]:
+    """How many come in a while, at a steady rate."""
+    return lambda seconds: rate * seconds
+
+
+def busiest(rates: Sequence[tuple[float, float]]) -> Callable[[float], float]:
+    """The most that come in any window of some length, with (seconds, rate) one after the other: (13).
+
+    The most lies in a window that begins or ends where the rate changes.
+    """
+    edges, total = [0.0], [0.0]  # of the rates, and how many have come by then
+    for lasts, rate in rates:
+        if not (lasts > 0 and rate >= 0):
+            raise InputError(f"a rate of {rate} for {lasts} s; need rate >= 0 for more than 0 s")
+        edges.append(edges[-1] + lasts)
+        total.append(total[-1] + lasts * rate)
+
+    def most(seconds: float) -> float:
+        starts = np.maximum(0.0, [*edges, *(edge - seconds for edge in edges)])
+        return float((np.interp(starts + seconds, edges, total) - np.interp(starts, edges, total)).max())
+
+    return most
+
+
 def check_nested(lines: Lines, segments: Segments, sizes: Sequence[float], capacity: float) -> list[str]:
     """Every inequality of (10), and M^π ≤ C, that given thresholds violate, and the nearest that do not."""
-    parts: list[Part] = segments.parts()
+    parts: list[MixPart] = segments.parts()
     found, faults = filled(lines, parts, sizes), []
     if sizes[0] <= segments.reach[0] * found.seconds:
         told = f"{found.seconds:.6g} s >= {sizes[0]:g}/{segments.reach[0]:.4g} s"
@@ -148,17 +183,17 @@ def check_nested(lines: Lines, segments: Segments, sizes: Sequence[float], capac
     return with_nearest(faults, nearest(lines, parts, sizes, capacity, least) if faults else None)
 
 
-def walks(segments: Segments, sizes: Sequence[float]) -> list[Walk]:
+def walks(segments: Segments, sizes: Sequence[float]) -> list[ResidueWalk]:
     """The residues between the segments."""
     return [
-        Walk(before, after, stay)
+        ResidueWalk(before, after, stay)
         for before, after, stay in zip(sizes, sizes[1:], segments.stays, strict=False)
     ]
 
 
 def memory_bound(
     lines: Lines, segments: Segments, sizes: Sequence[float], miss: float, iterations: float
-) -> Bound:
+) -> MemoryBound:
     """M^π + Σ (l + b_{k-1}) [n_k + θ_k^-1 ln((L-1) S/δ)]: enough with probability 1 - miss. (12), (15).
 
     Infinite where a ratio does not exceed its p. `sizes` may be real.
@@ -171,10 +206,10 @@ def memory_bound(
         paused, rate = segments.paused(number), walk.decay
         waiting += paused * walk.size
         tail += paused * likely / rate if rate else inf
-    return Bound(full, waiting, tail, iterations, len(segments.ends))
+    return MemoryBound(full, waiting, tail, iterations, len(segments.ends))
 
 
-def chance_of_overflow(bound: Bound, miss: float, capacity: float) -> float:
+def chance_of_overflow(bound: MemoryBound, miss: float, capacity: float) -> float:
     """δ with which `capacity` is enough, from the bound for `miss`: the same formula, solved for δ."""
     room = capacity - bound.full - bound.waiting
     if room < 0 or bound.tail == inf:
@@ -186,52 +221,12 @@ def chance_of_overflow(bound: Bound, miss: float, capacity: float) -> float:
     return min(1.0, between * bound.horizon * exp(-room / per_log))
 
 
-class Segments(NamedTuple):
-    """Requests of one prompt length whose outputs are not known.
-
-    Segment i has the stages beyond ends[i-1] up to ends[i]; the first also has stage 0, the prompt. Lengths
-    are decode iterations, output tokens less one.
-    """
-
-    prompt: float  # l
-    ends: tuple[int, ...]  # b_1 < ... < b_L
-    reach: tuple[float, ...]  # Λ_i: requests per second that reach segment i
-
-    @property
-    def stays(self) -> tuple[float, ...]:
-        """p_i: of the requests that leave segment i, the share that goes on to the next."""
-        return tuple(
-            (after / before) if before else 0.0
-            for before, after in zip(self.reach, self.reach[1:], strict=False)
-        )
-
-    @property
-    def begins(self) -> tuple[int, ...]:
-        """b_{i-1} of each segment, -1 for the first: its stages are those after this one."""
-        return (-1, *self.ends[:-1])
-
-    def paused(self, number: int) -> float:
-        """KV tokens of a request that waits to enter segment `number` (from 0; the first holds none)."""
-        return self.prompt + self.ends[number - 1] if number else 0.0
-
-    def parts(self, slack: float = 0.0) -> list[Part]:
-        """The segments as parts of a batch, segment i as if (1 + ε)^(i-1) times as many came."""
-        found = []
-        for number, (begin, end, rate) in enumerate(zip(self.begins, self.ends, self.reach, strict=True)):
-            stages = end - begin
-            work = stages * (self.prompt + (begin + 1 + end) / 2)  # σ_i: stages times mean KV
-            first = number == 0
-            decodes, prompt = stages - first, self.prompt if first else 0.0
-            found.append(Part(rate * compound(slack, number), prompt, decodes, work, self.prompt + end))
-        return found
-
-
-class Choice(NamedTuple):
+class Segmentation(NamedTuple):
     """A way to cut, and what it needs; None where it cannot keep up, and why."""
 
     segments: Segments
-    thresholds: Thresholds | None
-    bound: Bound | None
+    thresholds: FilledSizes | None
+    bound: MemoryBound | None
     why_not: str = ""
 
 
@@ -242,23 +237,23 @@ def choices(
     miss: float,
     horizon: float,
     capacity: float = inf,
-) -> list[Choice]:
+) -> list[Segmentation]:
     """For each way to cut, real-valued thresholds at a pace a little above the shortest, and their bound."""
     found = []
     for segments in candidates:
         try:
             pace = nested_pace(lines, segments, slack, capacity)
         except InputError as error:
-            found.append(Choice(segments, None, None, str(error)))
+            found.append(Segmentation(segments, None, None, str(error)))
             continue
         sizes = nested_fractions(lines, segments, slack, min(STEP * pace.shortest, pace.longest))
         shortest = max(line.fixed for line in lines)
         bound = memory_bound(lines, segments, sizes.sizes, miss, horizon / shortest)
-        found.append(Choice(segments, sizes, bound))
+        found.append(Segmentation(segments, sizes, bound))
     return found
 
 
-def best_choice(found: Sequence[Choice]) -> Choice:
+def best_choice(found: Sequence[Segmentation]) -> Segmentation:
     """The one that needs the least memory; an InputError where none keeps up."""
     fine = [choice for choice in found if choice.bound is not None]
     if not fine:
@@ -267,7 +262,7 @@ def best_choice(found: Sequence[Choice]) -> Choice:
     return min(fine, key=lambda choice: choice.bound.total if choice.bound else inf)
 
 
-# -- Segments of Nested WAIT: the stages cut at some output lengths, and how many requests reach each ---
+# -- segments from types or lengths
 
 MOST = 1e100  # times as many as come: a full batch never holds them
 
@@ -326,12 +321,12 @@ def _check(ends: tuple[int, ...]) -> None:
         raise InputError(f"segments end at {ends}; need growing whole numbers, the first at least 0")
 
 
-# -- How many wait between two segments of Nested WAIT: the random walk that memory must be kept for ----
+# -- how many wait between two segments
 
 LARGE = 30.0  # above this exp(θ) is taken apart, or it would lose the small term
 
 
-class Walk(NamedTuple):
+class ResidueWalk(NamedTuple):
     """The residue of segment k: a batch of segment k-1 adds Binomial(before, stay), n_k leave when they can.
 
     Z ← Z + Y - n·1{Z + Y ≥ n}.
@@ -349,19 +344,6 @@ class Walk(NamedTuple):
     @property
     def decay(self) -> float:
         return decay(self.ratio, self.stay)
-
-    def tail(self, at_least: float) -> float:
-        """A bound on the probability that so many are left over: exp(-θ(c - n))."""
-        rate = self.decay
-        if rate == inf:
-            return 0.0 if at_least > self.size - 1 else 1.0
-        return min(1.0, exp(-rate * (at_least - self.size)))
-
-    @property
-    def mean(self) -> float:
-        """A bound on the mean residue: n_k + n_{k-1} p(1-p) / (2(n_k - n_{k-1} p))."""
-        drift = self.size - self.before * self.stay
-        return self.size + self.before * self.stay * (1 - self.stay) / (2 * drift) if drift > 0 else inf
 
 
 def decay(ratio: float, stay: float) -> float:

@@ -15,12 +15,12 @@ from headgate.core.policy import End
 from headgate.cost.model import StepCost
 from headgate.estimators.averages import Window
 from headgate.estimators.hazard import OutputHazard, Survival
-from headgate.methods.wait.inventory import Lines, Pace, Part, keeping_up, lines_of, offered, seconds
+from headgate.methods.wait.inventory import Lines, MixPart, PaceRange, keeping_up, lines_of, offered, seconds
 
 LAST = 0.005  # of the requests may live beyond the end of the last segment
 
 
-class Seen(NamedTuple):
+class SeenType(NamedTuple):
     """One type of requests: how many come per second, their mean prompt, how long they decode.
 
     Of the prompt `cached` tokens are found in a prefix cache: they take memory and no time. Memory that
@@ -33,7 +33,7 @@ class Seen(NamedTuple):
     decoding: float = 1.0  # the share that does
     cached: float = 0.0
 
-    def part(self) -> Part:
+    def part(self) -> MixPart:
         """The type as one part: l' and w by their means, (l+k) summed over the stages that are reached."""
         curve, ending = self.survival
         stages = np.arange(1, len(curve) + 1)
@@ -45,7 +45,7 @@ class Seen(NamedTuple):
         work = self.prompt + self.decoding * read
         longest = self.prompt + self.end(1 - LAST)
         computed = self.prompt - self.cached
-        return Part(self.rate, computed, self.decoding * decodes, work, longest, self.cached)
+        return MixPart(self.rate, computed, self.decoding * decodes, work, longest, self.cached)
 
     def end(self, share: float) -> int:
         """By which decode iteration that share of the requests has ended, nearly."""
@@ -56,7 +56,7 @@ class Seen(NamedTuple):
         left = (1 - share) / (self.decoding * float(curve[-1]))
         return len(curve) - 1 + int(np.ceil(np.log(max(left, 1e-12)) / np.log(max(1 - ending, 1e-12))))
 
-    def segments(self, ends: Sequence[int]) -> list[Part]:
+    def segments(self, ends: Sequence[int]) -> list[MixPart]:
         """Cut at these iterations: what one request that enters a segment does there on average.
 
         Cohorts shrink inside a segment as requests end. `Segments` counts them whole, which is safe but, with
@@ -73,7 +73,7 @@ class Seen(NamedTuple):
             read = float((alive[stages] * kv[stages]).sum()) / enter if enter else 0.0
             prompt, cached = (self.prompt, self.cached) if first else (0.0, 0.0)
             found.append(
-                Part(
+                MixPart(
                     rate=self.rate * enter,
                     prompt=prompt - cached,
                     decodes=decodes,
@@ -92,7 +92,7 @@ class Seen(NamedTuple):
         return np.concatenate((known, tail))
 
 
-def cuts(seen: Seen, count: int) -> tuple[int, ...]:
+def cuts(seen: SeenType, count: int) -> tuple[int, ...]:
     """Ends of so many segments in each of which as many requests end; fewer where lengths repeat."""
     ends = {seen.end(number / count) for number in range(1, count)} | {seen.end(1 - LAST)}
     return tuple(sorted(ends))
@@ -100,10 +100,10 @@ def cuts(seen: Seen, count: int) -> tuple[int, ...]:
 
 def running_pace(
     cost: StepCost,
-    parts: Sequence[Part],
+    parts: Sequence[MixPart],
     capacity: float,
     slots: int,
-    slack: Sequence[Part] | None = None,
+    slack: Sequence[MixPart] | None = None,
     pausing: bool = True,
 ) -> float | None:
     """The t to set thresholds x = λt by: the best for latency of those that keep up, fit and find seats.
@@ -126,11 +126,10 @@ def running_pace(
         pace = keeping_up(lines, full)
     except InputError:  # more work than can ever be done: as much as fits
         return longest
-    return best_pace(lines, parts, Pace(pace.shortest, min(pace.longest, longest)), slack=slack)
+    return best_pace(lines, parts, PaceRange(pace.shortest, min(pace.longest, longest)), slack=slack)
 
 
-# -- A census of the traffic: how many of each type come, how long their prompts are, how long they -----
-#    decode
+# -- a census of the traffic
 
 ENOUGH = 20  # completions of a type before its own lengths count; until then those of all types do
 
@@ -154,7 +153,6 @@ class Census:
         self._lengths: dict[str, _Lengths] = {}
 
     def came(self, name: str, prompt: int, when: float, cached: int = 0) -> None:
-        """One request of that type has come; the prefix cache had so many tokens of it."""
         self._arrivals.append((name, prompt, cached, when))
 
     def went(self, name: str, decodes: int, how: End) -> None:
@@ -169,7 +167,9 @@ class Census:
             if decodes:
                 each.hazard.update(decodes, whole)
 
-    def seen(self, running: Mapping[str, Sequence[int]], now: float, longer: float = 0.0) -> dict[str, Seen]:
+    def seen(
+        self, running: Mapping[str, Sequence[int]], now: float, longer: float = 0.0
+    ) -> dict[str, SeenType]:
         """The types of the last arrivals; `running`: ages of those that decode; prompts are `longer`."""
         span = now - self._arrivals[0][-1] if self._arrivals else 0.0
         if span <= 0:
@@ -179,27 +179,27 @@ class Census:
         for name, prompt, there, _ in self._arrivals:
             prompts.setdefault(name, []).append(prompt)
             cached[name] = cached.get(name, 0) + there
-        everybody = [age for ages in running.values() for age in ages if age]
-        found: dict[str, Seen] = {}
+        all_ages = [age for ages in running.values() for age in ages if age]
+        found: dict[str, SeenType] = {}
         for name, theirs in prompts.items():
             own = self._lengths.get(name, self._all)
             known = own if len(own.hazard) >= ENOUGH else self._all
             decoding = own if len(own.decoding) >= ENOUGH else self._all  # known of types that never decode
-            ages = everybody if known is self._all else [age for age in running.get(name, ()) if age]
+            ages = all_ages if known is self._all else [age for age in running.get(name, ()) if age]
             survival, share = known.hazard.survival(ages), decoding.decoding.value
             if survival is not None and share is not None:
                 count = len(theirs)
                 mean, found_there = sum(theirs) / count + longer, cached[name] / count
-                found[name] = Seen(count / span, mean, survival, share, found_there)
+                found[name] = SeenType(count / span, mean, survival, share, found_there)
         return found
 
 
-# -- What WAIT's users see: latency by thresholds, and the pace that is best for them -------------------
+# -- latency, and the best pace
 
 NEAR = 1e-6  # how close to the edge of what keeps up the search may go, as a share
 
 
-def queue(part: Part, size: float, iteration: float) -> float:
+def queue(part: MixPart, size: float, iteration: float) -> float:
     """Requests that wait to enter a part, on average: E|Q_j|.
 
     Half a threshold, the arrivals during an iteration, and a random walk whose drift is the slack n - λΔT.
@@ -209,12 +209,12 @@ def queue(part: Part, size: float, iteration: float) -> float:
     return size / 2 + come + come / (2 * (size - come)) if size > come else inf
 
 
-def latency(part: Part, size: float, iteration: float) -> float:
+def latency(part: MixPart, size: float, iteration: float) -> float:
     """Seconds from entering the queue to leaving the part, by Little's law: (E|Q_j| + n_j l'_j) / λ_j."""
     return (queue(part, size, iteration) + size * part.decodes) / part.rate
 
 
-def mean_latency(lines: Lines, parts: Sequence[Part], sizes: Sequence[float]) -> float:
+def mean_latency(lines: Lines, parts: Sequence[MixPart], sizes: Sequence[float]) -> float:
     """Seconds from arrival to the last token, over all requests: number in the system over arrival rate."""
     iteration = seconds(lines, parts, sizes)
     inside = sum(
@@ -227,10 +227,10 @@ def mean_latency(lines: Lines, parts: Sequence[Part], sizes: Sequence[float]) ->
 
 def best_pace(
     lines: Lines,
-    parts: Sequence[Part],
-    within: Pace,
+    parts: Sequence[MixPart],
+    within: PaceRange,
     per_token: float = inf,
-    slack: Sequence[Part] | None = None,
+    slack: Sequence[MixPart] | None = None,
 ) -> float:
     """The t with the least mean latency, no longer than the promised time per output token.
 

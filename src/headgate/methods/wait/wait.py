@@ -13,10 +13,10 @@ from headgate.core.policy import End
 from headgate.core.request import Request, uncached
 from headgate.core.view import View
 from headgate.cost.model import StepCost
-from headgate.methods.wait.inventory import Part, with_slack
+from headgate.methods.wait.inventory import MixPart, with_slack
 from headgate.methods.wait.lockstep import WHOLE, Lockstep, Track
 from headgate.methods.wait.nested import compound
-from headgate.methods.wait.traffic import Census, Seen, cuts, running_pace
+from headgate.methods.wait.traffic import Census, SeenType, cuts, running_pace
 
 NESTED_SHARE = 0.9  # of memory that full segments may take; the rest is for the queues between them
 
@@ -81,23 +81,19 @@ class Wait(Lockstep):
         self._memory: tuple[int, int] | None = None  # KV tokens and block, once seen
 
     def gauges(self) -> Mapping[str, float]:
-        """How many segments the newest batch moved, and the pace in force."""
         return {**super().gauges(), "pace": self.pace or 0.0}
 
     def plan(self, view: View) -> Plan:
-        """As in Lockstep; looks at the memory first, which learned thresholds need."""
         self._memory = view.kv_total, view.limits.block
         return super().plan(view)
 
     def track_of(self, request: Request) -> Track:
-        """The track of its type, made when the first of the type comes."""
         name = self._name(request)
         if name not in self.tracks:
             self.tracks[name] = self._new(name)
         return self.tracks[name]
 
     def arrived(self, request: Request, now: float) -> None:
-        """Count it; review the thresholds when enough have come."""
         super().arrived(request, now)
         cached = request.prompt - uncached(request)
         self._census.came(self._name(request), request.prompt, request.queued, cached)
@@ -119,7 +115,6 @@ class Wait(Lockstep):
         return name
 
     def check_sizes(self) -> None:
-        """One threshold for each type."""
         for name, sizes in self.fixed.items():
             if len(sizes) > 1:
                 raise InputError(
@@ -141,7 +136,7 @@ class Wait(Lockstep):
             size = seen[name].rate * self.pace if self.pace and name in seen else inf
             track.cut(WHOLE, (size,))
 
-    def _seen(self, now: float) -> dict[str, Seen]:
+    def _seen(self, now: float) -> dict[str, SeenType]:
         """Rates, prompts (half a block longer, as memory is handed out) and lengths by type."""
         running = {
             name: [request.generated - 1 for request in track.resident.values()]
@@ -195,7 +190,6 @@ class NestedWait(Wait):
         super().__init__(slots, cost, thresholds, split, max_pause, max_wait, window, warm, review, literal)
 
     def check_sizes(self) -> None:
-        """One threshold for each segment."""
         if self.fixed and not self.ends:
             raise InputError("nested-wait: thresholds without ends; say where segments end, ends=20/40/80")
         for name, sizes in self.fixed.items():
@@ -229,27 +223,24 @@ class NestedWait(Wait):
                 sizes = [part.rate * self.pace or inf for part in self._with_slack(parts[name])]
                 track.cut(ends[name], sizes)
 
-    def _with_slack(self, parts: list[Part]) -> list[Part]:
+    def _with_slack(self, parts: list[MixPart]) -> list[MixPart]:
         """Each segment as if (1 + ε) times as many came as to the one before it."""
         return with_slack(parts, [compound(self.slack, number) - 1 for number in range(len(parts))])
 
 
-# -- How requests are sorted into types, and thresholds by type, from the text a user writes ------------
+# -- types and thresholds from the text a user writes
 
 BY_VALUE = ("prompt", "output")
 
 
 class Sorting(NamedTuple):
-    """By kind, by bounds of the prompt (what the prefix cache has of it left out) or of the predicted output,
-    or not at all.
-    """
+    """By kind, by bounds of the uncached prompt or of the predicted output, or not at all."""
 
     by: str
     bounds: tuple[int, ...] = ()
 
     @classmethod
     def read(cls, policy: str, text: str) -> Sorting:
-        """From `kind`, `none`, `prompt:256/1024` or `output:50/200`."""
         by, _, rest = text.partition(":")
         if by in ("kind", "none") and not rest:
             return cls(by)
@@ -260,7 +251,6 @@ class Sorting(NamedTuple):
         )
 
     def name(self, request: Request) -> str:
-        """The type of a request: its kind, or the bound it keeps."""
         if self.by == "none":
             return ""
         if self.by == "kind":

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from headgate.core.build import compiled
-from headgate.cost.laws.linear import Law
+from headgate.cost.laws.linear import CompiledCost
 from headgate.cost.model import Shape, StepCost
 
 EARLY: Final = 1e-6  # of a step, and
@@ -76,7 +76,7 @@ class Pace:
 
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
-        self._law = cost if isinstance(cost, Law) else None
+        self._law = cost if isinstance(cost, CompiledCost) else None
         self._switch = cost.switch
         own = type(cost).decode_floor is not StepCost.decode_floor
         self._floor = cost.decode_floor if own else None  # asked for at every step, so not without need

@@ -21,7 +21,7 @@ from headgate.cost.model import Shape
 from headgate.methods.bounds import (
     Need,
     Requests,
-    Room,
+    StepRoom,
     cycle_requests,
     engine_bound,
     ideal_bound,
@@ -163,10 +163,10 @@ def test_a_head_on_sampled_positions_is_paid_by_output():
 def test_prices_by_hand():
     # A prompt step of 100 tokens: 1 + 2 = 3 s. A decode step of 10: 2 + 1 = 3 s, and 0.01 per context token.
     cost = LinearCost(DecodeTerms(2.0, 0.1, 0.01), PrefillTerms(1.0, 0.02), MixedTerms(9.0, 1.0, 1.0, 1.0))
-    found = least_prices(cost, Need(5, 50, 500), Room(10, 100, inf, 1, 1000))
+    found = least_prices(cost, Need(5, 50, 500), StepRoom(10, 100, inf, 1, 1000))
     assert found == pytest.approx((0.3, 0.03, 0.01))
     # With memory for 400 context tokens a step holds fewer decodes of 80 tokens: five of them.
-    tight = least_prices(cost, Need(5, 50, 400), Room(10, 100, 400, 1, 80))
+    tight = least_prices(cost, Need(5, 50, 400), StepRoom(10, 100, 400, 1, 80))
     assert tight.of(Need(5, 50, 400)) > found.of(Need(5, 50, 400))
 
 
@@ -179,7 +179,7 @@ def test_prices_by_hand():
 )
 def test_no_step_of_a_card_undercuts_its_prices(name, decodes, prefill, reads, need):
     card = load_card(name)
-    room = Room(256, 8192, card.kv_tokens, 101, 3000)
+    room = StepRoom(256, 8192, card.kv_tokens, 101, 3000)
     decodes = min(decodes, card.kv_tokens // reads)
     prices = prices_of(name, need, room)
     context, prefill = decodes * reads, min(prefill, 8192 - decodes)
@@ -199,7 +199,7 @@ def test_prices_hold_for_bent_mixed_prices(share):
     cost = LinearCost(
         DecodeTerms(0.01, 2e-4, 1e-8, 16), PrefillTerms(0.02, 1.5e-4), MixedTerms(by_share=share)
     )
-    room = Room(64, 512, inf, 10, 500)
+    room = StepRoom(64, 512, inf, 10, 500)
     prices = least_prices(cost, Need(100, 300, 20_000), room)
     for decodes in range(1, 65):
         for prefill in range(513 - decodes):

@@ -145,7 +145,6 @@ def test_gate() -> None:
     assert kv_reserve(1024, 1024, 25000 * 16) == 0.6
     assert kv_reserve(32, 11, 25000 * 16) == 0.05
     assert kv_reserve(256, 280, 10000 * 16) == pytest.approx(0.224)
-    assert kv_reserve(256, 280, 10000 * 16, extra=0.1) == pytest.approx(0.324)
 
 
 def test_switch() -> None:

@@ -13,13 +13,11 @@ from headgate.cost.card import load_card
 from headgate.methods.eb.costs import (
     Lengths,
     PhaseCosts,
-    by_share_from_curvature,
     curvature,
-    fit_by_share,
     phase_costs,
 )
 from headgate.methods.eb.prediction import (
-    Comparison,
+    ModeComparison,
     compare,
     exclusive_throughput,
     mixed_throughput,
@@ -201,13 +199,13 @@ def test_the_unit_of_time_does_not_matter(costs: PhaseCosts, lengths: Lengths, u
 
 
 def test_where_exclusive_batches_win() -> None:
-    assert Comparison(1e-6, 2e-4, 1, 0).exclusive_between == (pytest.approx(200), inf)
-    assert Comparison(-1e-6, 2e-4, 1, 0).exclusive_between == (inf, inf)
-    assert Comparison(0.0, 2e-4, 1, 0).exclusive_between == (inf, inf)
-    assert Comparison(0.0, 0.0, 1, 0).exclusive_between == (inf, inf)
-    assert Comparison(1e-6, 0.0, 1, 0).exclusive_between == (0.0, inf)
-    assert Comparison(0.0, -2e-4, 1, 0).exclusive_between == (0.0, inf)
-    assert Comparison(-1e-6, -2e-4, 1, 0).exclusive_between == (0.0, pytest.approx(200))
+    assert ModeComparison(1e-6, 2e-4, 1, 0).exclusive_between == (pytest.approx(200), inf)
+    assert ModeComparison(-1e-6, 2e-4, 1, 0).exclusive_between == (inf, inf)
+    assert ModeComparison(0.0, 2e-4, 1, 0).exclusive_between == (inf, inf)
+    assert ModeComparison(0.0, 0.0, 1, 0).exclusive_between == (inf, inf)
+    assert ModeComparison(1e-6, 0.0, 1, 0).exclusive_between == (0.0, inf)
+    assert ModeComparison(0.0, -2e-4, 1, 0).exclusive_between == (0.0, inf)
+    assert ModeComparison(-1e-6, -2e-4, 1, 0).exclusive_between == (0.0, pytest.approx(200))
 
 
 def test_hysteresis() -> None:
@@ -230,20 +228,9 @@ def test_running_to_completion_has_no_fluid_throughput() -> None:
     assert exclusive_throughput(TOY, LENGTHS, 256, 256) == 0.0
 
 
-def test_polynomial_through_measured_throughputs() -> None:
-    found = fit_by_share([8 / 9, 1 / 2, 1 / 9], [1 / 12081, 1 / 18317, 1 / 32374])
-    assert found == pytest.approx((2.49381e-5, 5.19138e-5, 1.47962e-5), abs=6e-11)
+def test_curvature_of_measured_throughputs() -> None:
     assert curvature((2.494e-5, 5.193e-5, 1.478e-5)) == pytest.approx(0.322509, abs=3e-5)  # four digits
     assert curvature((6.2934e-5, 1.96893e-4, 9.899e-6)) == pytest.approx(0.073400, abs=6e-7)
-
-
-def test_polynomial_from_curvature() -> None:
-    found = by_share_from_curvature(0.04, 0.02, -0.69, 4096)
-    assert curvature(found) == pytest.approx(-0.69)
-    assert 4096 * found[0] == pytest.approx(0.04)
-    assert 4096 * sum(found) == pytest.approx(0.02)
-    middle = 4096 * (found[0] + found[1] / 2 + found[2] / 4)
-    assert middle - 0.03 == pytest.approx(0.69 * 0.02 / 2 / 4)  # (10): dearer than the chord
 
 
 @pytest.mark.parametrize(
@@ -264,8 +251,6 @@ def test_polynomial_from_curvature() -> None:
         (lambda: mixed_throughput(TOY, LENGTHS, -1), "> 0"),
         (lambda: exclusive_latency(TOY, LENGTHS, 10, 10, 100), "1 <= refill < slots"),
         (lambda: exclusive_latency(TOY, LENGTHS, 10, 5, 9), "clients >= slots"),
-        (lambda: fit_by_share([0.1, 0.5], [1, 2]), ">= 3"),
-        (lambda: by_share_from_curvature(0, 1, 1, 10), "> 0"),
         (lambda: curvature((1, 0, -1)), "> 0"),
     ],
 )

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from headgate.cost.fit.steps import StepTable
-from headgate.methods.eb.costs import by_share_from_curvature, paper_form
+from headgate.methods.eb.costs import paper_form
 
 PREFILL, DECODE = (1.278593e-3, 2.485255e-5), (8.921182e-3, 4.586468e-5)  # Qwen3-8B on H200, published
 ALPHA = 0.011
-BY_SHARE = by_share_from_curvature(0.04, 0.02, -0.69, 4096)  # kappa of the H200, published
+BEND = -0.69 * 0.02 / (2 * 4096)  # kappa of the H200, published
+BY_SHARE = 0.04 / 4096, (0.02 - 0.04) / 4096 - BEND, BEND
 
 
 def table(spoil=lambda seconds: seconds, repeats=5):

@@ -10,9 +10,7 @@ from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.model import Shape
-from headgate.methods.eb.costs import Lengths, PhaseCosts, amortised_prefill, phase_costs
-
-TOY = PhaseCosts(0.005, 3e-5, 0.010, 5e-5)
+from headgate.methods.eb.costs import Lengths, phase_costs
 
 
 def test_costs_of_the_measured_card() -> None:
@@ -50,12 +48,6 @@ def test_the_line_meets_the_card_where_a_phase_begins(
     assert costs.decode_fixed + costs.decode_per_request * slots == pytest.approx(true, rel=1e-9)
 
 
-def test_amortised_prefill() -> None:
-    assert amortised_prefill(TOY, 1024, 4096) == pytest.approx(0.005 * 0.75)
-    assert amortised_prefill(TOY, 4 * 4096 + 2048, 4096, switch=0.05) == pytest.approx(0.05 + 0.0025)
-    assert amortised_prefill(TOY, 8192, 4096) == 0.0
-
-
 @pytest.mark.parametrize(
     ("call", "inequality"),
     [
@@ -63,7 +55,6 @@ def test_amortised_prefill() -> None:
             lambda: phase_costs(load_card("linear-h200-qwen3-8b").cost, Lengths(9, 9), 10, 11),
             "1 <= refill <= slots",
         ),
-        (lambda: amortised_prefill(TOY, 10, 0), ">= 1"),
     ],
 )
 def test_bad_input_names_the_inequality(call, inequality: str) -> None:

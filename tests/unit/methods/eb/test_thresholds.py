@@ -14,7 +14,6 @@ from headgate.cost.card import load_card
 from headgate.estimators.hazard import LinearHazard
 from headgate.methods.eb.thresholds import (
     base_share,
-    continuous_rate,
     paper_share,
     settle,
     share_correction,
@@ -70,7 +69,7 @@ def test_base_share_of_the_published_cards(card: str) -> None:
 )
 def test_discrete_time(ending: float, smooth: float, ticking: float) -> None:
     assert base_share(5 * ending) == pytest.approx(smooth, abs=6e-7)
-    assert base_share(5 * continuous_rate(ending)) == pytest.approx(ticking, abs=6e-7)
+    assert base_share(5 * -log1p(-ending)) == pytest.approx(ticking, abs=6e-7)
 
 
 @given(st.floats(1e-5, 600))
@@ -247,7 +246,6 @@ def test_the_correction_is_capped() -> None:
     [
         (lambda: base_share(-1e-9), ">= 0"),
         (lambda: base_share(float("nan")), ">= 0"),
-        (lambda: continuous_rate(1.0), "0 < p0 < 1"),
         (lambda: paper_share(5, LinearHazard(-0.001, 1e-5), 1), "0 < p0 < 1"),
         (lambda: paper_share(5, LinearHazard(1.5, 0), 1), "0 < p0 < 1"),
         (lambda: paper_share(-5, LinearHazard(0.01, 0), 1), ">= 0"),

@@ -11,7 +11,7 @@ from headgate.core.fleet import Move
 from headgate.core.policy import End
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.experiment.fleet import FleetSetup
-from headgate.methods.fluid.flows import Prices
+from headgate.methods.fluid.flows import TokenPrices
 from headgate.methods.fluid.online import DensityDeep
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.make import make_policy
@@ -80,7 +80,7 @@ def test_a_wrong_share():
 def test_engines_that_refill_need_prompts_in_stock():
     """Prefill is dear by the step: one prompt at a time serves less than a refill of four."""
     cost = LinearCost(DecodeTerms(0.01, 0.0), PrefillTerms(0.05, 1e-5), MixedTerms(0.08, 1e-5))
-    setup = FleetSetup(Engine(cost, 1 << 20, 4096, 1024, 8, 16), 2, prices=Prices(1.0, 1.0))
+    setup = FleetSetup(Engine(cost, 1 << 20, 4096, 1024, 8, 16), 2, prices=TokenPrices(1.0, 1.0))
     rng = np.random.default_rng(0)
     kinds = (Kind("class0"), Kind("class1"))
     requests = Workload.of(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fluid_worlds import instance
 from headgate.core.errors import InputError
-from headgate.methods.fluid.levels import Levels, most_prefilling, slot_tpot, slot_tpot_slope
+from headgate.methods.fluid.levels import Levels, slot_tpot, slot_tpot_slope
 from headgate.methods.fluid.planner import elasticity, frontier, plan_fluid, sensitivity
 
 
@@ -178,9 +178,6 @@ def test_tangents():
     for share in (0.0, 0.2, 0.9):
         slope = (slot_tpot(pace, share + 1e-6) - slot_tpot(pace, share - 1e-6)) / 2e-6
         assert slot_tpot_slope(pace, share) == pytest.approx(slope, rel=1e-5)
-        assert most_prefilling(pace, slot_tpot(pace, share)) == pytest.approx(share, abs=1e-9)
-    assert most_prefilling(pace, 0.023) == pytest.approx(0.093886, rel=1e-5)
-    assert most_prefilling(instance(seats=8, solo_speed=5.0).pace, 0.15) == float("inf")
 
 
 @pytest.mark.parametrize(

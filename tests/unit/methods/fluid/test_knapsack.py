@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fluid_worlds import CODE, EXTRACT, instance
 from headgate.core.errors import InputError
-from headgate.methods.fluid.flows import Flow, Instance, Pace, Prices
+from headgate.methods.fluid.flows import EnginePace, Flow, Instance, TokenPrices
 from headgate.methods.fluid.plan import fixed_staff, staff
 from headgate.methods.fluid.planner import plan_fluid
 from oracles.knapsack import knapsack
@@ -19,8 +19,8 @@ FLOWS = st.lists(
 @given(FLOWS, st.integers(2, 40), st.floats(0.9, 6.0), st.floats(0, 1), st.floats(0.01, 1))
 def test_agrees_with_the_linear_program(sizes, seats, ratio, prompt, output):
     flows = tuple(Flow(str(place), *size, impatience=0.1) for place, size in enumerate(sizes))
-    pace = Pace(seats, 256, 0.0174, 6.2e-5, ratio / 0.033272)
-    given = Instance(flows, pace, Prices(prompt, output))
+    pace = EnginePace(seats, 256, 0.0174, 6.2e-5, ratio / 0.033272)
+    given = Instance(flows, pace, TokenPrices(prompt, output))
     if not pace.keeps_up:
         return
     found = knapsack(given)

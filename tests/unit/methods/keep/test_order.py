@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.request import Slo
 from headgate.core.view import Limits
-from headgate.methods.keep.order import ALMS, LATE, REST, SETTLED, Job, Waiting, on_time
+from headgate.methods.keep.order import ALMS, LATE, REST, SETTLED, Waiting, WaitingPrompt, on_time
 
 PROMISE = 0.5
 
@@ -69,7 +69,7 @@ def test_a_prompt_alone_has_no_step_to_share():
 )
 def test_no_other_set_has_more_in_time(rows, start):
     """Against every subset, run in the order of deadlines."""
-    jobs = sorted(Job(float(due), 0.0, id, todo) for id, (todo, due) in enumerate(rows))
+    jobs = sorted(WaitingPrompt(float(due), 0.0, id, todo) for id, (todo, due) in enumerate(rows))
 
     def feasible(some):
         clock = float(start)

@@ -13,11 +13,11 @@ from headgate.methods.keep.step import (
     LEAST,
     SECOND,
     Chooser,
-    Kind,
-    Load,
+    DecodeLoad,
     Now,
-    Prices,
     Prompts,
+    StepKind,
+    StepPrices,
     lag,
     largest,
     stalled,
@@ -43,75 +43,77 @@ def at(load, gap, **more):
 
 def chosen(now, tokens, card=CARD):
     beside = BUDGET - now.load.decodes
-    return Chooser(Prices(card)).choose(now, Prompts([(0, each) for each in tokens]), BUDGET, beside)
+    return Chooser(StepPrices(card)).choose(now, Prompts([(0, each) for each in tokens]), BUDGET, beside)
 
 
 def test_long_contexts_make_prompts_run_apart():
     """Apart (50 - 5 - 2) / 0.02 = 2,150 tokens fit, together 2,010; for those 47.2 ms against 50.0."""
-    step = chosen(at(Load(100, 600_000), 0.050), [5000])
-    assert step.kind is Kind.APART
+    step = chosen(at(DecodeLoad(100, 600_000), 0.050), [5000])
+    assert step.kind is StepKind.APART
     assert 2134 <= step.tokens <= 2150
     assert step.seconds == pytest.approx(0.002 + 20e-6 * step.tokens)
 
 
 def test_short_contexts_make_prompts_run_together():
     """Together 2,170 tokens fit, apart 2,150; for those 49.6 ms against 50.0."""
-    step = chosen(at(Load(100, 200_000), 0.050), [5000])
-    assert step.kind is Kind.TOGETHER
+    step = chosen(at(DecodeLoad(100, 200_000), 0.050), [5000])
+    assert step.kind is StepKind.TOGETHER
     assert 2154 <= step.tokens <= 2170
 
 
 @pytest.mark.parametrize("before", [True, False])
 def test_the_choice_of_before_stays_within_two_percent_of_the_crossing(before):
     """The two ways cost the same at 250,000 tokens of context; 2 percent are about 125,000 more or less."""
-    load = [Load(100, context) for context in (100_000, 250_000, 400_000)]
-    apart = [chosen(at(each, 0.050, apart=before), [5000]).kind is Kind.APART for each in load]
+    load = [DecodeLoad(100, context) for context in (100_000, 250_000, 400_000)]
+    apart = [chosen(at(each, 0.050, apart=before), [5000]).kind is StepKind.APART for each in load]
     assert apart == [False, before, True]
 
 
 def test_a_promise_that_cannot_be_kept_leaves_the_smallest_chunks():
     """Decodes take 5 of 4.9 ms; 64 tokens and they take 8.28 ms apart, 8.68 together."""
-    step = chosen(at(Load(100, 300_000), 0.0049), [5000])
-    assert (step.kind, step.tokens, step.kept) == (Kind.APART, LEAST, False)
+    step = chosen(at(DecodeLoad(100, 300_000), 0.0049), [5000])
+    assert (step.kind, step.tokens, step.kept) == (StepKind.APART, LEAST, False)
     assert step.seconds + 0.005 == pytest.approx(0.00828)
 
 
 def test_prompts_wait_where_any_of_them_breaks_a_gap_that_decodes_alone_keep():
     """Decodes take 5 of 6 ms, with 64 tokens 8.28; in the end prompts get a step of their own."""
-    now = at(Load(100, 300_000), 0.006)
+    now = at(DecodeLoad(100, 300_000), 0.006)
     step = chosen(now, [5000])
-    assert (step.kind, step.tokens, step.kept) == (Kind.DECODES, 0, False)
-    assert chosen(now._replace(gap=0.0049, promised=0.006), [5000]).kind is Kind.DECODES  # a lower margin
+    assert (step.kind, step.tokens, step.kept) == (StepKind.DECODES, 0, False)
+    assert chosen(now._replace(gap=0.0049, promised=0.006), [5000]).kind is StepKind.DECODES  # a lower margin
     step = chosen(now._replace(starved=True), [5000])
-    assert (step.kind, step.tokens, step.kept) == (Kind.APART, 5000, False)
+    assert (step.kind, step.tokens, step.kept) == (StepKind.APART, 5000, False)
 
 
 @pytest.mark.parametrize("trust", [0.4, 0.6])
 def test_a_low_margin_shuts_no_prompts_out_whose_step_keeps_the_promise(trust):
     """Decodes take 25 of 50 ms, with 64 tokens 32; an excuse would keep the margin low."""
     card = LinearCost(DecodeTerms(0.025, 0.0), PrefillTerms(0.010, 100e-6), MixedTerms(0.0256, 100e-6, 0.0))
-    step = chosen(Now(Load(100, 300_000), trust * 0.050, 0.050), [5000], card)
-    assert (step.kind, step.tokens, step.kept) == (Kind.TOGETHER, LEAST, True)
+    step = chosen(Now(DecodeLoad(100, 300_000), trust * 0.050, 0.050), [5000], card)
+    assert (step.kind, step.tokens, step.kept) == (StepKind.TOGETHER, LEAST, True)
 
 
 def test_the_first_margin_counts_for_prompts_that_wait():
     """With 64 tokens decodes take 8.28 of 8.5 ms."""
-    prompts, now = Prompts([(0, 5000)]), Now(Load(100, 300_000), 0.0068, 0.0085)
-    steps = [Chooser(Prices(CARD), trust).choose(now, prompts, BUDGET, BUDGET - 100) for trust in (0.9, 1.0)]
-    assert [(step.kind, step.kept) for step in steps] == [(Kind.DECODES, False), (Kind.APART, True)]
+    prompts, now = Prompts([(0, 5000)]), Now(DecodeLoad(100, 300_000), 0.0068, 0.0085)
+    steps = [
+        Chooser(StepPrices(CARD), trust).choose(now, prompts, BUDGET, BUDGET - 100) for trust in (0.9, 1.0)
+    ]
+    assert [(step.kind, step.kept) for step in steps] == [(StepKind.DECODES, False), (StepKind.APART, True)]
 
 
 def test_prompts_do_not_wait_because_the_host_may_be_slow():
     """A launch with prompts usually takes 12 of 14 ms, a slow one 18."""
-    step = chosen(at(Load(10, 1000), 0.014, last=0.05), [500], hosted(0.0, prompts=0.009))
-    assert (step.kind, step.tokens, step.kept) == (Kind.TOGETHER, LEAST, False)
-    step = chosen(at(Load(10, 1000), 0.011, last=0.05), [500], hosted(0.0, prompts=0.009))
-    assert (step.kind, step.kept) == (Kind.DECODES, False)
+    step = chosen(at(DecodeLoad(10, 1000), 0.014, last=0.05), [500], hosted(0.0, prompts=0.009))
+    assert (step.kind, step.tokens, step.kept) == (StepKind.TOGETHER, LEAST, False)
+    step = chosen(at(DecodeLoad(10, 1000), 0.011, last=0.05), [500], hosted(0.0, prompts=0.009))
+    assert (step.kind, step.kept) == (StepKind.DECODES, False)
 
 
 def test_after_such_a_chunk_decodes_run():
-    step = chosen(at(Load(100, 300_000), 0.006, since=0.00328), [5000])
-    assert step.kind is Kind.DECODES
+    step = chosen(at(DecodeLoad(100, 300_000), 0.006, since=0.00328), [5000])
+    assert step.kind is StepKind.DECODES
 
 
 def test_lag_of_an_asynchronous_engine():
@@ -127,43 +129,43 @@ def test_lag_when_the_next_launch_is_slower_than_usual():
 
 
 def test_prompts_do_not_run_apart_by_choice_where_a_launch_is_a_good_part_of_the_gap():
-    load, prompts, prices = Load(100, 1_500_000), Prompts([(0, 1500)] * 9), Prices(HOSTED)
+    load, prompts, prices = DecodeLoad(100, 1_500_000), Prompts([(0, 1500)] * 9), StepPrices(HOSTED)
     prices.slow.overlaps = True  # the engine composes ahead
 
     def kind(gap):
         return Chooser(prices).choose(at(load, gap), prompts, BUDGET, BUDGET - 100).kind
 
-    assert (kind(0.1), kind(0.15), kind(0.4)) == (Kind.TOGETHER, Kind.TOGETHER, Kind.APART)
+    assert (kind(0.1), kind(0.15), kind(0.4)) == (StepKind.TOGETHER, StepKind.TOGETHER, StepKind.APART)
     prices.slow.factor = 1.0  # launches were seen to take what the card says
-    assert kind(0.15) is Kind.APART
-    assert chosen(at(load, 0.1), [1500] * 9).kind is Kind.APART  # a card that knows no host
+    assert kind(0.15) is StepKind.APART
+    assert chosen(at(load, 0.1), [1500] * 9).kind is StepKind.APART  # a card that knows no host
 
 
 def test_prompts_run_apart_where_a_slow_launch_hides_behind_the_decodes():
     """A launch takes 38 ms, slow 57; decodes take 32 or 62."""
-    prices, prompts = Prices(HOSTED), Prompts([(0, 1500)] * 9)
+    prices, prompts = StepPrices(HOSTED), Prompts([(0, 1500)] * 9)
     prices.slow.overlaps = True
-    loads = [Load(decodes, 3_000_000) for decodes in (1000, 2000)]
+    loads = [DecodeLoad(decodes, 3_000_000) for decodes in (1000, 2000)]
     kinds = [Chooser(prices).choose(at(load, 0.15), prompts, BUDGET, BUDGET - 2000).kind for load in loads]
-    assert kinds == [Kind.TOGETHER, Kind.APART]
+    assert kinds == [StepKind.TOGETHER, StepKind.APART]
 
 
 def test_a_short_piece_lasts_as_long_as_the_host_launches_the_next():
-    now = at(Load(100, 600_000), 0.2, since=0.010, newest=0.010)
+    now = at(DecodeLoad(100, 600_000), 0.2, since=0.010, newest=0.010)
     assert stalled(now, 0.036) == pytest.approx(0.026)
     assert stalled(now, 0.005) == 0
     assert stalled(now._replace(since=0.0), 0.036) == 0
 
 
 def test_without_decodes_a_step_is_as_large_as_the_budget():
-    step = chosen(at(Load(0, 0), 0.050), [9000, 9000])
-    assert (step.kind, step.tokens) == (Kind.APART, BUDGET)
+    step = chosen(at(DecodeLoad(0, 0), 0.050), [9000, 9000])
+    assert (step.kind, step.tokens) == (StepKind.APART, BUDGET)
 
 
 def test_no_second_piece_once_much_of_the_gap_is_spent():
-    load = Load(100, 600_000)
-    assert chosen(at(load, 0.050, since=SECOND * 0.050), [500]).kind is Kind.APART
-    assert chosen(at(load, 0.050, since=SECOND * 0.050 + 1e-6, apart=True), [500]).kind is Kind.DECODES
+    load = DecodeLoad(100, 600_000)
+    assert chosen(at(load, 0.050, since=SECOND * 0.050), [500]).kind is StepKind.APART
+    assert chosen(at(load, 0.050, since=SECOND * 0.050 + 1e-6, apart=True), [500]).kind is StepKind.DECODES
 
 
 @given(
@@ -175,20 +177,20 @@ def test_no_second_piece_once_much_of_the_gap_is_spent():
     apart=st.booleans(),
 )
 def test_no_step_exceeds_the_gap_unless_it_says_so(decodes, context, gap, used, tokens, apart):
-    prices, prompts = Prices(CARD), Prompts([(0, each) for each in tokens])
-    load, since = Load(decodes, context), used * gap
+    prices, prompts = StepPrices(CARD), Prompts([(0, each) for each in tokens])
+    load, since = DecodeLoad(decodes, context), used * gap
     step = Chooser(prices).choose(at(load, gap, since=since, apart=apart), prompts, BUDGET, BUDGET - decodes)
     cut = prompts.first(step.tokens)
-    if step.kind is Kind.DECODES:
+    if step.kind is StepKind.DECODES:
         assert step.tokens == 0
         return
     assert step.tokens >= min(LEAST, prompts.total)
     if not step.kept:
         assert since == 0
         return
-    after = Load(decodes + cut.done, context + cut.length)
+    after = DecodeLoad(decodes + cut.done, context + cut.length)
     apart = prices.alone(cut) + prices.decodes(after)
-    spent = apart if step.kind is Kind.APART else prices.together(load, cut)
+    spent = apart if step.kind is StepKind.APART else prices.together(load, cut)
     assert since + spent <= gap * (1 + 1e-12)
 
 
@@ -210,16 +212,16 @@ def hosted(ungraphed: float, prompts: float = 0.004) -> WorkCost:
 
 def test_a_step_stays_within_the_largest_graph_while_the_host_binds():
     """1,524 tokens take the GPU 17 ms and the host 53; 1,024 take 12 and 7: 85 tokens a ms against 29."""
-    step = chosen(at(Load(24, 2400), 0.2), [1500], hosted(0.050))
-    assert (step.kind, step.tokens) == (Kind.TOGETHER, 1000)
+    step = chosen(at(DecodeLoad(24, 2400), 0.2), [1500], hosted(0.050))
+    assert (step.kind, step.tokens) == (StepKind.TOGETHER, 1000)
 
 
 def test_it_does_not_where_the_gpu_takes_longer():
-    step = chosen(at(Load(24, 2400), 0.2), [8000], hosted(0.050))
-    assert (step.kind, step.tokens) == (Kind.TOGETHER, 8000)
+    step = chosen(at(DecodeLoad(24, 2400), 0.2), [8000], hosted(0.050))
+    assert (step.kind, step.tokens) == (StepKind.TOGETHER, 8000)
 
 
 def test_a_gap_shorter_than_the_host_needs_beyond_the_graph_is_kept_within_it():
-    step = chosen(at(Load(24, 2400), 0.030), [8000], hosted(0.050))
+    step = chosen(at(DecodeLoad(24, 2400), 0.030), [8000], hosted(0.050))
     assert step.kept
     assert step.tokens <= 1000

@@ -8,7 +8,7 @@ import pytest
 from headgate.estimators.hazard import geometric_survival, sample_survival
 from headgate.methods.wait.inventory import keeping_up, kind, kv_work, lines_of, offered
 from headgate.methods.wait.nested import segments_of
-from headgate.methods.wait.traffic import Seen, cuts, running_pace
+from headgate.methods.wait.traffic import SeenType, cuts, running_pace
 from headgate_papers.kv_linear import kv_linear
 
 CARD, KV = kv_linear(0.008, 3e-7), 100_000
@@ -16,24 +16,24 @@ LENGTHS = np.array([20, 40, 40, 80, 80, 80, 80, 160])
 
 
 def test_a_type_from_its_survival_curve():
-    part = Seen(3.0, 60, sample_survival(LENGTHS)).part()
+    part = SeenType(3.0, 60, sample_survival(LENGTHS)).part()
     assert part.decodes == pytest.approx(LENGTHS.mean())
     assert part.work == pytest.approx(np.mean([kv_work(60, int(length)) for length in LENGTHS]))
-    half = Seen(3.0, 60, sample_survival(LENGTHS), decoding=0.5).part()
+    half = SeenType(3.0, 60, sample_survival(LENGTHS), decoding=0.5).part()
     assert half.decodes == pytest.approx(LENGTHS.mean() / 2)
     assert half.work == pytest.approx(60 + (part.work - 60) / 2)
 
 
 def test_a_geometric_tail_goes_on_beyond_the_curve():
     draws = np.random.default_rng(1).geometric(0.02, 200_000)
-    part = Seen(1.0, 30, geometric_survival(0.02)).part()
+    part = SeenType(1.0, 30, geometric_survival(0.02)).part()
     assert part.decodes == pytest.approx(50)
     assert part.work == pytest.approx(np.mean((draws + 1) * (30 + draws / 2)), rel=0.02)
-    assert Seen(1.0, 30, geometric_survival(0.02)).end(0.5) == pytest.approx(np.median(draws), abs=1)
+    assert SeenType(1.0, 30, geometric_survival(0.02)).end(0.5) == pytest.approx(np.median(draws), abs=1)
 
 
 def test_segments_count_whoever_is_alive():
-    seen = Seen(8.0, 10, sample_survival(LENGTHS))
+    seen = SeenType(8.0, 10, sample_survival(LENGTHS))
     parts = seen.segments((20, 40, 80, 160))
     exact = segments_of(10, [(1, 20), (2, 40), (4, 80), (1, 160)])
     assert [part.rate for part in parts] == pytest.approx(exact.reach)

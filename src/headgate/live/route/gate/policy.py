@@ -18,7 +18,7 @@ from headgate.live.route.gate.queue import Ticket
 from headgate.live.route.request import Content
 from headgate.methods.balance.prefix import KnowsPrefixes
 from headgate.methods.balance.prefix_index import Sharing
-from headgate.methods.fluid.flows import Flow, Instance, Prices, pace_of
+from headgate.methods.fluid.flows import Flow, Instance, TokenPrices, pace_of
 from headgate.methods.fluid.online import INNER, Online
 from headgate.methods.make import make_router, split_name
 
@@ -158,7 +158,7 @@ def first_plan(config: GateConfig, engines: int) -> FluidPlan:
     context = sum(flow.rate * flow.output * (flow.prompt + flow.output / 2) for flow in flows) / outputs
     seats = max(1, min(config.fewest_seats, int(card.kv_tokens / max(context, 1.0))))
     pace = pace_of(card.cost, seats, min(BUDGET, card.max_batch_tokens), prompt, context)
-    prices = Prices(router.prices.prompt, router.prices.output)
+    prices = TokenPrices(router.prices.prompt, router.prices.output)
     return plan_fluid(Instance(flows, pace, prices).checked())
 
 
