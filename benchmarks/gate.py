@@ -20,7 +20,7 @@ import numpy as np
 from headgate.core.fleet import Move, RoutePolicy, Stage
 from headgate.core.policy import End
 from headgate.experiment.fleet import make_router
-from headgate.live.route.gate.gate import ClassLimits, EngineState, Gate, Refused, State, Ticket
+from headgate.live.route.gate.gate import ClassLimits, EngineState, Gate, Refused, Ticket, TicketState
 from headgate.methods.fluid.flows import EnginePace, Flow, Instance, TokenPrices
 from headgate.methods.fluid.online import Online, assumed, instance_of
 from headgate.methods.fluid.planner import FluidPlanner, plan_fluid
@@ -101,12 +101,12 @@ def served(gate: Gate, loop: Loop, requests: int, inside: int, running: deque[Ti
 def _advance(gate: Gate, ticket: Ticket, running: deque[Ticket], crowded: bool) -> bool:
     """The next thing that happens to one request; True: it is done."""
     answer, ticket.answer = ticket.answer, None
-    if ticket.state is State.DECODING:
+    if ticket.state is TicketState.DECODING:
         gate.end(ticket, End.STOPPED, 200)
         return True
-    if ticket.state is State.GONE:
+    if ticket.state is TicketState.GONE:
         return False
-    if ticket.state is State.PREFILLING:
+    if ticket.state is TicketState.PREFILLING:
         whole = not isinstance(answer, Move) or answer.stage is Stage.WHOLE
         (gate.first_token if whole else gate.parted)(ticket)
     elif crowded:  # those who still wait then hang up
@@ -161,7 +161,7 @@ def replan() -> tuple[float, float]:
         loop.now += 0.01
         ticket = gate.arrive(f"c{number % CLASSES}", 200, 500)
         loop.turn()
-        if ticket.state is State.PREFILLING:
+        if ticket.state is TicketState.PREFILLING:
             gate.parted(ticket)
         loop.turn()
     gc.collect()

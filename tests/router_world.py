@@ -17,6 +17,7 @@ from headgate.live.route.config import checked
 from headgate.live.route.deliver.connections import Fault, LegError
 from headgate.live.route.deliver.handover import REFUSED_LENGTH, release_body
 from headgate.live.route.deliver.relay import Leg
+from headgate.live.route.request import at_once
 from headgate.live.route.server import RouterApp
 
 PATIENCE = float(
@@ -172,7 +173,7 @@ def fail_first_decode(patch: pytest.MonkeyPatch, refused: bool) -> list[Any]:
         if len(sent) > 1:
             return await start(leg, body, headers, first_token)
         raw = json.dumps(params).encode()
-        await start(leg, release_body(body, raw) if refused else body, headers, first_token)
+        await start(leg, at_once(release_body(body, raw)) if refused else body, headers, first_token)
         assert leg.status == (400 if refused else 200)
         leg.close()
         raise LegError(Fault.BUSY if refused else Fault.RESET, "made up", 503 if refused else 0)

@@ -17,7 +17,7 @@ from headgate.core.policy import BatchPolicy, End, Observer
 from headgate.core.view import Limits
 from headgate.cost.model import Chunk as Piece
 from headgate.cost.model import Shape
-from headgate.live.engine.events import Chunk, StepInFlight
+from headgate.live.engine.events import PromptPiece, StepInFlight
 from headgate.live.engine.live import Live
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
@@ -152,7 +152,7 @@ class ToyEngine:
             batch.append((job, 1))
         for job, tokens in prompts:
             left = job.known - job.computed
-            chunks.append(Chunk(job.entry, tokens, job.computed - tokens, left))
+            chunks.append(PromptPiece(job.entry, tokens, job.computed - tokens, left))
             if not left:
                 job.in_flight, job.is_prompt = 1, False
             batch.append((job, int(left == 0)))

@@ -32,7 +32,7 @@ from headgate.core.errors import InputError
 from headgate.experiment.library import simulate
 from headgate.live.emulate.api import answer
 from headgate.live.emulate.options import Options
-from headgate.live.emulate.service import Made
+from headgate.live.emulate.service import EmulatorSetup
 from headgate.record.tables import Run
 from headgate.stats.vllm_bench import bench_result
 from headgate.workloads.workload import Workload
@@ -93,7 +93,7 @@ def emulator(asked: argparse.Namespace, scratch: Path, *more: str) -> Iterator[t
 def simulated(asked: argparse.Namespace, trace: Path) -> Figures:
     """The same arrivals, prompts and outputs, served by `headgate simulate`'s engine and policy."""
     seen = Run.load(trace).requests
-    made = Made(Options(card=CARD, slots=SLOTS, policy=asked.policy))
+    made = EmulatorSetup(Options(card=CARD, slots=SLOTS, policy=asked.policy))
     arrival = seen["arrival"] - seen["arrival"].min()
     requests = Workload.of(seen["prompt"], seen["output"], arrival=arrival, limit=seen["output"])
     return bench_result(simulate(made.engine, made.policy(), requests))

@@ -17,7 +17,7 @@ import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.live.calibrate.engine import Wanted, about, start
+from headgate.live.calibrate.engine import WantedEngine, about, start
 from headgate.live.calibrate.step_log import StepLog
 from headgate.sim.engine.engine import Engine
 from studies.fidelity.scenes import MIDDLE, SCENES, Demand, Scene, demand
@@ -188,7 +188,7 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory() as place:
         model = str(shape.write(Path(place) / asked.model))
         graphs = None if asked.model.startswith("tiny") else asked.slots
-        wanted = Wanted(model, asked.slots, asked.budget, asked.longest, True, graphs, more)
+        wanted = WantedEngine(model, asked.slots, asked.budget, asked.longest, True, graphs, more)
         llm = start(wanted)
     said = about(llm, wanted, f"h200-{asked.model}", asked.slots)
     cost = load_card("linear-h200-qwen3-8b").cost  # policies are told of it; none here reads it

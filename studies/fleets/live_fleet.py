@@ -32,7 +32,7 @@ from headgate.cost.card import load_card
 from headgate.experiment.fleet import FleetSetup
 from headgate.live.emulate import emulated
 from headgate.live.route.config import Config, checked
-from headgate.live.route.gate.policy import made as live_policy
+from headgate.live.route.gate.policy import live_router as live_policy
 from headgate.live.route.server import RouterApp
 from headgate.methods.fluid.flows import TokenPrices
 from headgate.methods.make import make_policy

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from headgate.live.calibrate.engine import Wanted, about, start
+from headgate.live.calibrate.engine import WantedEngine, about, start
 from headgate.workloads.lengths import Geometric
 from headgate.workloads.sessions import SharedPrefix, as_sessions
 from headgate.workloads.workload import PRIVATE, Contents, Workload
@@ -182,7 +182,7 @@ def main() -> None:
         more |= {"gpu_memory_utilization": 0.92, "dtype": "bfloat16"}
     with tempfile.TemporaryDirectory() as place:
         folder = shape.write(Path(place) / "model", asked.longest)
-        wanted = Wanted(str(folder), asked.slots, asked.budget, asked.longest, True, None, more)
+        wanted = WantedEngine(str(folder), asked.slots, asked.budget, asked.longest, True, None, more)
         llm = start(wanted)
         said = about(llm, wanted, "context", asked.slots)
         engine = arms.limits(asked.card, asked.slots, asked.budget, said.kv_tokens, asked.longest, said.block)

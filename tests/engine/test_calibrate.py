@@ -22,7 +22,7 @@ from headgate.cost.fit.fit import fit
 from headgate.cost.fit.steps import About, StepTable
 from headgate.experiment.library import simulate
 from headgate.live.calibrate.campaign import Campaign
-from headgate.live.calibrate.engine import Wanted, about
+from headgate.live.calibrate.engine import WantedEngine, about
 from headgate.live.calibrate.probe import FEED, Ground
 from headgate.live.calibrate.step_log import composition
 from headgate.live.engine.requests import MADE_UP
@@ -93,7 +93,7 @@ def campaign(
 
 
 def about_it(real: Real) -> About:
-    return about(real.llm, Wanted("tiny", GROUND.seats, GROUND.budget, 512), "tiny", GROUND.decodes)
+    return about(real.llm, WantedEngine("tiny", GROUND.seats, GROUND.budget, 512), "tiny", GROUND.decodes)
 
 
 def test_walk_card_and_simulation(real: Real, tmp_path: Path) -> None:

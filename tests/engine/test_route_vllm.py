@@ -20,6 +20,7 @@ from http_server import kill
 from nixl_pair import LEASE, pair
 
 from headgate.live.route.deliver.handover import decode_body, prefill_body, read_params, release_body
+from headgate.live.route.request import at_once
 from router_world import World, fail_first_decode, routed, run, until
 
 pytestmark = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")
@@ -172,14 +173,14 @@ def test_a_release_is_refused_by_the_other_engine_and_frees_the_blocks_at_once(e
             body = b'{"model":"tiny","prompt":"%b","max_tokens":8}' % (b"water " * 60)
             async with client.post(
                 engines[0].url + "/v1/completions",
-                data=prefill_body(body),
+                data=at_once(prefill_body(body)),
                 headers={"Content-Type": "application/json"},
             ) as answer:
                 params = read_params(await answer.read(), 0, 0.0, LEASE)
-        raw = params.give_up()
+        raw = params.take(float("-inf"))
         assert raw is not None
         assert in_use(engines) > 0
-        status, said = await post(engines[1], release_body(body, raw))
+        status, said = await post(engines[1], at_once(release_body(body, raw)))
         assert status == 400, said
         await until(lambda: in_use(engines) == 0)
 
@@ -197,7 +198,7 @@ def test_at_home_with_parameters_is_an_error_or_computed_again_and_the_router_se
             aiohttp.ClientSession() as client,
             client.post(
                 engines[0].url + "/v1/completions",
-                data=prefill_body(body),
+                data=at_once(prefill_body(body)),
                 headers={"Content-Type": "application/json"},
             ) as answer,
         ):
@@ -244,11 +245,11 @@ def test_vllm_answers_200_for_parameters_that_were_refused_before(engines) -> No
 
     async def work() -> None:
         body = b'{"model":"tiny","prompt":"%b","max_tokens":8,"temperature":0}' % (b"spent " * 50)
-        status, said = await post(engines[0], prefill_body(body))
+        status, said = await post(engines[0], at_once(prefill_body(body)))
         assert status == 200
         raw = read_params(json.dumps(said).encode(), 0, 0.0, LEASE).take(0.0)
         assert raw is not None
-        assert (await post(engines[1], release_body(body, raw)))[0] == 400
+        assert (await post(engines[1], at_once(release_body(body, raw))))[0] == 400
         await until(lambda: in_use(engines) == 0)  # freed at their owner, long before the lease ends
         assert (await post(engines[1], decode_body(body, raw)))[0] == 200
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fleet_worlds import ROUTERS, draws, make_router
 from headgate.core.fleet import Stage
 from headgate.core.policy import End
-from headgate.live.route.gate.gate import ClassLimits, EngineState, Gate, Lapsed, Refused, State
+from headgate.live.route.gate.gate import ClassLimits, EngineState, Gate, Lapsed, Refused, TicketState
 from headgate.methods.fluid.flows import EnginePace, Flow, Instance, TokenPrices
 from headgate.methods.fluid.planner import plan_fluid
 from still_loop import Still, placed
@@ -62,7 +62,7 @@ class Books(RuleBasedStateMachine):
             return
         assert ticket.kind == (kind if kind in KINDS else "rest")
         self.open[ticket.id] = ticket
-        if ticket.state is State.QUEUED:
+        if ticket.state is TicketState.QUEUED:
             assert len(self.gate.roster.queues[ticket.kind]) <= LIMITS[ticket.kind].queue
 
     def look(self, ticket):
@@ -70,7 +70,7 @@ class Books(RuleBasedStateMachine):
         try:
             move = placed(self.gate, ticket)
         except Refused:
-            assert ticket.state is State.GONE and ticket.id not in self.legs
+            assert ticket.state is TicketState.GONE and ticket.id not in self.legs
             del self.open[ticket.id]
             return
         except Lapsed:
@@ -97,14 +97,14 @@ class Books(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def first_token(self, data):
-        ticket = self.choose(data, State.PREFILLING)
+        ticket = self.choose(data, TicketState.PREFILLING)
         if ticket is not None:
             self.gate.first_token(ticket)
-            assert ticket.state is State.DECODING
+            assert ticket.state is TicketState.DECODING
 
     @rule(data=st.data(), lease=st.sampled_from([inf, 5.0]))
     def parted(self, data, lease):
-        ticket = self.choose(data, State.PREFILLING)
+        ticket = self.choose(data, TicketState.PREFILLING)
         if ticket is not None and self.legs[ticket.id][1] is Stage.PREFILL:
             self.gate.parted(ticket, lease)
             del self.legs[ticket.id]
@@ -112,7 +112,7 @@ class Books(RuleBasedStateMachine):
 
     @rule(data=st.data(), whole=st.sampled_from([None, True]))
     def back(self, data, whole):
-        ticket = self.choose(data, State.PREFILLING, State.DECODING, State.HANDED_OVER)
+        ticket = self.choose(data, TicketState.PREFILLING, TicketState.DECODING, TicketState.HANDED_OVER)
         if ticket is not None:
             self.gate.back(ticket, whole)
             self.legs.pop(ticket.id, None)
@@ -120,7 +120,7 @@ class Books(RuleBasedStateMachine):
 
     @rule(data=st.data(), how=ENDS, again=st.booleans())
     def end(self, data, how, again):
-        ticket = self.choose(data, *State)
+        ticket = self.choose(data, *TicketState)
         if ticket is not None:
             twice = self.gate.counts["ended_twice"]
             self.gate.end(ticket, how, 5)
@@ -201,7 +201,7 @@ class Books(RuleBasedStateMachine):
             for ticket in [*self.open.values()]:
                 if ticket.id not in self.legs:
                     self.look(ticket)
-                elif self.legs[ticket.id][1] is Stage.PREFILL and ticket.state is State.PREFILLING:
+                elif self.legs[ticket.id][1] is Stage.PREFILL and ticket.state is TicketState.PREFILLING:
                     self.gate.parted(ticket, 30.0)
                     del self.legs[ticket.id]
                     self.handovers[ticket.id] = self.handovers.get(ticket.id, 0) + 1

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from headgate.cost.card import load_card
 from headgate.live.emulate.clock import WallClock
-from headgate.live.emulate.engine import EmulatedEngine, Job
+from headgate.live.emulate.engine import EmulatedEngine, EmulatedJob
 from headgate.live.emulate.text import Text
 from headgate.live.ray.router import Reports
 from headgate.methods.make import make_policy
@@ -31,10 +31,10 @@ class Lines:
     def __init__(self) -> None:
         self.counts: asyncio.Queue[int | None] = asyncio.Queue()
 
-    def tokens(self, job: Job) -> None:
+    def tokens(self, job: EmulatedJob) -> None:
         self.counts.put_nowait(job.made)
 
-    def end(self, job: Job) -> None:
+    def end(self, job: EmulatedJob) -> None:
         self.counts.put_nowait(job.made)
         self.counts.put_nowait(None)
 
@@ -70,7 +70,7 @@ class Engine(Reports):
             self.most = self.inside
             self._note()
         lines = Lines()
-        job = Job(prompt, output, output, Text(number), lines)
+        job = EmulatedJob(prompt, output, output, Text(number), lines)
         try:
             while (self.folder / HELD).exists() and not (self.folder / str(number)).exists():
                 await asyncio.sleep(0.05)

@@ -57,9 +57,9 @@ def _check(options: Options) -> None:
             f'emulate needs package {error.name}; pip install "headgate[emulate]", in a clone ".[emulate]"'
         ) from None
     from headgate.live.emulate.faults import read_fault
-    from headgate.live.emulate.service import Made
+    from headgate.live.emulate.service import EmulatorSetup
 
-    Made(options)
+    EmulatorSetup(options)
     if line := renamed(options.card):
         _say(line)
     read_fault(options.fault)

@@ -8,15 +8,15 @@ import sys
 
 MOST_BYTES = 1 << 20  # of a settings file
 MOST_CARD_BYTES = 1 << 24
+FILES = 65_536  # that may be open, of a server process
 
 
 def read_regular(path: str, most: int = MOST_BYTES) -> bytes:
     """The whole of a regular file of at most `most` bytes; OSError says what it is otherwise."""
-    found = os.open(
-        path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    )  # opening a FIFO would wait for a writer
-    with open(found, "rb", buffering=0) as file:
-        about = os.fstat(found)
+    # without NONBLOCK opening a FIFO would wait for a writer
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb", buffering=0) as file:
+        about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             raise OSError(0, "not a regular file", path)
         if about.st_size > most:
@@ -27,11 +27,6 @@ def read_regular(path: str, most: int = MOST_BYTES) -> bytes:
             if len(data) > most:  # it grows, or its size is not told (as in /proc)
                 raise OSError(0, f"more than {most:,} bytes", path)
     return bytes(data)
-
-
-# -- The limit of open files of a server process --------------------------------------------------------
-
-FILES = 65_536  # wanted
 
 
 def more_files() -> None:

@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from headgate.live.emulate.metrics import Buckets, Counter, Gauge
+from headgate.live.emulate.metrics import CounterFamily, GaugeFamily, HistogramFamily
 
 NAMES, VALUES = ["model_name", "engine"], ['a "model"\\ \n', "0"]
 ROWS, SUM = [("0.5", 2.0), ("+Inf", 3.0)], 12.25
@@ -24,7 +24,8 @@ class Theirs(Collector):
 
 def test_metrics_are_written_as_prometheus_client_writes_them():
     gauge, counter, histogram = (
-        kind(name, "About it.", NAMES) for kind, name in zip((Gauge, Counter, Buckets), "gch", strict=True)
+        kind(name, "About it.", NAMES)
+        for kind, name in zip((GaugeFamily, CounterFamily, HistogramFamily), "gch", strict=True)
     )
     gauge.add_metric(VALUES, 7)
     counter.add_metric(VALUES, 0.25)

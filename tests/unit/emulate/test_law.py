@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headgate.experiment.library import card_engine
 from headgate.live.emulate.clock import VirtualClock
-from headgate.live.emulate.engine import EmulatedEngine, Job
+from headgate.live.emulate.engine import EmulatedEngine, EmulatedJob
 from headgate.live.emulate.text import Text
 from headgate.methods.make import make_policy
 from headgate.record.recorder import Recorder
@@ -51,7 +51,7 @@ def emulate(engine, policy, workload, asynchronous):
         emulated.hold()
         for i, sink in enumerate(sinks):
             length, limit = int(workload.output[i]), int(workload.limit[i])
-            job = Job(int(workload.prompt[i]), length, limit, Text(i), sink)
+            job = EmulatedJob(int(workload.prompt[i]), length, limit, Text(i), sink)
             if contents is not None:
                 job.content = contents[i]
             emulated.submit(job, float(workload.arrival[i]))
@@ -138,7 +138,9 @@ def test_requests_that_come_with_their_kv_never_block_each_other(seed, asynchron
         )
         emulated.hold()
         for number, sink in enumerate(sinks):
-            job = Job(100 + int(chance.integers(60)), 500, 60 + int(chance.integers(90)), Text(number), sink)
+            job = EmulatedJob(
+                100 + int(chance.integers(60)), 500, 60 + int(chance.integers(90)), Text(number), sink
+            )
             job.loaded = job.prompt - 1 if number % 4 else 0
             emulated.submit(job, float(chance.random() * 0.1))
         emulated.go()

@@ -8,7 +8,7 @@ import pytest
 from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import ANY, CLOSED, DECODE, STAY, Move, RoutePolicy, Routing, Stage
 from headgate.core.policy import End
-from headgate.live.route.gate.gate import ClassLimits, EngineState, Gate, Lapsed, Refused, State
+from headgate.live.route.gate.gate import ClassLimits, EngineState, Gate, Lapsed, Refused, TicketState
 from headgate.live.route.gate.queue import assign, live_room
 from headgate.methods.balance.balance import LeastLoaded
 from headgate.methods.split.split import Split
@@ -38,10 +38,10 @@ def test_a_whole_request():
     made, _loop = gate()
     ticket = made.arrive("chat", 10, 100)
     assert placed(made, ticket) == Move(0, 0, Stage.WHOLE)
-    assert ticket.state is State.PREFILLING and made.roster.replicas[0].prompts == 1
+    assert ticket.state is TicketState.PREFILLING and made.roster.replicas[0].prompts == 1
     made.first_token(ticket)
     made.first_token(ticket)
-    assert ticket.state is State.DECODING and made.roster.replicas[0].decodes == 1
+    assert ticket.state is TicketState.DECODING and made.roster.replicas[0].decodes == 1
     sound(made)
     made.end(ticket, End.STOPPED, 7)
     assert ticket.generated == 7 and made.books()["engines"][0]["decodes"] == 0
@@ -73,9 +73,9 @@ def test_the_least_loaded_engine_takes_it_and_full_ones_make_it_wait():
     made, loop = gate(seats=2)  # and one more inside each engine's own queue
     tickets = [made.arrive("chat", 10, 100) for _ in range(7)]
     assert [placed(made, ticket).replica for ticket in tickets[:6]] == [0, 1, 0, 1, 0, 1]
-    assert tickets[6].state is State.QUEUED
+    assert tickets[6].state is TicketState.QUEUED
     made.end(tickets[0], End.STOPPED)
-    assert tickets[6].state is State.QUEUED  # routed with the other events of this turn
+    assert tickets[6].state is TicketState.QUEUED  # routed with the other events of this turn
     loop.turn()
     assert placed(made, tickets[6]).replica == 0
     sound(made)
@@ -109,7 +109,7 @@ def test_split_over_two_engines_and_a_deadline():
     ticket = made.arrive("chat", 10, 100)
     assert placed(made, ticket) == Move(0, 0, Stage.PREFILL)
     made.parted(ticket, lease=10.0)
-    assert ticket.state is State.HANDED_OVER
+    assert ticket.state is TicketState.HANDED_OVER
     loop.turn()
     assert placed(made, ticket) == Move(0, 1, Stage.DECODE)
     made.end(ticket, End.LIMIT, 3)
@@ -146,12 +146,12 @@ def test_kv_that_lapses_is_given_up_and_the_request_is_sent_whole():
         placed(made, ticket)
         made.parted(ticket, lease=10.0)
     loop.turn()
-    assert [ticket.state for ticket in fill[:2]] == [State.DECODING] * 2
+    assert [ticket.state for ticket in fill[:2]] == [TicketState.DECODING] * 2
     last = fill[2]
     placed(made, last)
     made.parted(last, lease=10.0)
     loop.turn()
-    assert last.state is State.HANDED_OVER
+    assert last.state is TicketState.HANDED_OVER
     loop.go(6.5)
     assert last.whole and made.counts["lapsed"] == 1
     with pytest.raises(Lapsed):
@@ -275,10 +275,10 @@ def test_a_router_that_moves_nobody_is_disabled():
     made, loop = gate(Bad(lambda fleet: STAY, 2), limits={"chat": ClassLimits(ttl=inf)}, watchdog=20.0)
     tickets = [made.arrive("chat", 1, 1) for _ in range(3)]
     loop.go(19.0)
-    assert made.fallen is None and tickets[2].state is State.QUEUED
+    assert made.fallen is None and tickets[2].state is TicketState.QUEUED
     loop.go(45.0)
     assert "moved nobody for 20 s" in made.fallen
-    assert all(ticket.state is State.PREFILLING for ticket in tickets)
+    assert all(ticket.state is TicketState.PREFILLING for ticket in tickets)
 
 
 def test_a_gate_may_hold_a_class_back_as_long_as_its_queue_allows():
@@ -339,7 +339,7 @@ def test_hand_overs_from_a_drained_engine_are_placed_first(routes, how):
         placed(made, ticket)
         made.parted(ticket)
     loop.turn()
-    assert [ticket.state for ticket in full] == [State.DECODING] * 4
+    assert [ticket.state for ticket in full] == [TicketState.DECODING] * 4
     stays, drained = (made.arrive("chat", 1, 1) for _ in range(2))
     assert [placed(made, ticket).replica for ticket in (stays, drained)] == [0, 1]
     made.parted(stays, lease=50.0)
@@ -349,11 +349,11 @@ def test_hand_overs_from_a_drained_engine_are_placed_first(routes, how):
     if how == "drained while its prompt runs":
         made.parted(drained, lease=50.0)
     loop.turn()
-    assert stays.state is drained.state is State.HANDED_OVER
+    assert stays.state is drained.state is TicketState.HANDED_OVER
     sound(made)
     made.end(full[0], End.STOPPED)
     loop.turn()
-    assert placed(made, drained).stage is Stage.DECODE and stays.state is State.HANDED_OVER
+    assert placed(made, drained).stage is Stage.DECODE and stays.state is TicketState.HANDED_OVER
     for ticket in full[1:]:
         made.end(ticket, End.STOPPED)
     loop.turn()
@@ -419,9 +419,9 @@ def test_the_router_may_ask_to_be_woken():
 
     made, loop = gate(Sleepy(2))
     ticket = made.arrive("chat", 1, 1)
-    assert ticket.state is State.QUEUED
+    assert ticket.state is TicketState.QUEUED
     loop.go(2.5)
-    assert ticket.state is State.PREFILLING
+    assert ticket.state is TicketState.PREFILLING
 
 
 def test_wake_ups_in_the_past_mean_soon():
@@ -437,4 +437,4 @@ def test_wake_ups_in_the_past_mean_soon():
     made, loop = gate(Late(2))
     ticket = made.arrive("chat", 1, 1)
     loop.go(0.1)
-    assert ticket.state is State.PREFILLING and made.fallen is None
+    assert ticket.state is TicketState.PREFILLING and made.fallen is None

@@ -11,7 +11,7 @@ import pytest
 from fleet_worlds import draws, make_router
 from headgate.core.fleet import Stage
 from headgate.core.policy import End
-from headgate.live.route.gate.gate import ClassLimits, EngineState, Gate, State
+from headgate.live.route.gate.gate import ClassLimits, EngineState, Gate, TicketState
 from headgate.methods.fluid.flows import EnginePace, Flow, Instance, TokenPrices
 from headgate.methods.fluid.planner import plan_fluid
 from still_loop import Still, placed
@@ -31,7 +31,7 @@ def serve(gate: Gate, loop: Still, requests: int) -> None:
         tickets = [gate.arrive(flow.name, 40, 50) for flow in FLOWS for _ in range(2)]
         for turn in range(3):
             for ticket in tickets:
-                move = placed(gate, ticket) if ticket.state is not State.GONE else None
+                move = placed(gate, ticket) if ticket.state is not TicketState.GONE else None
                 if move is not None and move.stage is Stage.PREFILL:
                     gate.parted(ticket, A_DAY)
                 elif move is not None or (turn and not number % 3):

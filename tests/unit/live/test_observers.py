@@ -15,16 +15,16 @@ from headgate.core.view import Limits
 from headgate.live.engine import plug_in as neutral
 from headgate.live.engine.live import Live
 from headgate.live.engine.metrics import Metrics
-from headgate.live.engine.plug_in import Facts, PlugIn
+from headgate.live.engine.plug_in import EngineFacts, PlugIn
 from headgate.live.engine.reload import Renewed
-from headgate.live.engine.requests import Terms
+from headgate.live.engine.requests import RequestTerms
 from headgate.live.engine.settings import Settings
 from headgate.live.engine.trace import Trace
 from headgate.live.vllm import VLLM
 from headgate.live.vllm.seams import engine_number
 
 LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
-FACTS = Facts(VLLM, "0.32.0", "org/model", 1000, LIMITS, engine=1)
+FACTS = EngineFacts(VLLM, "0.32.0", "org/model", 1000, LIMITS, engine=1)
 
 
 def build(settings):
@@ -84,7 +84,7 @@ def test_an_engine_that_was_never_begun_can_be_closed_and_watched_only():
     """Its own name as a policy: no policy is made."""
     watched = PlugIn(Settings(policy="vllm", metrics=False), FACTS, lambda settings: pytest.fail("made"))
     duties = watched.duties(watched.promises)
-    assert duties.policy is None and duties.renew() is None and duties.promises(None) == Terms()
+    assert duties.policy is None and duties.renew() is None and duties.promises(None) == RequestTerms()
     watched.close()
 
 

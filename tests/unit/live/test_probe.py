@@ -14,7 +14,16 @@ from headgate.core.policy import BatchPolicy, Observer, Steps
 from headgate.core.view import View
 from headgate.cost.card import load_card
 from headgate.experiment.library import simulate
-from headgate.live.calibrate.probe import FEED, Cell, Ground, Move, Pool, Probe, Walk, grid
+from headgate.live.calibrate.probe import (
+    FEED,
+    DecodePool,
+    Ground,
+    Probe,
+    ProbeCell,
+    ProbeMove,
+    ProbeWalk,
+    grid,
+)
 from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Kind, Workload
@@ -28,7 +37,7 @@ def engine(ground: Ground, block: int = 16) -> Engine:
     return Engine(cost, ground.kv_tokens, ground.longest, ground.budget, ground.seats, block)
 
 
-def requests(walk: Walk, output: int) -> Workload:
+def requests(walk: ProbeWalk, output: int) -> Workload:
     """All that a walk needs, there from the beginning."""
     kinds = [*(pool.kind for pool in walk.pools), FEED]
     rows = [(pool.prompt, output, place) for place, pool in enumerate(walk.pools) for _ in range(pool.size)]
@@ -47,7 +56,7 @@ class Shapes(Observer):
         self.steps += [(steps.decodes, steps.prefill)] * len(steps.ends)
 
 
-def walked(walk: Walk, ground: Ground, leases: bool = True, output: int = 500) -> list[tuple[int, int]]:
+def walked(walk: ProbeWalk, ground: Ground, leases: bool = True, output: int = 500) -> list[tuple[int, int]]:
     seen = Shapes()
     probe = Probe(walk, ground.seats, ground.budget)
     simulate(engine(ground), probe, requests(walk, output), leases=leases, observers=(seen,))
@@ -55,13 +64,13 @@ def walked(walk: Walk, ground: Ground, leases: bool = True, output: int = 500) -
     return seen.steps
 
 
-def expected(walk: Walk) -> list[tuple[int, int]]:
+def expected(walk: ProbeWalk) -> list[tuple[int, int]]:
     return [
         (move.decodes, move.tokens) for cell in walk.cells for move in cell.moves for _ in range(move.steps)
     ]
 
 
-def filling(steps: list[tuple[int, int]], walk: Walk) -> int:
+def filling(steps: list[tuple[int, int]], walk: ProbeWalk) -> int:
     """Steps before the first cell: no decodes until every pool is full."""
     tokens, count = sum(pool.prompt * pool.size for pool in walk.pools), 0
     while tokens > 0:
@@ -124,8 +133,11 @@ def test_every_request_is_served_when_the_walk_is_over() -> None:
 
 def test_contexts_grow_evenly() -> None:
     """The decodes with the fewest tokens go first, so that half of a pool alternates with the other half."""
-    pool = Pool("p", 32, 4, 256)
-    walk = Walk((pool,), (Cell("a", (Move(2, ("p",), steps=3),)), Cell("b", (Move(2, ("p",), steps=3),))))
+    pool = DecodePool("p", 32, 4, 256)
+    walk = ProbeWalk(
+        (pool,),
+        (ProbeCell("a", (ProbeMove(2, ("p",), steps=3),)), ProbeCell("b", (ProbeMove(2, ("p",), steps=3),))),
+    )
     seen: list[frozenset[int]] = []
 
     class Plans(Probe):
@@ -140,8 +152,8 @@ def test_contexts_grow_evenly() -> None:
 
 
 def test_it_waits_for_the_prompts_of_a_cell() -> None:
-    pool = Pool("p", 32, 2, 256)
-    walk = Walk((pool,), (Cell("late", (Move(prompts=(0,), tokens=64),), (64,)),))
+    pool = DecodePool("p", 32, 2, 256)
+    walk = ProbeWalk((pool,), (ProbeCell("late", (ProbeMove(prompts=(0,), tokens=64),), (64,)),))
     kinds = [Kind("p"), Kind(FEED)]
     load = Workload.of([32, 32, 64], [5, 5, 1], kind=[0, 0, 1], kinds=kinds, arrival=[0.0, 0.0, 3.0])
     run = simulate(engine(SMALL), Probe(walk, 8, 256), load)
@@ -150,9 +162,12 @@ def test_it_waits_for_the_prompts_of_a_cell() -> None:
 
 
 def test_a_cell_whose_decodes_are_gone_is_left_out() -> None:
-    pool = Pool("p", 32, 2, 256)
-    cells = (Cell("long", (Move(2, ("p",), steps=10),)), Cell("nobody", (Move(2, ("p",), steps=4),)))
-    probe = Probe(Walk((pool,), cells), 8, 256)
+    pool = DecodePool("p", 32, 2, 256)
+    cells = (
+        ProbeCell("long", (ProbeMove(2, ("p",), steps=10),)),
+        ProbeCell("nobody", (ProbeMove(2, ("p",), steps=4),)),
+    )
+    probe = Probe(ProbeWalk((pool,), cells), 8, 256)
     stranger = Workload.of([32, 32, 50], [4, 4, 2], kind=[0, 0, 1], kinds=[Kind("p"), Kind("other")])
     run = simulate(engine(SMALL), probe, stranger)
     assert probe.position == 2

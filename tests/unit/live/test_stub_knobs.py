@@ -185,7 +185,7 @@ def test_a_step_is_undone_only_where_one_can_tell_how_far_it_came(known):
 
 def test_no_request_is_seen_in_any_queue_behind_a_shut_gate():
     queues = plug_in().queues
-    gate = queues.Gate()
+    gate = queues.QueueGate()
     queue = queues.GatedQueue(ListQueue(), gate)
     first, second = (Request(name, 1, 1) for name in ("first", "second"))
     queue.add_request(first)
@@ -219,7 +219,7 @@ def test_a_gated_queue_is_the_inner_queue_with_a_view(actions, few):
 def test_taking_from_the_middle_walks_through_a_long_queue_now_and_then():
     """10,000 wait, and in each of 4,000 steps the last but some enters: that was a walk in each."""
     inner = ListQueue()
-    queue = plug_in().queues.GatedQueue(inner, plug_in().queues.Gate())
+    queue = plug_in().queues.GatedQueue(inner, plug_in().queues.QueueGate())
     requests = [Request(str(number), 1, 1) for number in range(10_000)]
     for request in requests:
         queue.add_request(request)
@@ -238,7 +238,7 @@ def test_taking_from_the_middle_walks_through_a_long_queue_now_and_then():
 
 
 def check_gated_queue(actions):
-    gate = plug_in().queues.GatedQueue(ListQueue(), plug_in().queues.Gate())
+    gate = plug_in().queues.GatedQueue(ListQueue(), plug_in().queues.QueueGate())
     requests = [Request(f"r{number}", 1, 1) for number in range(12)]
     truth: list[Request] = []
     visible: list[Request] | None = None

@@ -13,8 +13,8 @@ import numpy as np
 from headgate.core.errors import InputError
 from headgate.cost.fit.fit import Fitted, fit
 from headgate.cost.fit.steps import About, StepTable
-from headgate.live.calibrate.engine import Wanted, about, core_of, start
-from headgate.live.calibrate.probe import FEED, Ground, Probe, Walk, grid
+from headgate.live.calibrate.engine import WantedEngine, about, core_of, start
+from headgate.live.calibrate.probe import FEED, Ground, Probe, ProbeWalk, grid
 from headgate.live.calibrate.step_log import StepLog
 
 SAVE_EVERY = 20.0  # seconds
@@ -32,32 +32,21 @@ Report = Callable[[int, int, str], None]
 
 @dataclass
 class Campaign:
-    """One engine, one walk of several passes, one file of steps.
+    """One engine, one walk of several passes, one file of steps."""
 
-    Parameters:
-        llm: an engine that `calibration_engine.start` made.
-        ground: what the engine allows; its KV is read from the engine.
-        steps_file: where the steps are written, again and again.
-        seconds: time for all of it, filling the pools included.
-        passes: most visits of each cell; less where KV or time end, or the fit is good.
-        seed: of the order of the cells; each pass has its own.
-        temperature: of sampling. With made-up weights greedy decodes all say the same word, and a mixture of
-            experts sends all of them to the same few; at 1.0 they say random words and meet all experts.
-        report: hears how far it is: cells done, cells in all, and what is being done.
-        clock: seconds; both what steps take and when time ends are read from it.
-    """
-
-    llm: Any
-    ground: Ground
-    steps_file: Path
-    seconds: float
-    passes: int = 3
-    seed: int = 0
+    llm: Any  # an engine that `calibrate.engine.start` made
+    ground: Ground  # what the engine allows; its KV is read from the engine
+    steps_file: Path  # where the steps are written, again and again
+    seconds: float  # for all of it, filling the pools included
+    passes: int = 3  # most visits of each cell; less where KV or time end, or the fit is good
+    seed: int = 0  # of the order of the cells; each pass has its own
+    # Of sampling. With made-up weights greedy decodes all say the same word, and a mixture of experts sends
+    # all of them to the same few; at 1.0 they say random words and meet all experts.
     temperature: float = 0.0
-    report: Report = lambda done, total, doing: None
-    clock: Callable[[], float] = perf_counter
+    report: Report = lambda done, total, doing: None  # cells done, cells in all, and what is being done
+    clock: Callable[[], float] = perf_counter  # seconds of steps, and when time ends
     log: StepLog = field(init=False)
-    walk: Walk = field(init=False)  # all passes
+    walk: ProbeWalk = field(init=False)  # all passes
     each: int = field(init=False)  # cells of one pass
     probe: Probe = field(init=False)
     outcome: str = "not begun"
@@ -102,7 +91,6 @@ class Campaign:
         self.log.close()
 
     def save(self) -> StepTable:
-        """Write the steps so far."""
         table = self.log.table()
         self.steps_file.parent.mkdir(parents=True, exist_ok=True)
         partial = self.steps_file.with_name(f".{self.steps_file.name}")
@@ -138,7 +126,6 @@ class Campaign:
                 return
 
     def _walk_to(self, cell: int, deadline: float) -> bool:
-        """Step until that many cells are done; False: time ended."""
         step, probe, live = self.llm.llm_engine.step, self.probe, self.scheduler._headgate
         last = -1
         while probe.position < cell:
@@ -166,7 +153,6 @@ class Campaign:
                 self._send(FEED, prompt, 1)
 
     def _fits(self) -> bool:
-        """Is there KV for one more pass?"""
         cells = self.walk.cells[: self.each]
         grown = sum(move.decodes * move.steps for cell in cells for move in cell.moves)
         pool = self.scheduler.kv_cache_manager.block_pool
@@ -193,7 +179,6 @@ class Campaign:
             engine.step()
 
     def _send(self, kind: str, prompt: int, output: int) -> None:
-        """One more request, with made-up tokens."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -231,7 +216,7 @@ def measured(
     slots, budget, longest, quick = ground
     wide = Ground(slots, budget, ANY_KV, longest, min(passes, FEWEST_PASSES), quick)
     grid(wide)  # refuse before the engine is started
-    wanted = Wanted(model, wide.seats, budget, longest, dummy, more=more)
+    wanted = WantedEngine(model, wide.seats, budget, longest, dummy, more=more)
     llm = start(wanted)
     said = about(llm, wanted, steps_file.name, slots)
     heat = 1.0 if "experts" in said.model_shape and said.settings["weights"] == "made up" else 0.0

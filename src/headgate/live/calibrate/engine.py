@@ -15,40 +15,25 @@ from headgate.cost.likeness import shape_of
 
 SCHEDULER = "headgate.vllm.scheduler"
 SETTINGS = {"policy": "vllm", "watchdog": "1h", "metrics": False}  # the probe takes over when all is ready
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler must be within reach
-    "VLLM_NO_USAGE_STATS": "1",
-}
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What engine to start. Everything that changes step times should be as it will be when serving.
+class WantedEngine:
+    """What engine to start. Everything that changes step times should be as it will be when serving."""
 
-    Parameters:
-        model: a name or folder vLLM knows, or a config.json whose weights are then made up.
-        seats: requests that may run at once (`max_num_seqs`).
-        budget: tokens in one step (`max_num_batched_tokens`).
-        longest: tokens of one request (`max_model_len`).
-        dummy: make weights up; the times of dense models do not depend on them.
-        graphs: largest batch with a CUDA graph; None: as vLLM decides.
-        more: further arguments of vLLM's `LLM`.
-    """
-
-    model: str
-    seats: int
-    budget: int
-    longest: int
-    dummy: bool = False
-    graphs: int | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
+    model: str  # a name or folder vLLM knows, or a config.json whose weights are then made up
+    seats: int  # requests that may run at once (`max_num_seqs`)
+    budget: int  # tokens in one step (`max_num_batched_tokens`)
+    longest: int  # tokens of one request (`max_model_len`)
+    dummy: bool = False  # make weights up; the times of dense models do not depend on them
+    graphs: int | None = None  # largest batch with a CUDA graph; None: as vLLM decides
+    more: Mapping[str, Any] = field(default_factory=dict)  # further arguments of vLLM's `LLM`
 
 
-def start(wanted: Wanted) -> Any:
+def start(wanted: WantedEngine) -> Any:
     """The engine, with our scheduler inside."""
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler must be within reach
     model, dummy = wanted.model, wanted.dummy
     if Path(model).name == "config.json" and Path(model).is_file():
         model, dummy = str(Path(model).parent), True
@@ -80,7 +65,7 @@ def core_of(llm: Any) -> Any:
     return llm.llm_engine.engine_core.engine_core
 
 
-def about(llm: Any, wanted: Wanted, name: str, decodes: int) -> About:
+def about(llm: Any, wanted: WantedEngine, name: str, decodes: int) -> About:
     """What the card is to say of the engine; `decodes` is the largest batch that is measured."""
     import torch
     import vllm

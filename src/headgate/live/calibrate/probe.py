@@ -1,4 +1,4 @@
-"""Probe: walks an engine through a list of batch shapes, so that the time of each can be taken."""
+"""Probe: walks an engine through a grid of batch shapes, so that the time of each can be taken."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEED = "feed"  # the kind of the cells' own prompts, which come in the order of 
 NOT_YET = Plan(NONE, until=Until(arrivals=1))
 
 
-class Pool(NamedTuple):
+class DecodePool(NamedTuple):
     """Requests that stay: a cell decodes some of them, the others keep their KV and wait."""
 
     kind: str
@@ -27,7 +27,7 @@ class Pool(NamedTuple):
     fill: int  # prompt tokens in a step while the pool is filled
 
 
-class Move(NamedTuple):
+class ProbeMove(NamedTuple):
     """Steps of one shape."""
 
     decodes: int = 0
@@ -37,27 +37,27 @@ class Move(NamedTuple):
     steps: int = 1
 
 
-class Cell(NamedTuple):
+class ProbeCell(NamedTuple):
     """One place of the walk: its own prompts (lengths, of one output token each) and what it does."""
 
     name: str
-    moves: tuple[Move, ...]
+    moves: tuple[ProbeMove, ...]
     feed: tuple[int, ...] = ()
 
 
-class Walk(NamedTuple):
+class ProbeWalk(NamedTuple):
     """What a probe does: fill the pools, then visit the cells in this order."""
 
-    pools: tuple[Pool, ...]
-    cells: tuple[Cell, ...]
+    pools: tuple[DecodePool, ...]
+    cells: tuple[ProbeCell, ...]
 
-    def ordered(self, order: Sequence[int]) -> Walk:
+    def ordered(self, order: Sequence[int]) -> ProbeWalk:
         """The same cells in the order of a permutation (or a part of one, or several in a row)."""
         return self._replace(cells=tuple(self.cells[place] for place in order))
 
 
 class _Doing(NamedTuple):
-    """The move under way: who decodes, which prompts run, and where both stand when it is done."""
+    """The move under way: which requests decode, which prompts run, and where both stand at its end."""
 
     decodes: frozenset[int]
     tokens: int  # output tokens of the first of them at the end
@@ -66,7 +66,7 @@ class _Doing(NamedTuple):
 
 
 class Probe(BatchPolicy):
-    """Compose the batches of a walk one after the other; when it is over, serve whoever is left as `mixed`.
+    """Compose the batches of a walk one after the other; when it is over, serve what is left as `mixed`.
 
     Requests tell by their kind what they are for: that of a pool, or `feed` for the prompts of cells, which
     the driver sends in the order of the walk; until those of a cell are there the probe waits. A move decodes
@@ -74,17 +74,13 @@ class Probe(BatchPolicy):
     read from the requests themselves, so it does not matter when a driver tells of steps.
 
     Where the engine refuses prompts, a move ends when its decodes have had their tokens; a cell whose decodes
-    are gone is left out.
-
-    Parameters:
-        walk: pools and cells.
-        slots, budget: of the policy that serves the rest.
+    are gone is left out. `slots` and `budget` are of the policy that serves the rest.
 
     Source: our own. It measures what the EB paper's cost law needs: decodes at the contexts of the workload,
     the cost of a phase by cycles of decode, refill, decode. Not one of the policies to serve with.
     """
 
-    def __init__(self, walk: Walk, slots: int, budget: int) -> None:
+    def __init__(self, walk: ProbeWalk, slots: int, budget: int) -> None:
         self.walk = walk
         self.position = 0  # of the cell under way
         self._move = 0
@@ -97,7 +93,6 @@ class Probe(BatchPolicy):
 
     @property
     def label(self) -> str:
-        """What the steps composed now are for."""
         if self.position >= len(self.walk.cells):
             return "after"
         if self._doing is None and self._move == 0:
@@ -105,7 +100,7 @@ class Probe(BatchPolicy):
         return self.walk.cells[self.position].name
 
     def arrived(self, request: Request, now: float) -> None:
-        """One of a pool, one of a cell's prompts, or a stranger, who waits for the end of the walk."""
+        """One of a pool, one of a cell's prompts, or a stranger, which waits for the end of the walk."""
         if request.kind in self._members:
             self._members[request.kind][request.id] = None
             self._arrived[request.kind] += 1
@@ -113,12 +108,10 @@ class Probe(BatchPolicy):
             self._feed.append(request.id)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        """It belongs to no pool any more."""
         if request.kind in self._members:
             self._members[request.kind].pop(request.id, None)
 
     def gauges(self) -> Mapping[str, float]:
-        """How far the walk is."""
         return {"cell": self.position, "cells": len(self.walk.cells)}
 
     def plan(self, view: View) -> Plan:
@@ -152,8 +145,8 @@ class Probe(BatchPolicy):
                 return NOT_YET
         return NOT_YET if len(self._feed) < self._feeds[self.position + 1] else None
 
-    def _begin(self, move: Move, view: View) -> _Doing:
-        """Choose who takes part; where they stand at the end follows from where they stand now."""
+    def _begin(self, move: ProbeMove, view: View) -> _Doing:
+        """Choose which take part; where they stand at the end follows from where they stand now."""
         decoding = view.decoding
         members = [decoding[id] for kind in move.pools for id in self._members[kind] if id in decoding]
         members.sort(key=lambda request: (request.generated, request.id))
@@ -165,7 +158,7 @@ class Probe(BatchPolicy):
         left = last.todo - move.steps * move.tokens if last is not None and len(prompts) == 1 else 0
         return _Doing(frozenset(request.id for request in chosen), tokens, prompts, max(0, left))
 
-    def _remaining(self, move: Move, doing: _Doing, view: View) -> Plan | None:
+    def _remaining(self, move: ProbeMove, doing: _Doing, view: View) -> Plan | None:
         """A plan for what is left of the move; None when nothing is."""
         decodes = doing.decodes.intersection(view.decoding)
         steps = move.steps
@@ -189,11 +182,10 @@ class Probe(BatchPolicy):
 
 
 def _found(id: int, view: View) -> Request | None:
-    """A prompt that is not done yet."""
     return view.waiting.get(id) or view.prefilling.get(id)
 
 
-# -- The shapes a probe visits: decodes, prompts, both together and changes between them ----------------
+# -- the grid: decodes, prompts, both, and changes
 
 SHORT, MIDDLE, LONG, LONGEST = "short", "middle", "long", "longest"  # the pools, by context
 LEAD = 64  # decodes of the step before prompts alone
@@ -214,30 +206,21 @@ BESIDE = (64, 256, 1024, 4096)  # prompt tokens beside decodes
 SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8)  # decodes among the tokens of a step
 TOTALS = (512, 1024, 2048)
 # Decode steps of a cell, by batch. Small batches wait for the host, which needs some steps to come to rest
-# after a change of who decodes; large ones cost KV with every step, and short models end their requests soon.
+# after a change of the decodes; large ones cost KV with every step, and short models end their requests soon.
 STEADY = ((64, 24), (128, 16), (320, 8), (512, 6), (1 << 30, 4))
 LEAST_STEADY = 5
 
 
 @dataclass(frozen=True)
 class Ground:
-    """What the engine allows.
+    """What the engine allows."""
 
-    Parameters:
-        decodes: the largest batch of decodes to measure.
-        budget: tokens in one step.
-        kv_tokens: KV of the engine.
-        longest: prompt and output tokens of one request.
-        passes: how often the cells will be visited; contexts grow with each.
-        quick: every other cell of the large families only.
-    """
-
-    decodes: int
-    budget: int
-    kv_tokens: int
-    longest: int
-    passes: int = 2
-    quick: bool = False
+    decodes: int  # the largest batch of decodes to measure
+    budget: int  # tokens in one step
+    kv_tokens: int  # KV of the engine
+    longest: int  # prompt and output tokens of one request
+    passes: int = 2  # how often the cells will be visited; contexts grow with each
+    quick: bool = False  # every other cell of the large families only
 
     def with_kv(self, tokens: int) -> Ground:
         """The same for an engine whose KV is known by now."""
@@ -249,7 +232,7 @@ class Ground:
         return self.decodes + _many(self.decodes, 40) + _many(self.decodes, 160) + SPARE
 
 
-def grid(ground: Ground) -> Walk:
+def grid(ground: Ground) -> ProbeWalk:
     """Pools and cells, each cell once, families one after the other; give the walk an order before use."""
     _refuse(ground)
     decodes, middle, few = ground.decodes, max(16, ground.longest // 24), 1.0
@@ -282,22 +265,22 @@ def _many(decodes: int, part: int) -> int:
     return max(2, decodes // part)
 
 
-def _walk(ground: Ground, decodes: int, middle: int, few: float) -> Walk:
+def _walk(ground: Ground, decodes: int, middle: int, few: float) -> ProbeWalk:
     half, budget, longest = decodes // 2, ground.budget, ground.longest
     deepest = min(longest - longest // 16, ground.kv_tokens // 16)  # room to grow
     pools = (
-        Pool(SHORT, max(16, longest // 128), half, max(64, budget // 4)),
-        Pool(MIDDLE, middle, decodes - half, budget),
-        Pool(LONG, deepest // 4, max(2, int(few * _many(decodes, 40))), max(64, budget // 2)),
-        Pool(LONGEST, deepest, max(2, int(few * _many(decodes, 160))), budget),
+        DecodePool(SHORT, max(16, longest // 128), half, max(64, budget // 4)),
+        DecodePool(MIDDLE, middle, decodes - half, budget),
+        DecodePool(LONG, deepest // 4, max(2, int(few * _many(decodes, 40))), max(64, budget // 2)),
+        DecodePool(LONGEST, deepest, max(2, int(few * _many(decodes, 160))), budget),
     )
     build = _Builder(ground, pools)
     cells = [*build.decode(), *build.prompts(), *build.mixed(), *build.shares(), *build.cycles()]
     named = {cell.name: cell for cell in cells}  # families meet where the engine is small
-    return Walk(pools, tuple(named.values()))
+    return ProbeWalk(pools, tuple(named.values()))
 
 
-def _needs(walk: Walk, passes: int) -> float:
+def _needs(walk: ProbeWalk, passes: int) -> float:
     """KV tokens at the end of the last pass, and for the prompts of the largest cell on the way."""
     held = sum(pool.prompt * pool.size for pool in walk.pools)
     grown = sum(move.decodes * move.steps for cell in walk.cells for move in cell.moves)
@@ -311,14 +294,14 @@ class _Builder:
     launches one with prompts; the sum of the two is right, so both belong to the same cell.
     """
 
-    def __init__(self, ground: Ground, pools: tuple[Pool, ...]) -> None:
+    def __init__(self, ground: Ground, pools: tuple[DecodePool, ...]) -> None:
         self.budget = ground.budget
         self.longest = ground.longest - 1  # a prompt brings one token
         self.quick = ground.quick
         self.counts = {pool.kind: pool.size for pool in pools}
         self.most = self.counts[SHORT] + self.counts[MIDDLE]
 
-    def decode(self) -> Iterator[Cell]:
+    def decode(self) -> Iterator[ProbeCell]:
         """Decodes alone, by number and context."""
         ladder = [each for each in self._some(DECODES) if each <= self.most]
         for kind in (SHORT, MIDDLE):
@@ -332,7 +315,7 @@ class _Builder:
         yield self._decodes(sum(self.counts.values()), tuple(self.counts))
         yield self._decodes(self.counts[MIDDLE] + self.counts[LONG], (MIDDLE, LONG))
 
-    def prompts(self) -> Iterator[Cell]:
+    def prompts(self) -> Iterator[ProbeCell]:
         """Prompts alone: one or several, whole or in pieces with the earlier ones behind them."""
         most = min(self.budget, self.longest)
         for tokens in _with_largest(self._some(PROMPTS), most):
@@ -344,11 +327,11 @@ class _Builder:
         for piece in LADDERS:
             if 2 * piece <= length and piece <= self.budget:
                 steps = length // piece
-                move = Move(prompts=(0,), tokens=piece, steps=steps)
-                yield Cell(f"prompt of {length} by {piece}", (self._lead(), move), (steps * piece,))
+                move = ProbeMove(prompts=(0,), tokens=piece, steps=steps)
+                yield ProbeCell(f"prompt of {length} by {piece}", (self._lead(), move), (steps * piece,))
         yield from self._behind(0, ())
 
-    def mixed(self) -> Iterator[Cell]:
+    def mixed(self) -> Iterator[ProbeCell]:
         """Both in one step, by decodes, prompt tokens and context."""
         beside = [tokens for tokens in BESIDE if tokens <= self.budget // 4] or [self.budget // 4]
         for number in _with_largest((1, 8, 64, 256), self.counts[MIDDLE]):
@@ -368,7 +351,7 @@ class _Builder:
             yield from self._behind(number, (MIDDLE,))
         yield self._mixed(self.counts[MIDDLE], (MIDDLE,), beside[-1], together=TOGETHER)
 
-    def shares(self) -> Iterator[Cell]:
+    def shares(self) -> Iterator[ProbeCell]:
         """The same number of tokens with a growing share of decodes, and the prompts of each alone."""
         for total in TOTALS:
             for share in SHARES:
@@ -378,7 +361,7 @@ class _Builder:
                     yield self._mixed(number, pools, total - number)
                     yield self._prompts(total - number, 1, 2)
 
-    def cycles(self) -> Iterator[Cell]:
+    def cycles(self) -> Iterator[ProbeCell]:
         """Decode, prompts, decode: what a phase costs beyond its steps."""
         tokens = min(2048, self.budget // 4)
         for number in _with_largest((64,), self.counts[MIDDLE]):
@@ -390,56 +373,56 @@ class _Builder:
     def _some(self, values: tuple[int, ...]) -> tuple[int, ...]:
         return values[1::2] if self.quick else values
 
-    def _lead(self) -> Move:
-        return Move(min(LEAD, self.counts[MIDDLE]), (MIDDLE,))
+    def _lead(self) -> ProbeMove:
+        return ProbeMove(min(LEAD, self.counts[MIDDLE]), (MIDDLE,))
 
-    def _decodes(self, number: int, pools: tuple[str, ...]) -> Cell:
+    def _decodes(self, number: int, pools: tuple[str, ...]) -> ProbeCell:
         steps = next(steps for most, steps in STEADY if number <= most)
         steps = min(steps, max(LEAST_STEADY, self.longest // 128))
-        return Cell(f"{number} decodes, {'+'.join(pools)}", (Move(number, pools, steps=steps),))
+        return ProbeCell(f"{number} decodes, {'+'.join(pools)}", (ProbeMove(number, pools, steps=steps),))
 
-    def _prompts(self, tokens: int, together: int, times: int) -> Cell:
-        each = max(1, tokens // together)
-        moves = tuple(
-            Move(prompts=tuple(range(time * together, (time + 1) * together)), tokens=each * together)
-            for time in range(times)
-        )
-        return Cell(f"{together} prompts of {each}", (self._lead(), *moves), (each,) * (times * together))
+    def _prompts(self, tokens: int, together: int, times: int) -> ProbeCell:
+        length = max(1, tokens // together)
+        moves = [ProbeMove(prompts=batch, tokens=length * together) for batch in _batches(times, together)]
+        name = f"{together} prompts of {length}"
+        return ProbeCell(name, (self._lead(), *moves), (length,) * (times * together))
 
-    def _behind(self, number: int, pools: tuple[str, ...]) -> Iterator[Cell]:
-        """Small pieces with much behind them."""
+    def _behind(self, number: int, pools: tuple[str, ...]) -> Iterator[ProbeCell]:
         deep, piece, steps = min(self.longest // 2, self.budget), min(512, self.budget // 4), 4
         moves = (
             self._lead(),
-            Move(prompts=(0,), tokens=deep),
-            Move(number, pools, (0,), piece, steps),
-            Move(number, pools, (0,), max(1, piece // 8), steps),
+            ProbeMove(prompts=(0,), tokens=deep),
+            ProbeMove(number, pools, (0,), piece, steps),
+            ProbeMove(number, pools, (0,), max(1, piece // 8), steps),
         )
         length = deep + steps * (piece + max(1, piece // 8))
         if length <= self.longest:
-            yield Cell(f"{number} decodes, pieces of {piece} after {deep}", moves, (length,))
+            yield ProbeCell(f"{number} decodes, pieces of {piece} after {deep}", moves, (length,))
 
     def _mixed(
         self, number: int, pools: tuple[str, ...], tokens: int, together: int = 1, steps: int = 3
-    ) -> Cell:
+    ) -> ProbeCell:
         tokens = max(1, min(tokens, self.budget - number))
         steps = max(1, min(steps, self.longest // tokens, 3 if number + tokens <= 1024 else 2))
-        each = max(1, tokens // together)
-        name = f"{number} decodes, {'+'.join(pools)}, {together} prompts of {each}"
-        batches = [tuple(range(time * together, (time + 1) * together)) for time in range(steps)]
-        moves = tuple(Move(number, pools, batch, each * together) for batch in batches)
-        return Cell(name, (Move(number, pools), *moves), (each,) * (steps * together))
+        length = max(1, tokens // together)
+        name = f"{number} decodes, {'+'.join(pools)}, {together} prompts of {length}"
+        moves = [ProbeMove(number, pools, batch, length * together) for batch in _batches(steps, together)]
+        return ProbeCell(name, (ProbeMove(number, pools), *moves), (length,) * (steps * together))
 
-    def _cycle(self, number: int, pools: tuple[str, ...], tokens: int, together: int, decodes: int) -> Cell:
-        each, times = max(1, tokens // together), 3
-        moves: list[Move] = [Move(number, pools, steps=decodes)]
-        for time in range(times):
-            prompts = tuple(range(time * together, (time + 1) * together))
-            moves += [Move(prompts=prompts, tokens=each * together), Move(number, pools, steps=decodes)]
-        name = f"cycles of {decodes} x {number} decodes and {together} prompts of {each}"
-        return Cell(name, tuple(moves), (each,) * (times * together))
+    def _cycle(
+        self, number: int, pools: tuple[str, ...], tokens: int, together: int, decodes: int
+    ) -> ProbeCell:
+        length, times, decode = max(1, tokens // together), 3, ProbeMove(number, pools, steps=decodes)
+        moves = [decode]
+        for batch in _batches(times, together):
+            moves += [ProbeMove(prompts=batch, tokens=length * together), decode]
+        name = f"cycles of {decodes} x {number} decodes and {together} prompts of {length}"
+        return ProbeCell(name, tuple(moves), (length,) * (times * together))
+
+
+def _batches(times: int, together: int) -> list[tuple[int, ...]]:
+    return [tuple(range(time * together, (time + 1) * together)) for time in range(times)]
 
 
 def _with_largest(values: Iterable[int], largest: int) -> list[int]:
-    """Those that are possible, and the largest possible."""
     return [*(value for value in values if value < largest), largest]

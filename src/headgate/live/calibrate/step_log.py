@@ -25,7 +25,7 @@ class Composition(NamedTuple):
     attention: float = 0.0  # sum over pieces of prompts of tokens * (start + tokens / 2)
 
 
-class Row(NamedTuple):
+class StepRow(NamedTuple):
     """One step."""
 
     composed: float  # when schedule() was entered
@@ -56,12 +56,12 @@ class StepLog:
     """
 
     def __init__(self, scheduler: Any, clock: Callable[[], float] = perf_counter) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[StepRow] = []
         self.empty = 0  # steps with nothing in them, in a row
         self.label: Callable[[], str] = lambda: "all"
         self._clock = clock
         self._open: deque[_Open | None] = deque()  # composed, tokens not there yet; first in, first out
-        self._last_end: float | None = None  # None: the engine stood idle, or somebody held it up
+        self._last_end: float | None = None  # None: the engine stood idle, or was held up
         self._last_class = 0
         self._ignore = 0
         self._scheduler = scheduler
@@ -69,7 +69,7 @@ class StepLog:
         scheduler.schedule, scheduler.update_from_output = self._scheduled, self._updated
 
     def close(self) -> None:
-        """The scheduler is as it was; who wrapped it later must have gone before."""
+        """The scheduler is as it was; what wrapped it later must have gone before."""
         self._scheduler.schedule, self._scheduler.update_from_output = self._schedule, self._update
 
     def disturbed(self) -> None:
@@ -79,7 +79,6 @@ class StepLog:
         self._open = deque(each and each._replace(kept=False, follows=False) for each in self._open)
 
     def table(self) -> StepTable:
-        """The steps so far, in order."""
         rows = [row for row in self.rows if row.kept]
         labels = tuple(dict.fromkeys(row.label for row in rows)) or ("all",)
         place = {label: number for number, label in enumerate(labels)}
@@ -98,12 +97,9 @@ class StepLog:
     def times(self) -> dict[str, Any]:
         """When each step that counts was composed and ended, beside its shape: for a closer look."""
         rows = [row for row in self.rows if row.kept]
-        found = {
-            name: np.array([getattr(row, name) for row in rows]) for name in ("composed", "start", "end")
-        }
-        return found | {
-            name: np.array([getattr(row.held, name) for row in rows]) for name in ("decodes", "prefill")
-        }
+        times = {name: [getattr(row, name) for row in rows] for name in ("composed", "start", "end")}
+        times |= {name: [getattr(row.held, name) for row in rows] for name in ("decodes", "prefill")}
+        return {name: np.array(column) for name, column in times.items()}
 
     def _scheduled(self, *args: Any, **words: Any) -> Any:
         composed = self._clock()
@@ -128,7 +124,7 @@ class StepLog:
             start = row.composed if last is None else last
             ahead = last is not None and row.composed < last
             before = 0 if last is None else self._last_class
-            self.rows.append(Row(row.composed, start, end, ahead, before, row.kept, row.label, row.held))
+            self.rows.append(StepRow(row.composed, start, end, ahead, before, row.kept, row.label, row.held))
             self._last_end = end
             self._last_class = int(shape_class(row.held.decodes, row.held.prefill))
         result = self._update(*args, **words)

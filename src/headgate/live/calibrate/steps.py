@@ -1,4 +1,4 @@
-"""The steps of a live engine's trace as a table to fit a cost card to."""
+"""Steps of an engine as a table to fit a card to: from a trace, or guessed from what clients saw."""
 
 from __future__ import annotations
 
@@ -17,11 +17,33 @@ from headgate.record.tables import Floats, Integers
 LABEL_EVERY = 200  # steps that make a part: neighbours are alike, so a fit is tried on whole stretches
 
 
-class _Steps:
+def steps_of_trace(path: str | Path) -> tuple[StepTable, dict[str, Any]]:
+    """The timed steps of a trace that `headgate serve --trace` wrote, and what its first line says."""
+    lines = trace_lines(path)
+    _, header = next(lines)
+    told = _TraceSteps()
+    for number, line in lines:
+        try:
+            told.tell(line)
+        except WRONG as error:
+            raise InputError(
+                f"trace {path}:{number}: {line.get('event')!r} makes no sense here "
+                f"({type(error).__name__}: {error}); the file was changed, take another"
+            ) from None
+    told.settle()
+    if not told.rows:
+        raise InputError(f"trace {path}: no step in it; let the engine serve some requests first")
+    columns = {name: [row[name] for row in told.rows] for name in told.rows[0]}
+    parts = [row // LABEL_EVERY for row in range(len(told.rows))]
+    labels = [f"steps from {LABEL_EVERY * part}" for part in range(parts[-1] + 1)]
+    return StepTable.from_columns({**columns, "part": parts}, labels), header
+
+
+class _TraceSteps:
     """Turns the events of a trace into rows.
 
-    A trace tells of all prompts of a step together. Which of them ran is known: whoever is told as prefilled
-    right after it got all its missing tokens, what is left went to the others in the order of
+    A trace tells of all prompts of a step together. Which of them ran is known: a request that is
+    told as prefilled right after it got all its missing tokens, the rest went to the others in the order of
     admission. Where that does not add up (prefix caching), the number of prompts stays and their pairs are
     unknown.
     """
@@ -31,13 +53,12 @@ class _Steps:
         self._todo: dict[int, int] = {}  # of those admitted, by order
         self._prompt: dict[int, int] = {}
         self._here: set[int] = set()
-        self._end: float | None = None  # of the newest step, if somebody stayed
-        self._paused: float | None = None  # when a plan let everybody stand; no step was composed since
+        self._end: float | None = None  # of the newest step, if requests stayed
+        self._paused: float | None = None  # when a plan let all stand; no step was composed since
         self._open: dict[str, Any] | None = None  # a step whose completed prompts are still to be told
         self._done: list[int] = []
 
     def tell(self, line: dict[str, Any]) -> None:
-        """One line of the trace."""
         event = line["event"]
         if event == "steps":
             self.settle()
@@ -106,29 +127,7 @@ class _Steps:
             self._end = None
 
 
-def steps_of_trace(path: str | Path) -> tuple[StepTable, dict[str, Any]]:
-    """The timed steps of a trace that `headgate serve --trace` wrote, and what its first line says."""
-    lines = trace_lines(path)
-    _, header = next(lines)
-    told = _Steps()
-    for number, line in lines:
-        try:
-            told.tell(line)
-        except WRONG as error:
-            raise InputError(
-                f"trace {path}:{number}: {line.get('event')!r} makes no sense here "
-                f"({type(error).__name__}: {error}); the file was changed, take another"
-            ) from None
-    told.settle()
-    if not told.rows:
-        raise InputError(f"trace {path}: no step in it; let the engine serve some requests first")
-    columns = {name: [row[name] for row in told.rows] for name in told.rows[0]}
-    parts = [row // LABEL_EVERY for row in range(len(told.rows))]
-    labels = [f"steps from {LABEL_EVERY * part}" for part in range(parts[-1] + 1)]
-    return StepTable.from_columns({**columns, "part": parts}, labels), header
-
-
-# -- Steps guessed from what clients saw (`vllm bench serve --save-detailed`), to fit a cost card to ----
+# -- from `vllm bench serve --save-detailed`
 
 NEEDED = ("input_lens", "ttfts", "itls", "start_times")
 SAME_STEP = 0.25  # of the median gap between tokens: tokens nearer than that came from one step
@@ -148,8 +147,8 @@ def steps_of_bench(path: str | Path, budget: int) -> tuple[StepTable, dict[str, 
 
     Tokens of all requests are put on one clock. A step is a bunch of tokens that came together; its decodes
     are those that were not first tokens, their contexts the prompts and outputs so far; its time is the
-    distance to the bunch before. A bunch after a pause in which nobody was served has no time and is left
-    out.
+    distance to the bunch before. A bunch after a pause in which no request was served has no time and
+    is left out.
     """
     result = _read(path)
     time, of, place = _tokens(result)
@@ -162,19 +161,11 @@ def steps_of_bench(path: str | Path, budget: int) -> tuple[StepTable, dict[str, 
     decodes = np.bincount(step[later], minlength=count)
     context = np.bincount(step[later], (prompts[of] + place)[later], minlength=count)
     prefill, number, pairs = _prompts(step[~later], prompts[of[~later]], decodes, budget)
-    seconds = np.diff(end, prepend=np.nan)
-    served = _served(result, end)
-    good = served & (decodes + prefill > 0)
+    good = _served(result, end) & (decodes + prefill > 0)
     parts = np.arange(int(good.sum())) // GUESSES_EVERY
-    columns = {
-        "seconds": seconds[good],
-        "decodes": decodes[good],
-        "context": context[good],
-        "prefill": prefill[good],
-        "prompts": number[good],
-        "attention": pairs[good],
-        "part": parts,
-    }
+    measured = {"seconds": np.diff(end, prepend=np.nan), "decodes": decodes, "context": context}
+    measured |= {"prefill": prefill, "prompts": number, "attention": pairs}
+    columns = {**{name: column[good] for name, column in measured.items()}, "part": parts}
     labels = [f"steps from {GUESSES_EVERY * part}" for part in range(int(parts.max(initial=0)) + 1)]
     words = {name: value for name, value in result.items() if not isinstance(value, list)}
     return StepTable.from_columns(columns, labels), words
@@ -225,7 +216,7 @@ def _tokens(result: dict[str, Any]) -> tuple[Floats, Integers, Integers]:
         places.append(np.arange(len(came)))
     if not times:
         raise InputError("no request of the bench result got a token; nothing can be fitted to it")
-    time, of, place = np.concatenate(times), np.concatenate(owners), np.concatenate(places)
+    time, of, place = map(np.concatenate, (times, owners, places))
     order = np.argsort(time, kind="stable")
     return time[order], of[order], place[order]
 
@@ -262,7 +253,7 @@ def _prompts(
 
 
 def _served(result: dict[str, Any], end: Floats) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Steps before which somebody was being served all the time since the step before."""
+    """Steps before which some request was being served all the time since the step before."""
     starts = np.array(result["start_times"], dtype=np.float64)
     first = np.array([each or 0.0 for each in result["ttfts"]])
     ends = starts + first + np.array([sum(gaps) for gaps in result["itls"]])

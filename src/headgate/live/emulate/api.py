@@ -1,4 +1,4 @@
-"""Requests and answers in OpenAI's dialect."""
+"""OpenAI's dialect as vLLM speaks it: bodies and their problems, answers whole or as events."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from headgate.live.emulate.engine import Job
-from headgate.live.emulate.faults import Fault
+from headgate.live.emulate.engine import EmulatedJob
+from headgate.live.emulate.faults import EmulatedFault
 from headgate.live.emulate.text import LITTLE, ByteRule, Ids, Text, Tokens, fingerprint
+
+# -- problems
 
 TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError", 503: "Service Unavailable"}
 BUSY = (
@@ -33,8 +35,8 @@ class ProblemError(Exception):
         self.type = type or TYPES.get(status, "Bad Request")
 
     def body(self) -> bytes:
-        told = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
-        return msgspec.json.encode({"error": told})
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
+        return msgspec.json.encode({"error": error})
 
     def response(self) -> web.Response:
         return web.Response(status=self.status, body=self.body(), content_type="application/json")
@@ -61,7 +63,7 @@ def detail(status: int, text: str) -> web.Response:
     return web.json_response({"detail": text}, status=status)
 
 
-# -- Bodies of requests: read in bounded time and size --------------------------------------------------
+# -- bodies, read in bounded time and size
 
 BODY_PATIENCE = 60.0  # seconds to send a body
 
@@ -71,36 +73,32 @@ async def read_bytes(request: web.Request, count: Callable[[int], None]) -> byte
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise invalid("Unsupported Media Type: Only 'application/json' is allowed")
+    body = bytearray()
     try:
         async with asyncio.timeout(BODY_PATIENCE):
-            return await _pieces(request, count)
+            # not `request.read()`, which would keep the body for as long as the answer takes
+            async for piece in request.content.iter_any():
+                body += piece
+                count(len(piece))
+                if len(body) > request.client_max_size:
+                    raise ProblemError("The body is too large.", 413, type="Bad Request")
     except TimeoutError:
         raise ProblemError("The body did not come in time.", 408, type="Bad Request") from None
-
-
-async def _pieces(request: web.Request, count: Callable[[int], None]) -> bytes:
-    """Not `request.read()`, which would keep the body for as long as the answer takes."""
-    most, found = request.client_max_size, bytearray()
-    async for piece in request.content.iter_any():
-        found += piece
-        count(len(piece))
-        if len(found) > most:
-            raise ProblemError("The body is too large.", 413, type="Bad Request")
-    return bytes(found)
+    return bytes(body)
 
 
 async def read_json(request: web.Request) -> dict[str, Any]:
     """A body that is an object, for the small endpoints."""
     try:
-        found = msgspec.json.decode(await read_bytes(request, lambda more: None))
+        body = msgspec.json.decode(await read_bytes(request, lambda more: None))
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise invalid(f"JSON decode error: {str(error)[:200]}", "body") from None
-    if not isinstance(found, dict):
+    if not isinstance(body, dict):
         raise invalid("Input should be a valid dictionary", "body")
-    return found
+    return body
 
 
-# -- What a client asks for: bodies of the two completion endpoints, checked as vLLM checks them --------
+# -- the two completion endpoints
 
 MOST_CHOICES = 128  # n times prompts of one request
 LONGEST_ID = 256
@@ -231,10 +229,8 @@ def turns_of(messages: list[Any]) -> list[tuple[str, str]]:
 
 
 def _content(content: object, place: int) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
+    if content is None or isinstance(content, str):
+        return content or ""
     if isinstance(content, list):
         texts = [part.get("text", "") for part in content if isinstance(part, dict)]
         if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
@@ -244,9 +240,7 @@ def _content(content: object, place: int) -> str:
 
 def prompts_of(prompt: str | list[Any]) -> list[str | list[int]]:
     """One or several prompts, as text or as token ids."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if _ids(prompt):
+    if isinstance(prompt, str) or _ids(prompt):
         return [prompt]
     if all(isinstance(each, str) for each in prompt) or all(_ids(each) for each in prompt):
         if not all(prompt):
@@ -259,7 +253,7 @@ def _ids(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(type(id) is int and id >= 0 for id in value)
 
 
-# -- Answers in OpenAI's shape with vLLM's fields, in vLLM's order --------------------------------------
+# -- answers, in vLLM's order of fields
 
 LIKELY, UNLIKELY = -0.25, -1.75  # log probabilities of the token that was chosen and of those that were not
 encode = msgspec.json.encode
@@ -278,7 +272,6 @@ class Head:
         self.prefix = encode(self.fields(True))[:-1] + b',"choices":['
 
     def fields(self, stream: bool) -> dict[str, Any]:
-        """Of the answer, or of one event."""
         kind = "text_completion"
         if self.chat:
             kind = "chat.completion.chunk" if stream else "chat.completion"
@@ -287,11 +280,8 @@ class Head:
 
 def usage(prompt: int, completion: int, details: bool = True) -> dict[str, Any]:
     """Token counts; the last event of a stream leaves the details out."""
-    counts: dict[str, Any] = {
-        "prompt_tokens": prompt,
-        "total_tokens": prompt + completion,
-        "completion_tokens": completion,
-    }
+    counts: dict[str, Any] = {"prompt_tokens": prompt, "total_tokens": prompt + completion}
+    counts["completion_tokens"] = completion
     return {**counts, "prompt_tokens_details": None, "completion_tokens_details": None} if details else counts
 
 
@@ -314,7 +304,7 @@ def whole(
 
 
 def choice(
-    job: Job, text: str, chat: bool, logprobs: Any, ids: list[int] | None, prompt: Any
+    job: EmulatedJob, text: str, chat: bool, logprobs: Any, ids: list[int] | None, prompt: Any
 ) -> dict[str, Any]:
     """One choice of an answer that is not streamed."""
     if chat:
@@ -331,7 +321,7 @@ def choice(
 
 
 def stream_choice(
-    job: Job, text: str, chat: bool, logprobs: Any, ids: list[int] | None, prompt: Any
+    job: EmulatedJob, text: str, chat: bool, logprobs: Any, ids: list[int] | None, prompt: Any
 ) -> dict[str, Any]:
     """One choice in an event."""
     reason = None if job.how is None else job.reason
@@ -347,7 +337,7 @@ def stream_choice(
     return found
 
 
-def completion_logprobs(pieces: list[str], ids: list[int], offset: int, count: int) -> dict[str, Any]:
+def completion_logprobs(pieces: list[str], offset: int, count: int) -> dict[str, Any]:
     """Of a completion: the chosen token, and `count` made-up others."""
     offsets, tops = [], []
     for piece in pieces:
@@ -377,8 +367,7 @@ def chat_logprobs(pieces: list[str], count: int) -> dict[str, Any]:
     }
 
 
-# -- From tokens to bytes: a streamed answer is written as its tokens come, another one when it is ------
-#    complete
+# -- from tokens to bytes
 
 FULL = 1 << 18  # bytes a slow reader may leave in the socket's buffer before events are merged
 DONE = b"data: [DONE]\n\n"
@@ -387,7 +376,7 @@ TAIL = b'"' + b"".join(b',"%b":null' % name.encode() for name in NULLS) + b"}]}\
 CHAT_TAIL = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
 
 
-class Wanted(NamedTuple):
+class Extras(NamedTuple):
     """What the client wants to see beside the text."""
 
     usage: bool = False
@@ -404,36 +393,34 @@ class Wanted(NamedTuple):
         return not (self.running_usage or self.ids or self.logprobs is not None or self.echo or self.stamps)
 
 
-class Answer:
+class WholeAnswer:
     """Collects the jobs of one request; `done` is set when all of them have ended."""
 
     streams = False
 
-    def __init__(self, head: Head, wanted: Wanted, prompts: list[Ids], each: int) -> None:
+    def __init__(self, head: Head, wanted: Extras, prompts: list[Ids], each: int) -> None:
         self.head, self.wanted = head, wanted
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.jobs: list[Job] = []
+        self.jobs: list[EmulatedJob] = []
         self.error: str | None = None
         self._prompts, self._each, self._open = prompts, each, 0
         self.prompt_tokens = sum(map(len, prompts))
         self.now: Callable[[], float] = lambda: 0.0
 
-    def add(self, job: Job) -> None:
+    def add(self, job: EmulatedJob) -> None:
         self.jobs.append(job)
         self._open += 1
 
-    def tokens(self, job: Job) -> None:
+    def tokens(self, job: EmulatedJob) -> None:
         """Not of interest before the end."""
 
-    def end(self, job: Job) -> None:
-        """One of its jobs has ended."""
+    def end(self, job: EmulatedJob) -> None:
         self._open -= 1
         self.error = self.error or job.error
         if not self._open and not self.done.done():
             self.done.set_result(None)
 
     def whole(self, params: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The answer in one piece."""
         choices = [self._choice(job, 0, job.made, choice) for job in self.jobs]
         made = sum(job.made for job in self.jobs)
         more: dict[str, Any] = {"emulated": self._times(self.jobs[0])} if self.wanted.stamps else {}
@@ -451,7 +438,9 @@ class Answer:
             return {}
         return {"prompt_tokens_details": {"cached_tokens": self.jobs[-1].cached + self.jobs[-1].loaded}}
 
-    def _choice(self, job: Job, begin: int, end: int, shape: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    def _choice(
+        self, job: EmulatedJob, begin: int, end: int, shape: Callable[..., dict[str, Any]]
+    ) -> dict[str, Any]:
         """Positions from `begin` to `end` of one of its jobs, with all that is wanted of them."""
         wanted, chat = self.wanted, self.head.chat
         text, logprobs = job.text.text(begin, end), None
@@ -462,18 +451,18 @@ class Answer:
                 logprobs = chat_logprobs(pieces, wanted.logprobs)
             else:
                 before = len(job.text.text(0, begin))
-                logprobs = completion_logprobs(pieces, [], before, wanted.logprobs)
+                logprobs = completion_logprobs(pieces, before, wanted.logprobs)
         if wanted.echo and not begin:
             text = wanted.echo[job.choice // self._each] + text
         ids = job.text.ids(begin, end) if wanted.ids else None
         return shape(job, text, chat, logprobs, ids, prompt)
 
-    def _times(self, job: Job) -> dict[str, float]:
+    def _times(self, job: EmulatedJob) -> dict[str, float]:
         names = ("arrival", "admitted", "first", "finished")
         return {name: value for name in names if (value := getattr(job, name)) >= 0}
 
 
-class Front(dict[int, bytes]):
+class EventHeads(dict[int, bytes]):
     """What stands before the text of an event, by the length of the text: chunks begin with their size."""
 
     def __init__(self, start: bytes, tail: bytes, chunked: bool) -> None:
@@ -485,8 +474,8 @@ class Front(dict[int, bytes]):
         return made
 
 
-class Stream(Answer):
-    """Writes events to the socket as the engine makes tokens. Nothing is awaited: a reader who is slow gets
+class StreamedAnswer(WholeAnswer):
+    """Writes events to the socket as the engine makes tokens. Nothing is awaited: a reader that is slow gets
     fewer events with more text in each, as from vLLM, and costs no memory, for text need not be stored.
 
     Events of tokens are made some at a time, and go to the socket itself: a transport costs more, and that
@@ -497,28 +486,27 @@ class Stream(Answer):
     streams = True
 
     def __init__(
-        self, head: Head, wanted: Wanted, prompts: list[Ids], each: int,
-        transport: asyncio.WriteTransport, chunked: bool, fault: Fault | None = None,
+        self, head: Head, wanted: Extras, prompts: list[Ids], each: int,
+        transport: asyncio.WriteTransport, chunked: bool, fault: EmulatedFault | None = None,
     ) -> None:  # fmt: skip
         super().__init__(head, wanted, prompts, each)
         self._transport, self._chunked, self._fault = transport, chunked, fault
         self._closing, self._soon = transport.is_closing, asyncio.get_running_loop().call_soon
-        self._silent = False  # a fault: nothing more is written
+        self.silent = False  # a fault has ended the stream: nothing more is written
         self._file = _file_of(transport) if wanted.plain and fault is None else -1
         self._behind = True  # the transport may hold bytes that come first
         tail = CHAT_TAIL if head.chat else TAIL
         self._tail, self._end = tail, tail + b"\r\n" if chunked else tail
-        self._fronts: list[Front] = []
+        self._fronts: list[EventHeads] = []
 
-    def add(self, job: Job) -> None:
+    def add(self, job: EmulatedJob) -> None:
         """One of its jobs; the part of its events that never changes is made now."""
         super().add(job)
         middle = b',"delta":{"content":"' if self.head.chat else b',"text":"'
         start = b"data: " + self.head.prefix + b'{"index":%d' % job.choice + middle
-        self._fronts.append(Front(start, self._tail, self._chunked))
+        self._fronts.append(EventHeads(start, self._tail, self._chunked))
 
-    def tokens(self, job: Job) -> None:
-        """Write what there is, unless the reader is slow."""
+    def tokens(self, job: EmulatedJob) -> None:
         if self._behind:
             self._behind = self._transport.get_write_buffer_size() > 0
         events = job.events
@@ -537,7 +525,7 @@ class Stream(Answer):
                 self._behind = True
                 self._transport.write(event[written:])
 
-    def _prepare(self, job: Job) -> bool:
+    def _prepare(self, job: EmulatedJob) -> bool:
         """Make the events of its next tokens; False where each has to be made for itself."""
         if self._file < 0 or job.events or (self.head.chat and not job.sent):
             return bool(job.events)
@@ -545,34 +533,34 @@ class Stream(Answer):
         job.events += [front[len(text)] + text + end for text in reversed(job.text.some(job.sent))]
         return bool(job.events)
 
-    def _by_transport(self, job: Job) -> None:
+    def _by_transport(self, job: EmulatedJob) -> None:
         transport = self._transport
         job.events.clear()
         if self._fault is not None and self._strike(job):
             return
         if transport.is_closing() or transport.get_write_buffer_size() > FULL:
             return
+        self._write_tokens(job)
+
+    def _write_tokens(self, job: EmulatedJob) -> None:
         if not job.sent and self.head.chat:
             self.write(self._role(job))
         self.write(self._event(job, job.sent, job.made))
         job.sent = job.made
 
-    def end(self, job: Job) -> None:
+    def end(self, job: EmulatedJob) -> None:
         """Its last token comes with the reason of its end."""
         strikes = self._fault is not None and self._strike(job)
         if not strikes and not self._transport.is_closing():
             if job.error is not None:
                 self.write(b"data: " + ProblemError(job.error, 500).body() + b"\n\n")
+                job.sent = job.made
             else:
-                if not job.sent and self.head.chat:
-                    self.write(self._role(job))
-                self.write(self._event(job, job.sent, job.made))
-            job.sent = job.made
+                self._write_tokens(job)
         super().end(job)
 
     def closing(self) -> bytes:
-        """What follows the last token."""
-        if self._silent:
+        if self.silent:
             return b""
         if not self.wanted.usage or self.error is not None:
             return DONE
@@ -585,29 +573,21 @@ class Stream(Answer):
         return b"data: " + encode(event) + b"\n\n" + DONE
 
     def write(self, data: bytes) -> None:
-        """Some bytes of the body, at once."""
-        if self._silent or self._transport.is_closing():
+        if self.silent or self._transport.is_closing():
             return
         self._behind = True
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
-    @property
-    def silent(self) -> bool:
-        """A fault has ended the stream without an end."""
-        return self._silent
-
-    def _role(self, job: Job) -> bytes:
+    def _role(self, job: EmulatedJob) -> bytes:
         first = {"index": job.choice, "delta": {"role": "assistant", "content": ""}}
         event = self.head.fields(True) | {"choices": [first | {"logprobs": None, "finish_reason": None}]}
         if self.wanted.running_usage:
             event["usage"] = self._usage(job, 0)
-        event |= {
-            "prompt_token_ids": self._prompts[0].tolist() if self.wanted.ids else None,
-            "prompt_text": None,
-        }
+        event["prompt_token_ids"] = self._prompts[0].tolist() if self.wanted.ids else None
+        event["prompt_text"] = None
         return b"data: " + encode(event) + b"\n\n"
 
-    def _event(self, job: Job, begin: int, end: int) -> bytes:
+    def _event(self, job: EmulatedJob, begin: int, end: int) -> bytes:
         event = self.head.fields(True)
         event["choices"] = [self._choice(job, begin, end, stream_choice)]
         if job.how is not None and not self.wanted.usage:
@@ -618,14 +598,13 @@ class Stream(Answer):
             event["emulated"] = {"time": self.now()} if job.how is None else self._times(job)
         return b"data: " + encode(event) + b"\n\n"
 
-    def _usage(self, job: Job, made: int) -> dict[str, Any]:
+    def _usage(self, job: EmulatedJob, made: int) -> dict[str, Any]:
         counts = usage(len(self._prompts[job.choice // self._each]), made, details=False)
         return counts | ({"completion_tokens_details": None} if self.head.chat else {})
 
-    def _strike(self, job: Job) -> bool:
-        """Does the fault strike now, or has it?"""
+    def _strike(self, job: EmulatedJob) -> bool:
         assert self._fault is not None
-        if self._silent:
+        if self.silent:
             return True
         kind, at = self._fault
         if job.made < at:
@@ -634,7 +613,7 @@ class Stream(Answer):
             self.write(b"data: " + ProblemError("emulated fault", 500).body() + b"\n\n" + DONE)
         elif kind == "reset-mid-event":
             self.write(self._event(job, job.sent, job.made)[:-20])
-        self._silent = True
+        self.silent = True
         if kind == "drop":
             self._transport.abort()
         elif kind == "reset-mid-event":
@@ -646,11 +625,11 @@ class Stream(Answer):
 
 def _file_of(transport: asyncio.WriteTransport) -> int:
     """The descriptor that bytes may be written to; -1 where sockets are no files."""
-    found = transport.get_extra_info("socket")
-    return -1 if found is None or sys.platform == "win32" else int(found.fileno())
+    socket = transport.get_extra_info("socket")
+    return -1 if socket is None or sys.platform == "win32" else int(socket.fileno())
 
 
-# -- The answer an emulator will give, computed by whoever wants to check it ----------------------------
+# -- what a client may expect
 
 RULE = ByteRule()
 
@@ -663,5 +642,4 @@ def answer(prompt: str | list[int], count: int, choice: int = 0, tokens: Tokens 
 
 def chat_answer(messages: list[dict[str, Any]], count: int, choice: int = 0, tokens: Tokens = RULE) -> str:
     """The same for a chat."""
-    ids = tokens.chat(turns_of(messages))
-    return Text(fingerprint(ids.tobytes()), choice, tokens.vocabulary).text(0, count)
+    return answer(tokens.chat(turns_of(messages)).tolist(), count, choice, tokens)

@@ -8,32 +8,12 @@ import os
 import sys
 from math import inf
 from time import perf_counter, time
-from typing import Protocol
 
 from headgate.core.errors import InputError
 
 MONOTONIC, NONBLOCKING, CLOSE_ON_EXEC = 1, os.O_NONBLOCK, getattr(os, "O_CLOEXEC", 0)  # of Linux's timerfd
 LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 NOTHING_LEFT = 1e-6  # seconds: shorter waits are not worth a system call
-
-
-class Clock(Protocol):
-    """Seconds of the emulated engine since the emulator began."""
-
-    virtual: bool
-    speed: float  # emulated seconds in a real one
-
-    def now(self) -> float:
-        """The emulated time; a virtual clock shows what its engines have reached."""
-
-    def wall(self, when: float) -> float:
-        """The date (Unix seconds) of an emulated moment."""
-
-    async def until(self, when: float, alarm: Alarm) -> float:
-        """Wait for a moment; by how many real seconds it is late."""
-
-    def late(self, when: float) -> float:
-        """How many real seconds ago that moment was."""
 
 
 class _Spec(ctypes.Structure):
@@ -100,7 +80,10 @@ class Alarm:
 
 
 class WallClock:
-    """Emulated time runs `speed` times as fast as real time."""
+    """Emulated seconds since the emulator began, `speed` times as fast as real ones.
+
+    `wall` is the date of an emulated moment, `until` waits for it; it and `late` say how late it is in truth.
+    """
 
     virtual = False
 
@@ -111,11 +94,9 @@ class WallClock:
         self._origin, self._date = perf_counter(), time()
 
     def now(self) -> float:
-        """Emulated seconds since the emulator began."""
         return (perf_counter() - self._origin) * self.speed
 
     def wall(self, when: float) -> float:
-        """The date at which an emulated moment comes."""
         return self._date + when / self.speed
 
     async def until(self, when: float, alarm: Alarm) -> float:
@@ -128,7 +109,6 @@ class WallClock:
         return perf_counter() - due
 
     def late(self, when: float) -> float:
-        """How many real seconds ago that moment was."""
         return perf_counter() - self._origin - when / self.speed
 
 
@@ -147,7 +127,6 @@ class VirtualClock:
         return self.reached
 
     def wall(self, when: float) -> float:
-        """The date an emulated moment would have, had the emulator run in real time."""
         return self._date + when
 
     async def until(self, when: float, alarm: Alarm) -> float:
@@ -160,8 +139,10 @@ class VirtualClock:
         return 0.0
 
 
+Clock = WallClock | VirtualClock
+
+
 def _timer_fd() -> int | None:
-    """A timer of the kernel; None where there is none."""
     if LIBRARY is None or not hasattr(LIBRARY, "timerfd_create"):
         return None
     fd = int(LIBRARY.timerfd_create(MONOTONIC, NONBLOCKING | CLOSE_ON_EXEC))

@@ -1,4 +1,4 @@
-"""The emulated engine: its jobs, memory, counters."""
+"""An engine without a GPU: the simulator's own, stepped against a clock. Read `EmulatedEngine.run` first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from headgate.core.errors import RunError, one_line
 from headgate.core.ledger import Entry
@@ -22,26 +22,269 @@ from headgate.sim.engine.asynchronous import Ahead
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import Replica
 
-if TYPE_CHECKING:
-    from headgate.core.ledger import Entry
+LOG = logging.getLogger("headgate.emulate")
 
+
+class EmulatedEngine:
+    """One engine in emulated time. Jobs come by `submit` and go by `abort`; both are felt at the next step.
+
+    The loop is the simulator's: receive, ask, advance, settle. It differs in two places: it advances one step
+    at a time, because what comes next is not known, and it waits until the step has ended. With a virtual
+    clock and jobs given beforehand the schedule is the simulator's to the last bit.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        policy: BatchPolicy,
+        clock: Clock,
+        *,
+        asynchronous: bool = False,
+        observers: tuple[Observer, ...] = (),
+    ) -> None:
+        self.limits, self.clock = engine, clock
+        self.tally = EngineTally(engine.longest)
+        self.streams = Streams(self.tally)
+        self._lengths: dict[int, int] = {}  # true output lengths of the jobs inside
+        self._contents: dict[int, Pieces] = {}  # what they share with others
+        kind = Ahead if asynchronous else Replica
+        self.replica: Replica = kind(
+            engine,
+            policy,
+            self._lengths,  # type: ignore[arg-type]
+            (self.streams, *observers),
+            contents=self._contents,  # type: ignore[arg-type]
+        )
+        self.memory = KvMemory(self.replica)
+        self.dead: str | None = None
+        self.crash_at = inf  # output tokens
+        self.on_crash: Callable[[], None] = lambda: None
+        self._inbox: list[tuple[float, int, EmulatedJob]] = []  # a heap by arrival
+        self._order = self._number = 0
+        self._gone: deque[EmulatedJob] = deque()
+        self._changed = False  # memory has come free, or a request waits for some
+        self._timers: list[tuple[float, int, Callable[[], object]]] = []  # a heap
+        self.on_keep: Callable[[EmulatedJob], None] = lambda job: None
+        self._alarm: Alarm | None = None
+        self._held = asyncio.Event()
+        self._held.set()
+        self._outside: set[EmulatedJob] = set()  # submitted, not yet in the replica's queue
+
+    # -- called by the front
+
+    @property
+    def running(self) -> int:
+        return len(self.replica.ledger.decoding) + len(self.replica.ledger.prefilling)
+
+    @property
+    def waiting(self) -> int:
+        return len(self.replica.ledger.waiting) + len(self._outside)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks in use, those kept for other engines included."""
+        blocks = self.replica.blocks
+        return 1 - blocks.free / blocks.total
+
+    def submit(self, job: EmulatedJob, arrival: float | None = None) -> None:
+        """A job comes, now or (for a virtual clock) at a given time."""
+        if self.dead is not None:
+            job.fail(self.dead)
+            return
+        now = self.replica.now if self.clock.virtual else self.clock.now()
+        job.arrival = now if arrival is None else max(arrival, 0.0)
+        self._outside.add(job)
+        if job.loaded:
+            self.memory.expect(job)
+            self._changed = True
+        else:
+            self._queue(job, job.arrival)
+        self.ring()
+
+    def abort(self, job: EmulatedJob) -> None:
+        """Its client has gone; seat and KV come free at the end of the step under way."""
+        if job.how is None:
+            self._gone.append(job)
+            self.ring()
+
+    def release(self, id: int) -> bool:
+        """KV kept for another engine may go; False: it has gone already."""
+        released = self.memory.release(id)
+        self._changed = self._changed or released
+        self.ring()
+        return released
+
+    def at(self, when: float, do: Callable[[], object]) -> None:
+        self._order += 1
+        heappush(self._timers, (when, self._order, do))
+        self.ring()
+
+    def ring(self) -> None:
+        """Something has changed outside: look at once if the engine is idle."""
+        if self._alarm is not None:
+            self._alarm.ring()
+
+    def hold(self) -> None:
+        self._held.clear()
+
+    def go(self) -> None:
+        self._held.set()
+
+    # -- the loop
+
+    async def run(self) -> None:
+        """Serve until cancelled. An engine whose policy fails is dead, as vLLM's is."""
+        self._alarm = alarm = Alarm()
+        try:
+            while True:
+                await self._held.wait()
+                await self._turn(alarm)
+        except asyncio.CancelledError:
+            raise
+        except (Exception, SystemExit) as error:
+            name = type(self.replica.policy).__name__
+            self.die(str(error) if isinstance(error, RunError) else f"policy {name} broke: {one_line(error)}")
+        finally:
+            self._alarm = None
+            alarm.close()
+
+    def die(self, why: str) -> None:
+        LOG.error("the emulated engine is dead: %s", why)
+        self.dead = why
+        outside, self._outside = self._outside, set()
+        self._inbox.clear()
+        for job in outside:
+            job.fail(why)
+        self.streams.fail(why)
+
+    async def _turn(self, alarm: Alarm) -> None:
+        replica = self.replica
+        self._receive(replica.now)
+        if replica.lease.ended:
+            if not replica.occupied:
+                self._hand_out()
+                await self._idle(self._next(), alarm)
+                return
+            replica.ask()
+        if replica.advance(replica.now):
+            late = await self.clock.until(replica.now, alarm)
+            self.tally.late.add(max(0.0, late))
+            replica.settle()
+            self._hand_out()
+            self.tally.written.add(max(0.0, self.clock.late(replica.now)))
+        elif replica.asked_now:
+            self._hand_out()
+            await self._idle(min(self._next(), replica.plan.until.time), alarm)
+
+    def _hand_out(self) -> None:
+        for job in self.streams.flush():
+            self._lengths.pop(job.id, None)
+            self._contents.pop(job.id, None)
+            if job.export and job.how in (End.STOPPED, End.LIMIT):
+                self.memory.keep(job)
+                self.on_keep(job)
+        if self.tally.generation_tokens >= self.crash_at:
+            self.crash_at = inf
+            self.on_crash()
+
+    async def _idle(self, until: float, alarm: Alarm) -> None:
+        """Nothing can run before that moment, unless something comes or goes."""
+        replica, clock = self.replica, self.clock
+        if self.memory.unblock():
+            return
+        while not self._changed and not self._gone:
+            moment = min(until, self._next())
+            now = moment if clock.virtual else clock.now()
+            if moment <= now and moment < inf:
+                replica.now = max(replica.now, moment)
+                if clock.virtual:
+                    await clock.until(replica.now, alarm)
+                break
+            await alarm.sleep((moment - now) / clock.speed if moment < inf else inf)
+        else:
+            if not clock.virtual:
+                replica.now = max(replica.now, clock.now())
+        self._changed = False
+        replica.lease.ended = True
+
+    def _next(self) -> float:
+        """When the next thing happens that is already known."""
+        arrival = self._inbox[0][0] if self._inbox else inf
+        timer = self._timers[0][0] if self._timers else inf
+        idle = not (self.replica.occupied or self.memory.busy)
+        if self.clock.virtual and timer > self.replica.now and idle:
+            timer = inf  # no request waits for it: a virtual clock would jump there before any comes
+        return min(arrival, self.memory.next_time, timer)
+
+    # -- comings and goings
+
+    def _queue(self, job: EmulatedJob, when: float) -> None:
+        self._order += 1
+        heappush(self._inbox, (when, self._order, job))
+
+    def _receive(self, now: float) -> None:
+        """What has come by now joins the queue, what was aborted leaves, and KV that was copied is here."""
+        while self._gone:
+            self._leave(self._gone.popleft(), now)
+        while self._timers and self._timers[0][0] <= now:
+            heappop(self._timers)[2]()
+        if self.memory.busy:
+            for job in self.memory.landed(now):
+                self._queue(job, job.arrival)
+        while self._inbox and self._inbox[0][0] <= now:
+            job = heappop(self._inbox)[2]
+            if job.how is None:
+                self._enter(job)
+
+    def _enter(self, job: EmulatedJob) -> None:
+        self._outside.discard(job)
+        job.id = self._number
+        self._number += 1
+        entry = Entry(
+            self.replica.ledger, job.id, job.arrival, job.prompt, job.limit, job.kind, job.guess,
+            job.priority, job.slo,
+        )  # fmt: skip
+        if job.loaded:
+            entry.todo, entry.cached = job.prompt - job.loaded, job.loaded
+        job.entry = entry
+        self._lengths[job.id] = job.length
+        job.content = job.content or ((-1 - job.id, job.prompt),)
+        self._contents[job.id] = job.content
+        self.streams.jobs[job.id] = job
+        self.replica.receive(entry)
+
+    def _leave(self, job: EmulatedJob, now: float) -> None:
+        if job.how is not None:
+            return
+        entry = None if job.entry is None else self.replica.ledger.find(job.id)
+        if entry is not None:
+            self.replica.leave(entry, now, End.ABORTED)
+        elif job.entry is None:
+            self._outside.discard(job)
+            self.memory.forget(job)
+            job.how, job.finished = End.ABORTED, now
+            self.tally.ended(job)
+            job.sink.end(job)
+
+
+# -- jobs
 
 NO_SLO = Slo()
 
 
 class Sink(Protocol):
-    """Who gets the tokens of a job. Called by the engine at the moment the tokens are there."""
+    """What gets the tokens of a job. Called by the engine at the moment the tokens are there."""
 
     streams: bool  # False: only the end matters
 
-    def tokens(self, job: Job) -> None:
+    def tokens(self, job: EmulatedJob) -> None:
         """It has more tokens than before, and will have more."""
 
-    def end(self, job: Job) -> None:
+    def end(self, job: EmulatedJob) -> None:
         """It has all the tokens it will get; `job.how` says why."""
 
 
-class Job:
+class EmulatedJob:
     """One choice of one prompt.
 
     `length` is the true output, which no policy sees; `limit` is the client's max_tokens. `loaded` prompt
@@ -61,7 +304,7 @@ class Job:
         self.mark = 0  # fingerprint of the prompt
         self.kind, self.slo, self.guess, self.priority = "", NO_SLO, None, 0
         self.loaded = self.cached = 0
-        self.content: Pieces = ()  # nothing: it shares with nobody
+        self.content: Pieces = ()  # nothing: it shares with no other
         self.export = ""
         self.stops = False  # it ends with EOS or a stop string, not by its limit
         self.stop_reason: str | int | None = None
@@ -75,9 +318,12 @@ class Job:
 
     guess: int | None
 
+    def fail(self, error: str | None) -> None:
+        self.error, self.how = error, End.ABORTED
+        self.sink.end(self)
+
     @property
     def reason(self) -> str:
-        """Why it ended, in vLLM's words."""
         if self.error is not None:
             return "error"
         if self.how is End.STOPPED and self.stops:
@@ -85,10 +331,117 @@ class Job:
         return "length" if self.how in (End.STOPPED, End.LIMIT) else "abort"
 
 
-# -- KV kept for other engines, and KV that comes from them, beside what the engine's own requests hold -
+# -- which job gets a token from which step
 
 
-class Memory:
+class Streams(Observer):
+    """Collects the tokens of a step while the engine runs it; `flush` hands them out when its time has come.
+
+    Decodes that share the engine's tick get a token in every step with decodes, so no list is kept of them
+    but the set itself. Jobs whose client does not stream are counted only.
+    """
+
+    def __init__(self, tally: EngineTally) -> None:
+        self.jobs: dict[int, EmulatedJob] = {}  # all inside the engine
+        self._tally = tally
+        self._rolling: dict[int, EmulatedJob] = {}  # get a token with every tick
+        self._due: list[EmulatedJob] = []  # streaming jobs with tokens from the step that has just ended
+        self._ended: list[EmulatedJob] = []
+        self._shared = -1.0  # when the last tick was
+        self._fresh: list[EmulatedJob] = []  # rolling ones whose newest token did not come with that tick
+
+    def admitted(self, request: Request, now: float) -> None:
+        job = self.jobs[request.id]
+        if job.admitted < 0:
+            job.admitted = now
+            self._tally.admitted(job, request.cached)
+
+    def stepped(self, steps: Steps) -> None:
+        now = steps.ends[-1]
+        self._tally.stepped(steps)
+        if not steps.decodes or not self._rolling:
+            return
+        self._tally.generation_tokens += len(self._rolling)
+        gaps, fresh = self._tally.inter_token_latency, self._fresh
+        self._fresh = []
+        for job in fresh:
+            gaps.add(now - job.newest)
+        if len(self._rolling) > len(fresh):
+            gaps.add(now - self._shared, len(self._rolling) - len(fresh))
+        self._shared = now
+        self._due = [*self._due, *self._rolling.values()] if self._due else list(self._rolling.values())
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """The token that came with its prompt; from now on it rolls."""
+        job = self.jobs[request.id]
+        self._tally.generation_tokens += 1
+        if job.first < 0:
+            job.first = now
+            self._tally.time_to_first_token.add(now - job.arrival)
+        else:
+            self._tally.inter_token_latency.add(now - job.newest)
+        job.newest = now
+        self._rolling[job.id] = job
+        self._fresh.append(job)
+        self._due.append(job)
+
+    def held(self, request: Request, now: float) -> None:
+        self._stop(request.id)
+
+    def resumed(self, request: Request, now: float) -> None:
+        """It rolls again; its next gap is its own."""
+        job = self.jobs[request.id]
+        self._rolling[job.id] = job
+        self._fresh.append(job)
+
+    def evicted(self, request: Request, now: float) -> None:
+        """Its KV is gone; a token will come with its next prompt step."""
+        self.jobs[request.id].evictions += 1
+        self._tally.preemptions += 1
+        self._stop(request.id)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        job = self.jobs.pop(request.id)
+        self._stop(job.id)
+        job.how, job.finished = how, now
+        job.made = max(job.made, request.generated)
+        self._ended.append(job)
+
+    def flush(self) -> list[EmulatedJob]:
+        """Hand out the tokens of the step; the jobs that have ended with it."""
+        due, ended = self._due, self._ended
+        self._due, self._ended = [], []
+        for job in due:
+            if job.how is None:
+                job.made += 1
+                if job.sink.streams:
+                    job.sink.tokens(job)
+        for job in ended:
+            self._tally.ended(job)
+            job.sink.end(job)
+        return ended
+
+    def fail(self, error: str) -> None:
+        jobs, self.jobs = self.jobs, {}
+        for job in jobs.values():
+            job.fail(error)
+        self._rolling.clear()
+
+    def _stop(self, id: int) -> None:
+        """It leaves the tick; its newest token keeps its date."""
+        job = self._rolling.pop(id, None)
+        if job is None:
+            return
+        if job in self._fresh:
+            self._fresh.remove(job)
+        elif self._shared > job.newest:
+            job.newest = self._shared
+
+
+# -- KV kept for other engines, and KV from them
+
+
+class KvMemory:
     """Blocks of an engine that belong to no running request.
 
     A prompt done for another engine keeps its blocks until they have been read or their lease ends. A request
@@ -99,33 +452,29 @@ class Memory:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._kept: dict[int, int] = {}  # job number to blocks
-        self._wanted: deque[Job] = deque()  # their KV has no blocks here yet
-        self._copies: list[tuple[float, int, Job]] = []  # a heap by the end of the copy
+        self._wanted: deque[EmulatedJob] = deque()  # their KV has no blocks here yet
+        self._copies: list[tuple[float, int, EmulatedJob]] = []  # a heap by the end of the copy
         self._order = 0
         self.fixed, self.per_token = 0.002, 147456 / 50e9  # seconds of a copy
 
     def seconds(self, tokens: int) -> float:
-        """To copy the KV of so many tokens."""
         return self.fixed + self.per_token * tokens
 
     @property
     def busy(self) -> bool:
-        """Is KV on its way?"""
         return bool(self._wanted or self._copies)
 
     @property
     def kept(self) -> int:
-        """Blocks kept for other engines."""
         return sum(self._kept.values())
 
     @property
     def next_time(self) -> float:
-        """When the next copy is complete."""
         return self._copies[0][0] if self._copies else inf
 
-    # -- for other engines ---------------------------------------------------------------------------------
+    # -- for other engines
 
-    def keep(self, job: Job) -> None:
+    def keep(self, job: EmulatedJob) -> None:
         """Its prompt's blocks, which have just been given back, stay."""
         blocks, cache = self._replica.blocks, self._replica.cache
         need = blocks.of(job.prompt)
@@ -139,7 +488,7 @@ class Memory:
         self._kept[job.id] = need
 
     def release(self, id: int) -> bool:
-        """They have been read, or nobody wants them; False: they are gone already."""
+        """They have been read, or are not wanted; False: they are gone already."""
         need = self._kept.pop(id, None)
         if need is None:
             return False
@@ -150,13 +499,12 @@ class Memory:
         self._replica.lease.ended = True
         return True
 
-    # -- from other engines --------------------------------------------------------------------------------
+    # -- from other engines
 
-    def expect(self, job: Job) -> None:
-        """Its KV is to come here."""
+    def expect(self, job: EmulatedJob) -> None:
         self._wanted.append(job)
 
-    def landed(self, now: float) -> list[Job]:
+    def landed(self, now: float) -> list[EmulatedJob]:
         """Begin the copies there is room for; those that are complete by now."""
         blocks, ledger = self._replica.blocks, self._replica.ledger
         while self._wanted:
@@ -175,7 +523,7 @@ class Memory:
             done.append(heappop(self._copies)[2])
         return done
 
-    def forget(self, job: Job) -> None:
+    def forget(self, job: EmulatedJob) -> None:
         """Its client hung up before its KV was here; a copy that has begun gives its blocks back."""
         if job in self._wanted:
             self._wanted.remove(job)
@@ -202,7 +550,7 @@ class Memory:
         return False
 
 
-# -- What an engine has done so far, in vLLM's categories; many equal observations cost as much as one --
+# -- counters and histograms, in vLLM's categories
 
 SECONDS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
            480.0, 960.0, 1920.0, 7680.0)  # fmt: skip
@@ -226,12 +574,10 @@ class Histogram:
         self.sum = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """The same value, so many times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
     def rows(self) -> list[tuple[str, float]]:
-        """Cumulative, as Prometheus wants them."""
         total, rows = 0, []
         for bound, count in zip((*self.bounds, inf), self.counts, strict=True):
             total += count
@@ -254,7 +600,7 @@ def token_bounds(most: int) -> tuple[float, ...]:
     return tuple(bound for bound in steps if bound <= most)
 
 
-class Tally:
+class EngineTally:
     """Counters and histograms of one engine."""
 
     def __init__(self, model_len: int) -> None:
@@ -283,29 +629,14 @@ class Tally:
         self.step_seconds += steps.ends[-1] - steps.start
         self.step_tokens.add(float(steps.decodes + steps.prefill))
 
-    def admitted(self, job: Job, found: int) -> None:
+    def admitted(self, job: EmulatedJob, found: int) -> None:
         """Its prompt was looked up, where there is a prefix cache; KV that was loaded was not."""
         if not job.loaded:
             job.cached = found
             self.cache_queries += job.prompt
             self.cache_hits += found
 
-    def tokens(self, count: int) -> None:
-        """So many output tokens came."""
-        self.generation_tokens += count
-
-    def gap(self, seconds: float, times: int = 1) -> None:
-        """Between two tokens of a request."""
-        self.inter_token_latency.add(seconds, times)
-
-    def first_token(self, seconds: float) -> None:
-        """From arrival to the first token."""
-        self.time_to_first_token.add(seconds)
-
-    def preempted(self) -> None:
-        self.preemptions += 1
-
-    def ended(self, job: Job) -> None:
+    def ended(self, job: EmulatedJob) -> None:
         """A job has left; only those that got a token have times."""
         reason = job.reason
         self.ended_by[reason] += 1
@@ -329,386 +660,3 @@ class Tally:
         self.inference.add(job.finished - job.admitted)
         if job.made > 1:
             self.time_per_output_token.add(decode / (job.made - 1))
-
-
-# -- Who gets a token from which step: an observer that hears what a recorder hears, and keeps counts ---
-
-
-class Streams(Observer):
-    """Collects the tokens of a step while the engine runs it; `flush` hands them out when its time has come.
-
-    Decodes that share the engine's tick get a token in every step with decodes, so no list is kept of them
-    but the set itself. Jobs whose client does not stream are counted only.
-    """
-
-    def __init__(self, tally: Tally) -> None:
-        self.jobs: dict[int, Job] = {}  # all inside the engine
-        self._tally = tally
-        self._rolling: dict[int, Job] = {}  # get a token with every tick
-        self._due: list[Job] = []  # streaming jobs with tokens from the step that has just ended
-        self._ended: list[Job] = []
-        self._shared = -1.0  # when the last tick was
-        self._fresh: list[Job] = []  # rolling ones whose newest token did not come with that tick
-
-    def admitted(self, request: Request, now: float) -> None:
-        """Its wait in the queue is over."""
-        job = self.jobs[request.id]
-        if job.admitted < 0:
-            job.admitted = now
-            self._tally.admitted(job, request.cached)
-
-    def stepped(self, steps: Steps) -> None:
-        """A token for everyone that rolls."""
-        now = steps.ends[-1]
-        self._tally.stepped(steps)
-        if not steps.decodes or not self._rolling:
-            return
-        self._tally.tokens(len(self._rolling))
-        fresh, self._fresh = self._fresh, []
-        for job in fresh:
-            self._tally.gap(now - job.newest)
-        if len(self._rolling) > len(fresh):
-            self._tally.gap(now - self._shared, len(self._rolling) - len(fresh))
-        self._shared = now
-        self._due = [*self._due, *self._rolling.values()] if self._due else list(self._rolling.values())
-
-    def prefilled(self, request: Request, now: float) -> None:
-        """The token that came with its prompt; from now on it rolls."""
-        job = self.jobs[request.id]
-        self._tally.tokens(1)
-        if job.first < 0:
-            job.first = now
-            self._tally.first_token(now - job.arrival)
-        else:
-            self._tally.gap(now - job.newest)
-        job.newest = now
-        self._rolling[job.id] = job
-        self._fresh.append(job)
-        self._due.append(job)
-
-    def held(self, request: Request, now: float) -> None:
-        """No token until it is resumed."""
-        self._stop(request.id)
-
-    def resumed(self, request: Request, now: float) -> None:
-        """It rolls again; its next gap is its own."""
-        job = self.jobs[request.id]
-        self._rolling[job.id] = job
-        self._fresh.append(job)
-
-    def evicted(self, request: Request, now: float) -> None:
-        """Its KV is gone; a token will come with its next prompt step."""
-        self.jobs[request.id].evictions += 1
-        self._tally.preempted()
-        self._stop(request.id)
-
-    def finished(self, request: Request, now: float, how: End) -> None:
-        """It has left the engine."""
-        job = self.jobs.pop(request.id)
-        self._stop(job.id)
-        job.how, job.finished = how, now
-        job.made = max(job.made, request.generated)
-        self._ended.append(job)
-
-    def flush(self) -> list[Job]:
-        """Hand out the tokens of the step; the jobs that have ended with it."""
-        due, ended = self._due, self._ended
-        self._due, self._ended = [], []
-        for job in due:
-            if job.how is None:
-                job.made += 1
-                if job.sink.streams:
-                    job.sink.tokens(job)
-        for job in ended:
-            self._tally.ended(job)
-            job.sink.end(job)
-        return ended
-
-    def fail(self, error: str) -> None:
-        """The engine is dead: everybody is told."""
-        jobs, self.jobs = self.jobs, {}
-        for job in jobs.values():
-            job.error, job.how = error, End.ABORTED
-            job.sink.end(job)
-        self._rolling.clear()
-
-    def _stop(self, id: int) -> None:
-        job = self._rolling.pop(id, None)
-        if job is not None:
-            self._forget(job)
-
-    def _forget(self, job: Job) -> None:
-        """It leaves the tick; its newest token keeps its date."""
-        if job in self._fresh:
-            self._fresh.remove(job)
-        elif self._shared > job.newest:
-            job.newest = self._shared
-
-
-# -- An engine without a GPU: the simulator's own engine, stepped against a clock. Read `run` first -----
-
-LOG = logging.getLogger("headgate.emulate")
-
-
-class Lengths(dict[int, int]):
-    """True output lengths of the jobs inside, by request number."""
-
-
-class Contents(dict[int, Pieces]):
-    """What the jobs inside share with others, by request number."""
-
-
-class EmulatedEngine:
-    """One engine in emulated time. Jobs come by `submit` and go by `abort`; both are felt at the next step.
-
-    The loop is the simulator's: receive, ask, advance, settle. It differs in two places: it advances by one
-    step at a time, because who comes next is not known, and it waits until the step has ended. With a virtual
-    clock and jobs given beforehand the schedule is the simulator's to the last bit.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        policy: BatchPolicy,
-        clock: Clock,
-        *,
-        asynchronous: bool = False,
-        observers: tuple[Observer, ...] = (),
-    ) -> None:
-        self.limits, self.clock = engine, clock
-        self.tally = Tally(engine.longest)
-        self.streams = Streams(self.tally)
-        self._lengths = Lengths()
-        hear = (self.streams, *observers)
-        self._contents = Contents()
-        kind = Ahead if asynchronous else Replica
-        self.replica: Replica = kind(
-            engine,
-            policy,
-            self._lengths,  # type: ignore[arg-type]
-            hear,
-            contents=self._contents,  # type: ignore[arg-type]
-        )
-        self.memory = Memory(self.replica)
-        self.dead: str | None = None
-        self.crash_at = inf  # output tokens
-        self.on_crash: Callable[[], None] = lambda: None
-        self._inbox: list[tuple[float, int, Job]] = []  # a heap by arrival
-        self._order = self._number = 0
-        self._gone: deque[Job] = deque()
-        self._changed = False  # memory has come free, or somebody waits for some
-        self._timers: list[tuple[float, int, Callable[[], object]]] = []  # a heap
-        self.on_keep: Callable[[Job], None] = lambda job: None
-        self._alarm: Alarm | None = None
-        self._held = asyncio.Event()
-        self._held.set()
-        self._outside: set[Job] = set()  # submitted, not yet in the replica's queue
-
-    # -- called by the front ----------------------------------------------------------------------
-
-    @property
-    def running(self) -> int:
-        return len(self.replica.ledger.decoding) + len(self.replica.ledger.prefilling)
-
-    @property
-    def waiting(self) -> int:
-        return len(self.replica.ledger.waiting) + len(self._outside)
-
-    @property
-    def kv_usage(self) -> float:
-        """Share of the KV blocks in use, those kept for other engines included."""
-        blocks = self.replica.blocks
-        return 1 - blocks.free / blocks.total
-
-    def submit(self, job: Job, arrival: float | None = None) -> None:
-        """A job comes, now or (for a virtual clock) at a given time."""
-        if self.dead is not None:
-            job.error, job.how = self.dead, End.ABORTED
-            job.sink.end(job)
-            return
-        now = self.replica.now if self.clock.virtual else self.clock.now()
-        job.arrival = now if arrival is None else max(arrival, 0.0)
-        self._outside.add(job)
-        if job.loaded:
-            self.memory.expect(job)
-            self._changed = True
-        else:
-            self._queue(job, job.arrival)
-        self.ring()
-
-    def abort(self, job: Job) -> None:
-        """Its client has gone; seat and KV come free at the end of the step under way."""
-        if job.how is None:
-            self._gone.append(job)
-            self.ring()
-
-    def release(self, id: int) -> bool:
-        """KV kept for another engine may go; False: it has gone already."""
-        released = self.memory.release(id)
-        self._changed = self._changed or released
-        self.ring()
-        return released
-
-    def at(self, when: float, do: Callable[[], object]) -> None:
-        """Do something at an emulated time, between two steps."""
-        self._order += 1
-        heappush(self._timers, (when, self._order, do))
-        self.ring()
-
-    def ring(self) -> None:
-        """Something has changed outside: look at once if the engine is idle."""
-        if self._alarm is not None:
-            self._alarm.ring()
-
-    def hold(self) -> None:
-        """Take jobs in, run nothing until `go`."""
-        self._held.clear()
-
-    def go(self) -> None:
-        self._held.set()
-
-    # -- the loop ----------------------------------------------------------------------
-
-    async def run(self) -> None:
-        """Serve until cancelled. An engine whose policy fails is dead, as vLLM's is."""
-        self._alarm = Alarm()
-        try:
-            while True:
-                await self._held.wait()
-                await self._turn()
-        except asyncio.CancelledError:
-            raise
-        except (Exception, SystemExit) as error:
-            name = type(self.replica.policy).__name__
-            self.die(str(error) if isinstance(error, RunError) else f"policy {name} broke: {one_line(error)}")
-        finally:
-            alarm, self._alarm = self._alarm, None
-            alarm.close()
-
-    def die(self, why: str) -> None:
-        """Every job fails, and every later one will."""
-        LOG.error("the emulated engine is dead: %s", why)
-        self.dead = why
-        outside, self._outside = self._outside, set()
-        self._inbox.clear()
-        for job in outside:
-            job.error, job.how = why, End.ABORTED
-            job.sink.end(job)
-        self.streams.fail(why)
-
-    async def _turn(self) -> None:
-        """One round of the simulator's loop."""
-        replica = self.replica
-        self._receive(replica.now)
-        if replica.lease.ended:
-            if not replica.occupied:
-                self._hand_out()
-                await self._idle(self._next())
-                return
-            replica.ask()
-        if replica.advance(replica.now):
-            late = await self.clock.until(replica.now, self._bell())
-            self.tally.late.add(max(0.0, late))
-            replica.settle()
-            self._hand_out()
-            self.tally.written.add(max(0.0, self.clock.late(replica.now)))
-        elif replica.asked_now:
-            self._hand_out()
-            await self._idle(min(self._next(), replica.plan.until.time))
-
-    def _hand_out(self) -> None:
-        for job in self.streams.flush():
-            self._lengths.pop(job.id, None)
-            self._contents.pop(job.id, None)
-            if job.export and job.how in (End.STOPPED, End.LIMIT):
-                self.memory.keep(job)
-                self.on_keep(job)
-        if self.tally.generation_tokens >= self.crash_at:
-            self.crash_at = inf
-            self.on_crash()
-
-    async def _idle(self, until: float) -> None:
-        """Nothing can run before that moment, unless something comes or goes."""
-        replica, clock = self.replica, self.clock
-        if self.memory.unblock():
-            return
-        while not self._changed and not self._gone:
-            moment = min(until, self._next())
-            now = moment if clock.virtual else clock.now()
-            if moment <= now and moment < inf:
-                replica.now = max(replica.now, moment)
-                if clock.virtual:
-                    await clock.until(replica.now, self._bell())
-                break
-            await self._bell().sleep((moment - now) / clock.speed if moment < inf else inf)
-        else:
-            if not clock.virtual:
-                replica.now = max(replica.now, clock.now())
-        self._changed = False
-        replica.lease.ended = True
-
-    def _bell(self) -> Alarm:
-        assert self._alarm is not None
-        return self._alarm
-
-    def _next(self) -> float:
-        """When the next thing happens that is already known."""
-        arrival = self._inbox[0][0] if self._inbox else inf
-        timer = self._timers[0][0] if self._timers else inf
-        if (
-            self.clock.virtual
-            and timer > self.replica.now
-            and not (self.replica.occupied or self.memory.busy)
-        ):
-            timer = inf  # nobody waits for it: a virtual clock would jump there before anything else comes
-        return min(arrival, self.memory.next_time, timer)
-
-    # -- comings and goings ----------------------------------------------------------------------
-
-    def _queue(self, job: Job, when: float) -> None:
-        self._order += 1
-        heappush(self._inbox, (when, self._order, job))
-
-    def _receive(self, now: float) -> None:
-        """Who has come by now joins the queue; who has gone leaves; KV that has come is here."""
-        while self._gone:
-            self._leave(self._gone.popleft(), now)
-        while self._timers and self._timers[0][0] <= now:
-            heappop(self._timers)[2]()
-        if self.memory.busy:
-            for job in self.memory.landed(now):
-                self._queue(job, job.arrival)
-        while self._inbox and self._inbox[0][0] <= now:
-            job = heappop(self._inbox)[2]
-            if job.how is None:
-                self._enter(job)
-
-    def _enter(self, job: Job) -> None:
-        self._outside.discard(job)
-        job.id = self._number
-        self._number += 1
-        entry = Entry(
-            self.replica.ledger, job.id, job.arrival, job.prompt, job.limit, job.kind, job.guess,
-            job.priority, job.slo,
-        )  # fmt: skip
-        if job.loaded:
-            entry.todo, entry.cached = job.prompt - job.loaded, job.loaded
-        job.entry = entry
-        self._lengths[job.id] = job.length
-        job.content = job.content or ((-1 - job.id, job.prompt),)
-        self._contents[job.id] = job.content
-        self.streams.jobs[job.id] = job
-        self.replica.receive(entry)
-
-    def _leave(self, job: Job, now: float) -> None:
-        if job.how is not None:
-            return
-        entry = None if job.entry is None else self.replica.ledger.find(job.id)
-        if entry is not None:
-            self.replica.leave(entry, now, End.ABORTED)
-        elif job.entry is None:
-            self._outside.discard(job)
-            self.memory.forget(job)
-            job.how, job.finished = End.ABORTED, now
-            self.tally.ended(job)
-            job.sink.end(job)

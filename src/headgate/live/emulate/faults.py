@@ -24,29 +24,29 @@ DEFAULTS = {"wrong-length": 64.0, "error": 500.0}
 IN_STREAM = ("error-event", "drop", "reset-mid-event", "stall")
 
 
-class Fault(NamedTuple):
+class EmulatedFault(NamedTuple):
     """One fault; `at` is a number of tokens, seconds, bytes or a status, by its kind."""
 
     kind: str
     at: float = 1.0
 
 
-def read_fault(text: str) -> Fault:
+def read_fault(text: str) -> EmulatedFault:
     """`drop=5` as a fault."""
     kind, equals, number = text.strip().partition("=")
     if kind in STATUSES and not equals:
-        return Fault("error", float(kind))
+        return EmulatedFault("error", float(kind))
     if kind not in KINDS:
         raise unknown("fault", kind[:40], (*KINDS, *STATUSES))
     if not equals:
-        return Fault(kind, DEFAULTS.get(kind, 1.0))
+        return EmulatedFault(kind, DEFAULTS.get(kind, 1.0))
     try:
         at = float(number)
     except ValueError:
         at = -1.0
     if not 0 <= at <= 1e9 or (kind == "error" and not 400 <= at <= 599):
         raise InputError(f"fault {kind}={number[:20]!r} is not allowed; {KINDS[kind]}")
-    return Fault(kind, at)
+    return EmulatedFault(kind, at)
 
 
 class Faults:
@@ -56,11 +56,10 @@ class Faults:
     share `rate` gets `kind`: spread evenly, without chance, so that a rerun fails the same ones.
     """
 
-    def __init__(self, rate: float = 0.0, kind: str = "500", always: str | None = None) -> None:
+    def __init__(self, rate: float = 0.0, kind: str = "500") -> None:
         self.by_header = True
-        self.refuse = False
         self.seen = self.failed = 0
-        self.set({"rate": rate, "kind": kind, "always": always})
+        self.set({"rate": rate, "kind": kind, "always": None})
 
     def set(self, words: dict[str, Any]) -> None:
         """Change what is named; checked whole before anything is changed."""
@@ -75,18 +74,17 @@ class Faults:
         always = words.get("always", getattr(self, "always", None))
         if isinstance(always, str):
             always = read_fault(always)
-        elif always is not None and not isinstance(always, Fault):
+        elif always is not None and not isinstance(always, EmulatedFault):
             raise InputError("fault always is not a text; give a fault such as drop=5, or null")
         by_header = words.get("by_header", self.by_header)
         if not isinstance(by_header, bool):
             raise InputError("fault by_header is not true or false")
         self.rate, self.kind, self.always, self.by_header = float(rate), kind, always, by_header
 
-    kind: Fault
-    always: Fault | None
+    kind: EmulatedFault
+    always: EmulatedFault | None
 
-    def of(self, header: str | None) -> Fault | None:
-        """The fault of the next request, if it has one."""
+    def of(self, header: str | None) -> EmulatedFault | None:
         if header is not None and self.by_header:
             return read_fault(header)
         if self.always is not None:
@@ -100,7 +98,6 @@ class Faults:
         return None
 
     def shown(self) -> dict[str, Any]:
-        """As the admin call shows it."""
         text = None if self.always is None else f"{self.always.kind}={self.always.at:g}"
         kind = f"{self.kind.kind}={self.kind.at:g}"
         return {"rate": self.rate, "kind": kind, "always": text, "by_header": self.by_header}

@@ -1,8 +1,9 @@
-"""KV handed over between emulators."""
+"""KV handed over between emulators, in one process or from port to port."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 from uuid import uuid4
 from weakref import WeakValueDictionary
@@ -10,8 +11,7 @@ from weakref import WeakValueDictionary
 import aiohttp
 
 from headgate.live.emulate.api import ProblemError
-from headgate.live.emulate.clock import Clock
-from headgate.live.emulate.engine import EmulatedEngine, Job
+from headgate.live.emulate.engine import EmulatedEngine, EmulatedJob
 from headgate.live.emulate.text import spoiled
 
 NEEDED = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
@@ -21,7 +21,7 @@ REMEMBERED = 10_000  # expired requests, so that a late reader can be told from 
 class Export(NamedTuple):
     """A prompt whose KV is kept here."""
 
-    job: Job
+    job: EmulatedJob
     expires: float  # emulated seconds
 
 
@@ -37,21 +37,16 @@ class Exports:
         engine.on_keep = self.keep
         NAMES[self.id] = self
 
-    @property
-    def clock(self) -> Clock:
-        return self.engine.clock
-
     def now(self) -> float:
-        return self.engine.replica.now if self.clock.virtual else self.clock.now()
+        return self.engine.replica.now if self.engine.clock.virtual else self.engine.clock.now()
 
-    def keep(self, job: Job) -> None:
+    def keep(self, job: EmulatedJob) -> None:
         """The prompt is done; its KV can be read until the lease ends."""
         expires = self.now() + self.lease
         self._kept[job.export] = Export(job, expires)
         self.engine.at(expires, self.expire)
 
-    def params(self, job: Job) -> dict[str, Any] | None:
-        """The parameters with which a job that was kept can be decoded elsewhere."""
+    def params(self, job: EmulatedJob) -> dict[str, Any] | None:
         export = self._kept.get(job.export)
         if export is None:
             return None
@@ -64,17 +59,14 @@ class Exports:
             "remote_request_id": job.export,
             "remote_host": self.host,
             "remote_port": self.port,
-            "tp_size": 1,
-            "dcp_size": 1,
-            "pp_size": 1,
+            **dict.fromkeys(("tp_size", "dcp_size", "pp_size"), 1),
             "remote_num_tokens": job.prompt,
-            "remote_blocks_expiry_time": self.clock.wall(export.expires),
+            "remote_blocks_expiry_time": self.engine.clock.wall(export.expires),
             "transfer_mode": "pull",
             "remote_prefill_cached_tokens": 0,
         }
 
     def expire(self) -> None:
-        """Leases that have ended: their blocks are free for others."""
         now = self.now()
         for request, export in list(self._kept.items()):
             if export.expires > now:
@@ -129,7 +121,7 @@ def source(params: dict[str, Any]) -> tuple[str, str, str, int]:
     return engine, request, str(params.get("remote_host"))[:100], port if isinstance(port, int) else 0
 
 
-# -- Reading KV from an engine of another process: a call to the port that its parameters name ----------
+# -- from an engine of another process
 
 PATH = "/emulate/kv"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -155,28 +147,25 @@ class Peers:
         engine, request, _, _ = source(params)
         if engine == own:
             raise ProblemError("The KV of a request cannot be read from the engine itself.", 500)
-        here = NAMES.get(engine)
-        if here is not None:
-            if here.engine.dead is not None:
-                raise LoadFailedError
-            return here.read(request, mark)
-        told = await self._call(params, {"read": request, "engine": engine, "mark": str(mark)})
-        return int(told["mark"])
+        exports = NAMES.get(engine)
+        if exports is None:
+            answer = await self._call(params, {"read": request, "engine": engine, "mark": str(mark)})
+            return int(answer["mark"])
+        if exports.engine.dead is not None:
+            raise LoadFailedError
+        return exports.read(request, mark)
 
     async def free(self, params: dict[str, Any]) -> None:
-        """The request was refused here; a failure of this is nobody's concern."""
+        """The request was refused here; a failure of this changes nothing."""
         engine, request, _, _ = source(params)
-        here = NAMES.get(engine)
-        if here is not None:
-            here.free(request)
+        exports = NAMES.get(engine)
+        if exports is not None:
+            exports.free(request)
             return
-        try:
+        with suppress(LoadFailedError):
             await self._call(params, {"free": request, "engine": engine})
-        except LoadFailedError:
-            return
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 

@@ -1,4 +1,4 @@
-"""Counters as vLLM shows them, and recordings."""
+"""`/metrics` as vLLM shows them, whether the emulator keeps up, and a step trace of what was served."""
 
 from __future__ import annotations
 
@@ -12,59 +12,10 @@ from typing import Any
 from headgate.core.errors import InputError
 from headgate.core.version import VERSION
 from headgate.live.emulate.clock import Clock
-from headgate.live.emulate.engine import EmulatedEngine, Histogram, Tally
-from headgate.live.emulate.service import Made, Place
+from headgate.live.emulate.engine import EmulatedEngine, EngineTally, Histogram
+from headgate.live.emulate.service import EmulatorSetup, PortState
 from headgate.live.engine.trace import Trace
 from headgate.methods.make import split_name
-
-ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-
-
-class Gauge:
-    """One metric: its head and a line for each of its label values."""
-
-    kind, suffix = "gauge", ""
-
-    def __init__(self, name: str, about: str, labels: Sequence[str]) -> None:
-        self._name, self._labels = name + self.suffix, labels
-        self._lines = [f"# HELP {self._name} {about}\n# TYPE {self._name} {self.kind}\n"]
-
-    def add_metric(self, values: Sequence[str], value: float) -> None:
-        self._lines.append(f"{self._name}{{{','.join(self._pairs(values))}}} {float(value)}\n")
-
-    def text(self) -> str:
-        return "".join(self._lines)
-
-    def _pairs(self, values: Sequence[str]) -> list[str]:
-        pairs = zip(self._labels, values, strict=True)
-        return sorted(f'{label}="{value.translate(ESCAPES)}"' for label, value in pairs)
-
-
-class Counter(Gauge):
-    """One that only grows."""
-
-    kind, suffix = "counter", "_total"
-
-
-class Buckets(Gauge):
-    """A histogram."""
-
-    kind = "histogram"
-
-    def add_rows(self, values: Sequence[str], rows: Iterable[tuple[str, float]], total: float) -> None:
-        """Cumulative counts by upper bound, and the sum of what was counted."""
-        pairs, count = self._pairs(values), 0.0
-        before = "".join(f"{pair}," for pair in pairs if pair < "le=")
-        after = "".join(f",{pair}" for pair in pairs if pair > "le=")
-        start, end = f'{self._name}_bucket{{{before}le="', f'"{after}}} '
-        for bound, count in rows:
-            self._lines.append(f"{start}{bound}{end}{count}\n")
-        labels = ",".join(pairs)
-        self._lines.append(f"{self._name}_count{{{labels}}} {count}\n")
-        self._lines.append(f"{self._name}_sum{{{labels}}} {float(total)}\n")
-
-
-# -- `/metrics` in vLLM's names, labels and buckets, and our own on whether the emulator keeps up -------
 
 LABELS = ["model_name", "engine"]
 HISTOGRAMS: dict[str, tuple[str, str]] = {  # of the tally: vLLM's name, what it is
@@ -98,34 +49,34 @@ CACHE_COUNTS = {
 }
 SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 TIERS = ("device", "host", "p2p", "disk", "external_unspecified")
+REASON = "finished_reason"
 SLEEP = {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0}
 
 
 class PlaceMetrics:
     """Reads the tallies of a port's engines when it is asked."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: PortState) -> None:
         self._place = place
 
     def text(self) -> str:
-        """All of them, as `/metrics` shows them."""
         parts = (self._gauges, self._counters, self._histograms, self._own)
         return "".join(family.text() for part in parts for family in part())
 
     @property
-    def _engines(self) -> list[tuple[list[str], EmulatedEngine, Tally]]:
-        model = self._place.made.model
+    def _engines(self) -> list[tuple[list[str], EmulatedEngine, EngineTally]]:
+        model = self._place.setup.model
         return [([model, str(i)], engine, engine.tally) for i, engine in enumerate(self._place.engines)]
 
-    def _gauges(self) -> Iterator[Gauge]:
+    def _gauges(self) -> Iterator[GaugeFamily]:
         running = _gauge("num_requests_running", "Number of requests in model execution batches.")
         waiting = _gauge("num_requests_waiting", "Number of requests waiting to be processed.")
         reasons = _gauge("num_requests_waiting_by_reason", "Waiting requests by reason.", "reason")
         usage = _gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.")
         sleep = _gauge("engine_sleep_state", "Engine sleep state.", "sleep_state")
-        engine = self._place.made.engine
+        engine = self._place.setup.engine
         words = ["block_size", "num_gpu_blocks", "kv_cache_size_tokens", "enable_prefix_caching"]
-        cache = Gauge("vllm:cache_config_info", "Cache configuration.", ["engine", *words])
+        cache = GaugeFamily("vllm:cache_config_info", "Cache configuration.", ["engine", *words])
         for labels, each, _ in self._engines:
             running.add_metric(labels, each.running)
             waiting.add_metric(labels, each.waiting)
@@ -139,7 +90,7 @@ class PlaceMetrics:
             cache.add_metric([labels[1], *told], 1)
         yield from (running, waiting, reasons, usage, sleep, cache)
 
-    def _counters(self) -> Iterator[Gauge]:
+    def _counters(self) -> Iterator[GaugeFamily]:
         plain = {
             "num_preemptions": ("Cumulative number of preemption from the engine.", "preemptions"),
             "prompt_tokens": ("Number of prefill tokens processed.", "prompt_tokens"),
@@ -152,7 +103,7 @@ class PlaceMetrics:
             "Number of cached prompt tokens (local + external).",
             lambda tally: {"": tally.loaded_tokens + tally.cached_tokens},
         )
-        looks = self._place.made.engine.prefix_cache
+        looks = self._place.setup.engine.prefix_cache
         for name in CACHE_COUNTS:
             queries, hits = CACHE_COUNTS[name] if looks or name != "prefix_cache" else ("", "")
             for what, key in (("queries", queries), ("hits", hits)):
@@ -162,48 +113,50 @@ class PlaceMetrics:
         yield self._counter(
             "prompt_tokens_cached_by_source", "Prefix-cache hits by tier.", _by_tier, "source"
         )
-        yield self._counter("request_success", "Requests by how they ended.", _by_reason, "finished_reason")
-        rejected = Counter(
+        yield self._counter(
+            "request_success", "Requests by how they ended.", lambda tally: tally.ended_by, REASON
+        )
+        rejected = CounterFamily(
             "vllm:admission_rejections", "Requests refused by a queue limit.", ["model_name", "reason"]
         )
         for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
             total = sum(tally.rejected[reason] for _, _, tally in self._engines)
-            rejected.add_metric([self._place.made.model, reason], total)
+            rejected.add_metric([self._place.setup.model, reason], total)
         yield rejected
-        if self._place.made.options.kv_connector:
+        if self._place.setup.options.kv_connector:
             for key, about in NIXL.items():
                 yield self._counter(f"nixl_num_{key}", about, lambda tally, key=key: {"": tally.nixl[key]})
 
-    def _counter(self, name: str, about: str, count: Any, label: str = "") -> Gauge:
+    def _counter(self, name: str, about: str, count: Any, label: str = "") -> GaugeFamily:
         labels = [*LABELS, label] if label else LABELS
-        family = Counter(f"vllm:{name}", about, labels)
+        family = CounterFamily(f"vllm:{name}", about, labels)
         for values, _, tally in self._engines:
             for key, value in count(tally).items():
                 family.add_metric([*values, key] if label else values, value)
         return family
 
-    def _histograms(self) -> Iterator[Gauge]:
+    def _histograms(self) -> Iterator[GaugeFamily]:
         for attribute, (name, about) in HISTOGRAMS.items():
-            family = Buckets(f"vllm:{name}", about, LABELS)
+            family = HistogramFamily(f"vllm:{name}", about, LABELS)
             for labels, _, tally in self._engines:
                 found: Histogram = getattr(tally, attribute)
                 family.add_rows(labels, found.rows(), found.sum)
             yield family
 
-    def _own(self) -> Iterator[Gauge]:
-        late = Buckets(
+    def _own(self) -> Iterator[GaugeFamily]:
+        late = HistogramFamily(
             "headgate_emulator_late_seconds",
             "How late steps ended, in real seconds: what the emulator adds to every time it shows.",
             LABELS,
         )
-        written = Buckets(
+        written = HistogramFamily(
             "headgate_emulator_written_seconds",
             "The same when the last token of the step had been written.",
             LABELS,
         )
-        busy = Counter("headgate_emulator_step_seconds", "Emulated time in steps.", LABELS)
-        steps = Counter("headgate_emulator_steps", "Steps.", LABELS)
-        kept = Gauge("headgate_emulator_kv_exports", "Prompts kept for others.", LABELS)
+        busy = CounterFamily("headgate_emulator_step_seconds", "Emulated time in steps.", LABELS)
+        steps = CounterFamily("headgate_emulator_steps", "Steps.", LABELS)
+        kept = GaugeFamily("headgate_emulator_kv_exports", "Prompts kept for others.", LABELS)
         for (labels, _, tally), exports in zip(self._engines, self._place.exports, strict=True):
             late.add_rows(labels, tally.late.rows(), tally.late.sum)
             written.add_rows(labels, tally.written.rows(), tally.written.sum)
@@ -213,37 +166,82 @@ class PlaceMetrics:
         yield from (late, written, busy, steps, kept)
 
 
-def _gauge(name: str, about: str, *more: str) -> Gauge:
-    return Gauge(f"vllm:{name}", about, [*LABELS, *more])
+def _gauge(name: str, about: str, *more: str) -> GaugeFamily:
+    return GaugeFamily(f"vllm:{name}", about, [*LABELS, *more])
 
 
-def _by_source(tally: Tally) -> dict[str, int]:
+def _by_source(tally: EngineTally) -> dict[str, int]:
     loaded, cached = tally.loaded_tokens, tally.cached_tokens
     return dict(zip(SOURCES, (tally.prompt_tokens - loaded - cached, cached, loaded), strict=True))
 
 
-def _by_tier(tally: Tally) -> dict[str, int]:
+def _by_tier(tally: EngineTally) -> dict[str, int]:
     return dict.fromkeys(TIERS, 0) | {"device": tally.cached_tokens, "p2p": tally.loaded_tokens}
 
 
-def _by_reason(tally: Tally) -> dict[str, int]:
-    return dict(tally.ended_by)
+# -- families as text
+
+ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
-# -- What was served: a step trace for each engine, written while it serves -----------------------------
+class GaugeFamily:
+    """One metric: its head and a line for each of its label values."""
+
+    kind, suffix = "gauge", ""
+
+    def __init__(self, name: str, about: str, labels: Sequence[str]) -> None:
+        self._name, self._labels = name + self.suffix, labels
+        self._lines = [f"# HELP {self._name} {about}\n# TYPE {self._name} {self.kind}\n"]
+
+    def add_metric(self, values: Sequence[str], value: float) -> None:
+        self._lines.append(f"{self._name}{{{','.join(self._pairs(values))}}} {float(value)}\n")
+
+    def text(self) -> str:
+        return "".join(self._lines)
+
+    def _pairs(self, values: Sequence[str]) -> list[str]:
+        pairs = zip(self._labels, values, strict=True)
+        return sorted(f'{label}="{value.translate(ESCAPES)}"' for label, value in pairs)
 
 
-def traces(made: Made, clock: Clock, engines: int) -> list[Trace]:
+class CounterFamily(GaugeFamily):
+    """One that only grows."""
+
+    kind, suffix = "counter", "_total"
+
+
+class HistogramFamily(GaugeFamily):
+    """A histogram."""
+
+    kind = "histogram"
+
+    def add_rows(self, values: Sequence[str], rows: Iterable[tuple[str, float]], total: float) -> None:
+        """Cumulative counts by upper bound, and the sum of what was counted."""
+        pairs, count = self._pairs(values), 0.0
+        before = "".join(f"{pair}," for pair in pairs if pair < "le=")
+        after = "".join(f",{pair}" for pair in pairs if pair > "le=")
+        start, end = f'{self._name}_bucket{{{before}le="', f'"{after}}} '
+        for bound, count in rows:
+            self._lines.append(f"{start}{bound}{end}{count}\n")
+        labels = ",".join(pairs)
+        self._lines.append(f"{self._name}_count{{{labels}}} {count}\n")
+        self._lines.append(f"{self._name}_sum{{{labels}}} {float(total)}\n")
+
+
+# -- step traces
+
+
+def traces(setup: EmulatorSetup, clock: Clock, engines: int) -> list[Trace]:
     """One for each engine, in the folder `out`; none without one."""
-    out = made.options.out
+    out = setup.options.out
     if out is None:
         return []
     open_folder(out)
-    return [Trace(path, _header(made, clock, number)) for number, path in files(out, engines)]
+    return [Trace(path, _header(setup, clock, number)) for number, path in files(out, engines)]
 
 
 def open_folder(out: str) -> None:
-    """Refuse a folder that holds something, or that nobody can make."""
+    """Refuse a folder that holds something, or that cannot be made."""
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -267,24 +265,24 @@ def files(out: str, engines: int) -> Iterator[tuple[int, Path]]:
     return ((number, Path(out, f"engine-{number}.jsonl")) for number in range(engines))
 
 
-def _header(made: Made, clock: Clock, number: int) -> dict[str, Any]:
+def _header(setup: EmulatorSetup, clock: Clock, number: int) -> dict[str, Any]:
     """The first line of a trace. Its times are emulated ones, whatever the speed."""
-    card, options = made.card, made.options
+    card, options = setup.card, setup.options
     return {
         "headgate": VERSION,
         "driver": "emulator",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "zero": clock.wall(0.0),  # the date, in Unix seconds, from which its times are counted
         "policy": split_name(options.policy)[0],
-        "parameters": made.parameters,
+        "parameters": setup.parameters,
         "card": card.name,
         "model": card.model,
         "gpu": card.gpu,
         "provenance": card.provenance.source,
-        "engine": made.engine.limits,
+        "engine": setup.engine.limits,
         "asynchronous": options.asynchronous,
         "replica": number,
-        "kv_tokens": made.engine.kv_tokens,
+        "kv_tokens": setup.engine.kv_tokens,
         "speed": None if options.virtual else options.speed,
         "versions": {"python": platform.python_version()},
     }

@@ -1,4 +1,4 @@
-"""Sockets, routes, limits, administration."""
+"""Emulators as a process and as a fleet of ports: routes, limits, administration, start, drain, stop."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, cast, overload
+from typing import Any, cast
 
 import msgspec
 from aiohttp import web
@@ -27,33 +27,343 @@ from headgate.live.emulate.faults import Faults
 from headgate.live.emulate.kv import PATH, Peers
 from headgate.live.emulate.metrics import PlaceMetrics, discard, traces
 from headgate.live.emulate.options import Options
-from headgate.live.emulate.service import PLACE, Made, Place, complete
+from headgate.live.emulate.service import PLACE, EmulatorSetup, PortState, complete
 from headgate.live.emulate.text import tokens_by
 from headgate.live.engine.trace import Trace
 from headgate.live.files import more_files
 from headgate.settings_base import checked
 
+LOOK = 10.0  # seconds between two looks at the lateness
+TOO_LATE = 0.005  # seconds at the 99th percentile
+FEW = 20  # steps: too few for a percentile
+KILLED = 1  # exit code of an emulated crash
 LOG = logging.getLogger("headgate.emulate")
 VERSION = "0.32.0"  # the vLLM whose answers these are
 PROMETHEUS = "text/plain; version=1.0.0; charset=utf-8"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def application(place: Place) -> web.Application:
+def run(options: Options, say: Callable[[str], None]) -> None:
+    """Serve until a signal, on uvloop where it is installed; returns when everything is closed."""
+    more_files()
+    try:
+        uvloop = importlib.import_module("uvloop")
+    except ImportError:
+        asyncio.run(_serve(options, say))
+    else:
+        uvloop.run(_serve(options, say))
+
+
+async def _serve(options: Options, say: Callable[[str], None]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def signalled() -> None:
+        if stop.is_set():
+            os._exit(KILLED)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled)
+    if options.slow_start:
+        say(f"starts in {options.slow_start:g} s")
+    running = await start(options)
+    if len(running.ports) == 1:
+        for engine in running.engines:
+            engine.on_crash = lambda: os._exit(KILLED)
+    for line in (*running.describe(), *error_bar(load_card(options.card))):
+        say(line)
+    gc.collect()
+    gc.freeze()  # what is there now stays; collections look at the rest only
+    watch = asyncio.create_task(warn_when_late(running, say))
+    try:
+        await stop.wait()
+        say(f"drains, {options.shutdown_timeout:g} s at most; a second signal ends at once")
+        if not await running.drain(options.shutdown_timeout):
+            say("requests were still running; they are cut off")
+    finally:
+        watch.cancel()
+        await running.stop()
+
+
+async def warn_when_late(running: Emulators, say: Callable[[str], None], every: float = LOOK) -> None:
+    """One line whenever the steps of the last seconds ended too late to be believed."""
+    before = [list(engine.tally.late.counts) for engine in running.engines]
+    while True:
+        await asyncio.sleep(every)
+        for number, engine in enumerate(running.engines):
+            counts = list(engine.tally.late.counts)
+            recent = Histogram(LATE)
+            recent.counts = [new - old for new, old in zip(counts, before[number], strict=True)]
+            before[number] = counts
+            late = recent.quantile(0.99)
+            if sum(recent.counts) >= FEW and late > TOO_LATE:
+                say(
+                    f"cannot keep up: engine {number} ended 1 % of its steps more than {TOO_LATE * 1e3:g} ms "
+                    "late; do not trust its times (fewer streams, a free core, a lower --speed)"
+                )
+
+
+# -- fleets and their ports
+
+PATIENCE = 30.0  # seconds until a new connection must have sent its first request
+KEEP_ALIVE = 75.0
+BACKLOG = 1024
+TASKS: deque[asyncio.Task[None]] = deque(maxlen=64)  # so that they are not collected while they run
+
+
+class Emulators(Sequence[str]):
+    """Running emulators: a sequence of their urls, and handles on what is behind each."""
+
+    def __init__(self, ports: list[Port], clock: Clock, peers: Peers, kept: list[Trace]) -> None:
+        self.ports, self.clock, self._peers, self._traces = ports, clock, peers, kept
+        self.admin_url = ""
+        self._admin: web.AppRunner | None = None
+
+    async def open_admin(self, host: str, port: int) -> None:
+        self._admin = web.AppRunner(admin_application(self), access_log=None)
+        await self._admin.setup()
+        try:
+            await web.TCPSite(self._admin, host, port).start()
+        except OSError as error:
+            raise InputError(f"cannot listen on {host}:{port}: {error.strerror}; choose another") from None
+        self.admin_url = f"http://{host}:{self._admin.addresses[0][1]}"
+
+    def __getitem__(self, index: Any) -> Any:
+        return [port.url for port in self.ports][index]
+
+    def __len__(self) -> int:
+        return len(self.ports)
+
+    @property
+    def engines(self) -> list[EmulatedEngine]:
+        return [engine for port in self.ports for engine in port.place.engines]
+
+    @property
+    def faults(self) -> list[Faults]:
+        return [port.place.faults for port in self.ports]
+
+    @property
+    def at_rest(self) -> bool:
+        return all(
+            not engine.running and not engine.waiting and engine.kv_usage == 0 for engine in self.engines
+        )
+
+    def describe(self) -> list[str]:
+        lines = []
+        for port in self.ports:
+            count = len(port.place.engines)
+            lines.append(f"{port.url}  {port.place.setup.model}" + (f", {count} ranks" if count > 1 else ""))
+        return [*lines, f"{self.admin_url}  admin"] if self.admin_url else lines
+
+    def go(self) -> None:
+        for port in self.ports:
+            port.place.go()
+
+    async def drain(self, timeout: float) -> bool:
+        """New requests are answered as a draining vLLM answers; True when the running ones have ended."""
+        for port in self.ports:
+            port.place.draining = True
+        end = asyncio.get_running_loop().time() + timeout
+        while any(port.place.inside for port in self.ports):
+            if asyncio.get_running_loop().time() >= end:
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(port.stop() for port in self.ports))
+        if self._admin is not None:
+            await self._admin.cleanup()
+        await self._peers.close()
+        for trace in self._traces:
+            trace.close()
+
+
+async def start(options: Options) -> Emulators:
+    """Make the engines and listen."""
+    setup = EmulatorSetup(options)
+    clock: Clock = VirtualClock() if options.virtual else WallClock(options.speed)
+    tokens, peers = tokens_by(options.tokenizer), Peers(options.kv_hosts)
+    ranks = options.engines if options.ranks else 1
+    kept = traces(setup, clock, options.engines)
+    hear: list[list[Trace]] = [[trace] for trace in kept] or [[]] * options.engines
+    shares = [hear[first : first + ranks] for first in range(0, options.engines, ranks)]
+    places = [PortState(setup, clock, tokens, peers, share) for share in shares]
+    running = Emulators([Port(place) for place in places], clock, peers, kept)
+    if options.slow_start:
+        await asyncio.sleep(options.slow_start)
+    try:
+        for number, port in enumerate(running.ports):
+            await port.start(options.host, options.port + number if options.port else 0)
+        if options.admin_port is not None:
+            await running.open_admin(options.admin_host, options.admin_port)
+    except BaseException:
+        await running.stop()
+        discard(kept)
+        raise
+    return running
+
+
+@asynccontextmanager
+async def emulated(options: Options | None = None, **words: Any) -> AsyncIterator[Emulators]:
+    """Emulators for the time of an `async with` block; takes the fields of `Options`, on free ports."""
+    running = await start(options or checked(Options, {"port": 0} | words))
+    try:
+        yield running
+    finally:
+        await running.stop()
+
+
+class Port:
+    """One place, listening."""
+
+    def __init__(self, place: PortState) -> None:
+        self.place = place
+        self.url = ""
+        self._runner = web.AppRunner(
+            application(place), handler_cancellation=True, access_log=None, keepalive_timeout=KEEP_ALIVE,
+            shutdown_timeout=0.5,
+        )  # fmt: skip
+        self._listener: asyncio.Server | None = None
+        self._silent: SilentConnections | None = None
+        self._host, self._port = "", 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, host: str, port: int) -> None:
+        await self._runner.setup()
+        assert self._runner.server is not None
+        self._silent = SilentConnections(self._runner.server)
+        self._host, self._port = host, port
+        await self.listen()
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{self._port}"
+        self.place.port = self._port
+        for exports in self.place.exports:
+            exports.host, exports.port = host, self._port
+        for engine in self.place.engines:
+            engine.on_crash = lambda: TASKS.append(asyncio.create_task(self.crash()))
+        self._tasks = [asyncio.create_task(engine.run()) for engine in self.place.engines]
+
+    async def listen(self) -> None:
+        if self._listener is not None:
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            self._listener = await loop.create_server(
+                self._accept, self._host, self._port, backlog=BACKLOG, reuse_address=True
+            )
+        except OSError as error:
+            raise InputError(
+                f"cannot listen on {self._host}:{self._port}: {error.strerror or error}; choose another port"
+            ) from None
+        self._port = self._listener.sockets[0].getsockname()[1]
+
+    def refuse(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def cut(self) -> None:
+        server = self._runner.server
+        for handler in list(server.connections) if server is not None else ():
+            if handler.transport is not None:
+                handler.transport.abort()
+
+    async def crash(self) -> None:
+        """As a process that died: nothing listens, every connection is reset, nothing runs."""
+        self.refuse()
+        self.cut()
+        for task in self._tasks:
+            task.cancel()
+        for engine in self.place.engines:
+            engine.die("the engine has crashed")
+
+    async def stop(self) -> None:
+        self.refuse()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.cut()
+        await self._runner.cleanup()
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        server = self._runner.server
+        if server is None or len(server.connections) >= self.place.setup.options.max_connections:
+            return TooMany()
+        handler = server()
+        assert self._silent is not None
+        self._silent.watch(handler)
+        return handler
+
+
+class TooMany(asyncio.Protocol):
+    """A connection beyond the limit: 503 and goodbye."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        out = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
+        body = busy().body()
+        head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        out.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        out.close()
+
+
+class SilentConnections:
+    """A timer for each new connection, which goes with the connection: it would keep the handler in memory.
+
+    aiohttp tells its server of a lost connection, and nothing else; its handlers have no place for a timer.
+    """
+
+    def __init__(self, server: web.Server) -> None:
+        self._timers: dict[Any, asyncio.TimerHandle] = {}
+        lost = server.connection_lost
+
+        def connection_lost(handler: Any, exc: BaseException | None = None) -> None:
+            self._stop(handler)
+            lost(handler, exc)
+
+        server.connection_lost = connection_lost  # type: ignore[method-assign]
+
+    def watch(self, handler: Any) -> None:
+        self._timers[handler] = asyncio.get_running_loop().call_later(PATIENCE, self._over, handler)
+
+    def _over(self, handler: Any) -> None:
+        self._stop(handler)
+        under_way = getattr(handler, "_current_request", None) is not None
+        silent = not under_way and not getattr(handler, "_request_count", 1)
+        if silent and handler.transport is not None:
+            handler.transport.close()
+
+    def _stop(self, handler: Any) -> None:
+        timer = self._timers.pop(handler, None)
+        if timer is not None:
+            timer.cancel()
+
+
+# -- paths of one port
+
+
+def application(place: PortState) -> web.Application:
     """All paths of one port."""
-    app = web.Application(middlewares=[_errors], client_max_size=place.made.options.body_limit)
+    app = web.Application(middlewares=[_errors], client_max_size=place.setup.options.body_limit)
     app[PLACE] = place
     metrics = PlaceMetrics(place)
 
     async def show_metrics(request: web.Request) -> web.Response:
         return web.Response(text=metrics.text(), headers={"Content-Type": PROMETHEUS})
 
+    async def version(request: web.Request) -> web.Response:
+        return web.json_response({"version": VERSION})
+
+    async def load(request: web.Request) -> web.Response:
+        return web.json_response({"server_load": place.inside})
+
     paths: dict[str, dict[str, Handler]] = {
         "/v1/completions": {"POST": complete},
         "/v1/chat/completions": {"POST": complete},
         "/v1/models": {"GET": _models},
-        "/version": {"GET": _version},
-        "/load": {"GET": _load},
+        "/version": {"GET": version},
+        "/load": {"GET": load},
         "/health": {"GET": _health},
         "/ping": {"GET": _health, "POST": _health},
         "/metrics": {"GET": show_metrics},
@@ -97,7 +407,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except ConnectionResetError:
         if request.transport is not None:
             request.transport.close()
-        return web.Response()  # nobody is there to read it, and aiohttp does not log that
+        return web.Response()  # no client is there to read it, and aiohttp does not log that
     except Exception as error:
         LOG.exception("emulator: %s %s failed: %s", request.method, request.path[:80], one_line(error))
         return ProblemError("Internal server error", 500).response()
@@ -106,38 +416,22 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 async def _models(request: web.Request) -> web.Response:
     place, now = request.app[PLACE], int(time.time())
     permission = {
-        "id": f"modelperm-{place.fingerprint[-8:]}",
-        "object": "model_permission",
-        "created": now,
-        "allow_create_engine": False,
-        "allow_sampling": True,
-        "allow_logprobs": True,
-        "allow_search_indices": False,
-        "allow_view": True,
-        "allow_fine_tuning": False,
-        "organization": "*",
-        "group": None,
-        "is_blocking": False,
-    }
+        "id": f"modelperm-{place.fingerprint[-8:]}", "object": "model_permission", "created": now,
+        "allow_create_engine": False, "allow_sampling": True, "allow_logprobs": True,
+        "allow_search_indices": False, "allow_view": True, "allow_fine_tuning": False,
+        "organization": "*", "group": None, "is_blocking": False,
+    }  # fmt: skip
     model = {
-        "id": place.made.model,
+        "id": place.setup.model,
         "object": "model",
         "created": now,
         "owned_by": "vllm",
-        "root": place.made.card.model,
+        "root": place.setup.card.model,
         "parent": None,
-        "max_model_len": place.made.engine.longest,
+        "max_model_len": place.setup.engine.longest,
         "permission": [permission],
     }
     return web.json_response({"object": "list", "data": [model]})
-
-
-async def _version(request: web.Request) -> web.Response:
-    return web.json_response({"version": VERSION})
-
-
-async def _load(request: web.Request) -> web.Response:
-    return web.json_response({"server_load": request.app[PLACE].inside})
 
 
 async def _health(request: web.Request) -> web.Response:
@@ -148,8 +442,7 @@ async def _health(request: web.Request) -> web.Response:
 
 async def _tokenize(request: web.Request) -> web.Response:
     place, body = request.app[PLACE], await read_json(request)
-    if body.get("messages") is not None:
-        messages = body["messages"]
+    if (messages := body.get("messages")) is not None:
         if not isinstance(messages, list):
             raise invalid("Input should be a valid list", "body.messages")
         ids = place.tokens.chat(turns_of(messages)).tolist()
@@ -159,7 +452,7 @@ async def _tokenize(request: web.Request) -> web.Response:
             raise invalid("Input should be a valid string", "body.prompt")
         ids = place.tokens.encode(prompt).tolist()
     strings = place.tokens.pieces(ids) if body.get("return_token_strs") is True else None
-    length = place.made.engine.longest
+    length = place.setup.engine.longest
     return _json({"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": strings})
 
 
@@ -190,8 +483,9 @@ def _json(body: dict[str, Any]) -> web.Response:
     return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
 
-# -- The admin port: faults and the clock, changed while the emulators run. Bound to loopback unless told
+# -- the admin port
 
+ACTIONS = "crash|refuse|listen|drain"
 LATE_SHARE = 0.99  # the share of steps that `late_p99` speaks of
 
 
@@ -211,8 +505,15 @@ def admin_application(running: Emulators) -> web.Application:
         return web.json_response(_shown(port))
 
     async def act(request: web.Request) -> web.Response:
-        port = _port(running, request)
-        await ACTIONS[request.match_info["action"]](port)
+        port, action = _port(running, request), request.match_info["action"]
+        if action == "crash":
+            await port.crash()
+        elif action == "refuse":
+            port.refuse()
+        else:
+            port.place.draining = action == "drain"
+            if action == "listen":
+                await port.listen()
         return web.json_response(_shown(port))
 
     async def go(request: web.Request) -> web.Response:
@@ -221,177 +522,17 @@ def admin_application(running: Emulators) -> web.Application:
 
     app.router.add_get("/engines", show)
     app.router.add_post("/engines/{number:[0-9]{1,4}}/faults", faults)
-    app.router.add_post("/engines/{number:[0-9]{1,4}}/{action:" + "|".join(ACTIONS) + "}", act)
+    app.router.add_post("/engines/{number:[0-9]{1,4}}/{action:" + ACTIONS + "}", act)
     app.router.add_post("/go", go)
     return app
 
 
-async def _refuse(port: Port) -> None:
-    port.refuse()
-
-
-async def _drain(port: Port) -> None:
-    port.place.draining = True
-
-
-async def _crash(port: Port) -> None:
-    await port.crash()
-
-
-async def _listen(port: Port) -> None:
-    port.place.draining = False
-    await port.listen()
-
-
-# -- Connections that send no request are closed --------------------------------------------------------
-
-PATIENCE = 30.0  # seconds until a new connection must have sent its first request
-
-
-class Silent:
-    """A timer for each new connection, which goes with the connection: it would keep the handler in memory.
-
-    aiohttp tells its server of a lost connection, and nobody else; its handlers have no place for a timer.
-    """
-
-    def __init__(self, server: web.Server) -> None:
-        self._timers: dict[Any, asyncio.TimerHandle] = {}
-        lost = server.connection_lost
-
-        def connection_lost(handler: Any, exc: BaseException | None = None) -> None:
-            self._stop(handler)
-            lost(handler, exc)
-
-        server.connection_lost = connection_lost  # type: ignore[method-assign]
-
-    def watch(self, handler: Any) -> None:
-        """A new connection."""
-        self._timers[handler] = asyncio.get_running_loop().call_later(PATIENCE, self._over, handler)
-
-    def _over(self, handler: Any) -> None:
-        self._stop(handler)
-        under_way = getattr(handler, "_current_request", None) is not None
-        silent = not under_way and not getattr(handler, "_request_count", 1)
-        if silent and handler.transport is not None:
-            handler.transport.close()
-
-    def _stop(self, handler: Any) -> None:
-        timer = self._timers.pop(handler, None)
-        if timer is not None:
-            timer.cancel()
-
-
-# -- Ports, connections and the life of an emulator: start, drain, stop ---------------------------------
-
-KEEP_ALIVE = 75.0
-BACKLOG = 1024
-
-
-class TooMany(asyncio.Protocol):
-    """A connection beyond the limit: 503 and goodbye."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """At once, before anything is read."""
-        out = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
-        body = busy().body()
-        head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
-        out.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        out.close()
-
-
-class Port:
-    """One place, listening."""
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.url = ""
-        self._runner = web.AppRunner(
-            application(place), handler_cancellation=True, access_log=None, keepalive_timeout=KEEP_ALIVE,
-            shutdown_timeout=0.5,
-        )  # fmt: skip
-        self._listener: asyncio.Server | None = None
-        self._silent: Silent | None = None
-        self._host, self._port = "", 0
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def start(self, host: str, port: int) -> None:
-        """Listen, and let the engines run."""
-        await self._runner.setup()
-        assert self._runner.server is not None
-        self._silent = Silent(self._runner.server)
-        self._host, self._port = host, port
-        await self.listen()
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self._port}"
-        self.place.port = self._port
-        for exports in self.place.exports:
-            exports.host, exports.port = host, self._port
-        self._tasks = [asyncio.create_task(engine.run()) for engine in self.place.engines]
-
-    async def listen(self) -> None:
-        """Accept connections (again)."""
-        if self._listener is not None:
-            return
-        loop = asyncio.get_running_loop()
-        try:
-            self._listener = await loop.create_server(
-                self._accept, self._host, self._port, backlog=BACKLOG, reuse_address=True
-            )
-        except OSError as error:
-            raise InputError(
-                f"cannot listen on {self._host}:{self._port}: {error.strerror or error}; choose another port"
-            ) from None
-        self._port = self._listener.sockets[0].getsockname()[1]
-
-    def refuse(self) -> None:
-        """Accept no connections; those that are open stay."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-
-    def cut(self) -> None:
-        for handler in self._handlers():
-            if handler.transport is not None:
-                handler.transport.abort()
-
-    async def crash(self) -> None:
-        """As a process that died: nothing listens, every connection is reset, nothing runs."""
-        self.refuse()
-        self.cut()
-        for task in self._tasks:
-            task.cancel()
-        for engine in self.place.engines:
-            engine.die("the engine has crashed")
-
-    async def stop(self) -> None:
-        """Close everything."""
-        self.refuse()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.cut()
-        await self._runner.cleanup()
-
-    def _handlers(self) -> list[Any]:
-        server = self._runner.server
-        return [] if server is None else list(server.connections)
-
-    def _accept(self) -> asyncio.BaseProtocol:
-        server = self._runner.server
-        if server is None or len(server.connections) >= self.place.made.options.max_connections:
-            return TooMany()
-        handler = server()
-        assert self._silent is not None
-        self._silent.watch(handler)
-        return handler
-
-
-ACTIONS: dict[str, Callable[[Port], Awaitable[None]]] = {
-    "crash": _crash,
-    "refuse": _refuse,
-    "listen": _listen,
-    "drain": _drain,
-}
+@web.middleware
+async def _admin_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ProblemError as problem:
+        return problem.response()
 
 
 def _port(running: Emulators, request: web.Request) -> Port:
@@ -421,215 +562,3 @@ def _shown(port: Port) -> dict[str, Any]:
             for engine in place.engines
         ],
     }
-
-
-@web.middleware
-async def _admin_errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except ProblemError as problem:
-        return problem.response()
-
-
-TASKS: deque[asyncio.Task[None]] = deque(maxlen=64)  # so that nobody collects them while they run
-
-
-class Emulators(Sequence[str]):
-    """Running emulators: a sequence of their urls, and handles on what is behind each."""
-
-    def __init__(self, ports: list[Port], clock: Clock, peers: Peers, kept: list[Trace]) -> None:
-        self.ports, self.clock, self._peers, self._traces = ports, clock, peers, kept
-        self.admin_url = ""
-        self._admin: web.AppRunner | None = None
-
-    async def open_admin(self, host: str, port: int) -> None:
-        """Listen for admin calls."""
-        self._admin = web.AppRunner(admin_application(self), access_log=None)
-        await self._admin.setup()
-        try:
-            await web.TCPSite(self._admin, host, port).start()
-        except OSError as error:
-            raise InputError(f"cannot listen on {host}:{port}: {error.strerror}; choose another") from None
-        self.admin_url = f"http://{host}:{self._admin.addresses[0][1]}"
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[str]: ...
-    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
-        return [port.url for port in self.ports][index]
-
-    def __len__(self) -> int:
-        return len(self.ports)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([port.url for port in self.ports])
-
-    @property
-    def engines(self) -> list[EmulatedEngine]:
-        """All engines, port by port."""
-        return [engine for port in self.ports for engine in port.place.engines]
-
-    @property
-    def faults(self) -> list[Faults]:
-        """The faults of each port."""
-        return [port.place.faults for port in self.ports]
-
-    @property
-    def at_rest(self) -> bool:
-        """No request anywhere, and no KV in use."""
-        return all(
-            not engine.running and not engine.waiting and engine.kv_usage == 0 for engine in self.engines
-        )
-
-    def describe(self) -> list[str]:
-        """One line about each port."""
-        lines = []
-        for port in self.ports:
-            count = len(port.place.engines)
-            lines.append(f"{port.url}  {port.place.made.model}" + (f", {count} ranks" if count > 1 else ""))
-        return [*lines, f"{self.admin_url}  admin"] if self.admin_url else lines
-
-    def go(self) -> None:
-        """Let a held virtual clock run."""
-        for port in self.ports:
-            port.place.go()
-
-    async def drain(self, timeout: float) -> bool:
-        """New requests are answered as a draining vLLM answers; True when the running ones have ended."""
-        for port in self.ports:
-            port.place.draining = True
-        end = asyncio.get_running_loop().time() + timeout
-        while any(port.place.inside for port in self.ports):
-            if asyncio.get_running_loop().time() >= end:
-                return False
-            await asyncio.sleep(0.02)
-        return True
-
-    async def stop(self) -> None:
-        """Close all ports."""
-        await asyncio.gather(*(port.stop() for port in self.ports))
-        if self._admin is not None:
-            await self._admin.cleanup()
-        await self._peers.close()
-        for trace in self._traces:
-            trace.close()
-
-
-async def start(options: Options) -> Emulators:
-    """Make the engines and listen."""
-    made = Made(options)
-    clock: Clock = VirtualClock() if options.virtual else WallClock(options.speed)
-    tokens, peers = tokens_by(options.tokenizer), Peers(options.kv_hosts)
-    ranks = options.engines if options.ranks else 1
-    kept = traces(made, clock, options.engines)
-    hear: list[list[Trace]] = [[trace] for trace in kept] or [[]] * options.engines
-    shares = [hear[first : first + ranks] for first in range(0, options.engines, ranks)]
-    places = [Place(made, clock, tokens, peers, share) for share in shares]
-    running = Emulators([Port(place) for place in places], clock, peers, kept)
-    if options.slow_start:
-        await asyncio.sleep(options.slow_start)
-    try:
-        for number, port in enumerate(running.ports):
-            await port.start(options.host, options.port + number if options.port else 0)
-            for engine in port.place.engines:
-                engine.on_crash = _crasher(port)
-        if options.admin_port is not None:
-            await running.open_admin(options.admin_host, options.admin_port)
-    except BaseException:
-        await running.stop()
-        discard(kept)
-        raise
-    return running
-
-
-def _crasher(port: Port) -> Callable[[], None]:
-    return lambda: TASKS.append(asyncio.create_task(port.crash()))
-
-
-@asynccontextmanager
-async def emulated(options: Options | None = None, **words: Any) -> AsyncIterator[Emulators]:
-    """Emulators for the time of an `async with` block; takes the fields of `Options`, on free ports."""
-    running = await start(options or checked(Options, {"port": 0} | words))
-    try:
-        yield running
-    finally:
-        await running.stop()
-
-
-# -- An emulator as a process: it announces itself, warns when it cannot keep up, drains on SIGTERM -----
-
-LOOK = 10.0  # seconds between two looks at the lateness
-TOO_LATE = 0.005  # seconds at the 99th percentile
-FEW = 20  # steps: too few for a percentile
-KILLED = 1  # exit code of an emulated crash
-
-
-def run(options: Options, say: Callable[[str], None]) -> None:
-    """Serve until a signal; returns when everything is closed."""
-    more_files()
-    _run(_serve(options, say))
-
-
-async def _serve(options: Options, say: Callable[[str], None]) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    again: list[int] = []
-
-    def signalled() -> None:
-        again.append(1)
-        stop.set()
-        if len(again) > 1:
-            os._exit(KILLED)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled)
-    if options.slow_start:
-        say(f"starts in {options.slow_start:g} s")
-    running = await start(options)
-    if len(running.ports) == 1:
-        for engine in running.engines:
-            engine.on_crash = lambda: os._exit(KILLED)
-    for line in (*running.describe(), *error_bar(load_card(options.card))):
-        say(line)
-    gc.collect()
-    gc.freeze()  # what is there now stays; collections look at the rest only
-    watch = asyncio.create_task(warn_when_late(running, say))
-    try:
-        await stop.wait()
-        say(f"drains, {options.shutdown_timeout:g} s at most; a second signal ends at once")
-        if not await running.drain(options.shutdown_timeout):
-            say("requests were still running; they are cut off")
-    finally:
-        watch.cancel()
-        await running.stop()
-
-
-async def warn_when_late(running: Emulators, say: Callable[[str], None], every: float = LOOK) -> None:
-    """One line whenever the steps of the last seconds ended too late to be believed."""
-    before = [list(engine.tally.late.counts) for engine in running.engines]
-    while True:
-        await asyncio.sleep(every)
-        for number, engine in enumerate(running.engines):
-            counts = list(engine.tally.late.counts)
-            recent = Histogram(LATE)
-            recent.counts = [new - old for new, old in zip(counts, before[number], strict=True)]
-            before[number] = counts
-            late = recent.quantile(0.99)
-            if sum(recent.counts) >= FEW and late > TOO_LATE:
-                say(
-                    f"cannot keep up: engine {number} ended 1 % of its steps more than {TOO_LATE * 1e3:g} ms "
-                    "late; do not trust its times (fewer streams, a free core, a lower --speed)"
-                )
-
-
-def _run(main: Coroutine[Any, Any, None]) -> None:
-    """On uvloop where it is installed."""
-    try:
-        uvloop = importlib.import_module("uvloop")
-    except ImportError:
-        asyncio.run(main)
-    else:
-        uvloop.run(main)

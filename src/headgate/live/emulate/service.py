@@ -1,4 +1,4 @@
-"""One request: its place, its work, its answer."""
+"""Completions and chats: from a body to jobs on an engine of the port, and to the answer."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from headgate.cost.card import Card, load_card
 from headgate.live.emulate.api import (
     LONGEST_ID,
     MOST_CHOICES,
-    Answer,
     Body,
+    Extras,
     Head,
     ProblemError,
-    Stream,
-    Wanted,
+    StreamedAnswer,
+    WholeAnswer,
     busy,
     check_sampling,
     json_text,
@@ -42,8 +42,8 @@ from headgate.live.emulate.api import (
     turns_of,
 )
 from headgate.live.emulate.clock import Clock
-from headgate.live.emulate.engine import EmulatedEngine, Job
-from headgate.live.emulate.faults import HEADER, IN_STREAM, Fault, Faults
+from headgate.live.emulate.engine import EmulatedEngine, EmulatedJob
+from headgate.live.emulate.faults import HEADER, IN_STREAM, EmulatedFault, Faults
 from headgate.live.emulate.kv import Exports, LoadFailedError, Peers, wants_export, wants_import
 from headgate.live.emulate.options import Options
 from headgate.live.emulate.text import LITTLE, Echo, Ids, Text, Tokens, content, fingerprint
@@ -54,162 +54,227 @@ from headgate.sim.engine.engine import Engine, engine_of_card
 from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
 from headgate.workloads.traces import BUNDLED, bundled, read_trace
 
-DEFAULT_LAW, DEFAULT_MEAN = "uniform", 512.0
+UNPRINTED = re.compile("[^!-~]")
 
 
-class Made:
-    """Options turned into objects, checked before anything listens."""
-
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        self.card: Card = load_card(options.card)
-        self.engine: Engine = engine_of_card(
-            self.card, options.slots, options.budget, options.kv_tokens, options.model_len, options.block
-        )._replace(prefix_cache=options.prefix_cache)
-        asked = options.asynchronous
-        self.asynchronous = self.card.host is not None if asked is None else asked
-        self.model = options.model or self.card.model
-        self.lengths = OutputLengths(options)
-        _, self.parameters = self._policy()
-
-    def policy(self) -> BatchPolicy:
-        """One that no engine has used."""
-        return self._policy()[0]
-
-    def _policy(self) -> tuple[BatchPolicy, dict[str, Any]]:
-        name, settings = split_name(self.options.policy)
-        return make_policy(name, settings, self.engine)
+async def complete(request: web.Request) -> web.StreamResponse:
+    """Both endpoints."""
+    place = request.app[PLACE]
+    if place.inside >= place.setup.options.max_requests:
+        raise busy()
+    place.inside += 1
+    try:
+        fault = _fault(request, place)
+        chat = request.path.startswith("/v1/chat/")
+        with place.reading() as count:
+            call = Call(read_body(await read_bytes(request, count), chat), chat)
+        if fault is not None and (struck := await _strike_early(request, fault, call, place)) is not None:
+            return struck
+        prompts, rank = await _admit(request, place, call)
+        return await _answer(request, place, call, prompts, rank, fault)
+    finally:
+        place.inside -= 1
 
 
-class OutputLengths:
-    """How long an answer is where the client does not say: the same for the same prompt, on every engine."""
+class Call(NamedTuple):
+    """What is asked."""
 
-    def __init__(self, options: Options) -> None:
-        self.decides = bool(options.output or options.output_law or options.trace)
-        self._trace: list[int] | None = None
-        self._law: LengthLaw | None = None
-        if options.trace is not None:
-            name = options.trace
-            workload = bundled(name) if name in BUNDLED else read_trace(name)[0]
-            self._trace = workload.output.tolist()
-        else:
-            law = options.output_law or DEFAULT_LAW
-            mean = options.output if law.startswith(FROM_FILE) else options.output or DEFAULT_MEAN
-            self._law = length_law(law, mean)
+    body: Body
+    chat: bool
 
-    def draw(self, mark: int, choice: int) -> int:
-        """The length of the answer to a prompt with this fingerprint."""
-        generator = np.random.default_rng((mark, choice))
-        if self._trace is not None:
-            return self._trace[int(generator.integers(len(self._trace)))]
-        assert self._law is not None
-        return int(self._law.draw(1, generator)[0])
+    @property
+    def each(self) -> int:
+        return self.body.n or 1
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return self.body.kv_transfer_params or {}
 
 
-# -- One port: its engines, what they share, and how many requests may be there -------------------------
-
-WAITING_WEIGHT = 4  # a waiting request counts as four running ones when vLLM chooses a rank
-
-
-class Place:
-    """What the handlers of one port know."""
-
-    def __init__(
-        self, made: Made, clock: Clock, tokens: Tokens, peers: Peers, observers: Sequence[Sequence[Observer]]
-    ) -> None:
-        """With an engine for each of the `observers`, which hear what happens in it."""
-        options = made.options
-        self.made, self.clock, self.tokens, self.peers = made, clock, tokens, peers
-        self.engines = [
-            EmulatedEngine(
-                made.engine, made.policy(), clock, asynchronous=made.asynchronous, observers=tuple(hear)
-            )
-            for hear in observers
-        ]
-        for engine in self.engines:
-            engine.memory.fixed = options.transfer_delay
-            engine.memory.per_token = options.transfer_per_token
-            if options.crash_after is not None:
-                engine.crash_at = options.crash_after
-        self.exports = [Exports(engine, options.kv_lease) for engine in self.engines]
-        self.faults = Faults(options.fail_rate, options.fault)
-        self.faults.by_header = options.fault_header
-        if options.stall_at is not None:
-            self.faults.always = Fault("stall", options.stall_at)
-        self.port = 0
-        self.inside = 0  # requests being answered
-        self.bytes = 0  # of bodies being read
-        self.draining = False
-        self.fingerprint = f"vllm-0.32.0-{sha256(made.model.encode()).hexdigest()[:8]}"
-        self._held = options.hold or 0
-        if self._held:
-            for engine in self.engines:
-                engine.hold()
-        self._turn = itertools.count()
-
-    @contextmanager
-    def reading(self) -> Iterator[Callable[[int], None]]:
-        """While a body is read and understood; what it yields counts the bytes, and refuses too many."""
-        mine = 0
-
-        def count(more: int) -> None:
-            nonlocal mine
-            mine += more
-            self.bytes += more
-            if self.bytes > self.made.options.max_bytes:
-                raise busy()
-
-        try:
-            yield count
-        finally:
-            self.bytes -= mine
-
-    def choose(self, wanted: int | None) -> int:
-        """The rank of a request: the one it names, else the least loaded as vLLM counts it."""
-        if wanted is not None and 0 <= wanted < len(self.engines):
-            return wanted
-        if len(self.engines) == 1:
-            return 0
-        start = next(self._turn)
-        order = [(start + step) % len(self.engines) for step in range(len(self.engines))]
-        return min(order, key=lambda rank: self._load(self.engines[rank]))
-
-    def check_room(self, engine: EmulatedEngine, more: int, tokens: int) -> None:
-        """503 where the queue is full, as vLLM answers."""
-        options, rejected = self.made.options, engine.tally.rejected
-        spare = self.made.engine.running - engine.running
-        waiting = engine.waiting + more - max(0, spare)
-        if options.max_queued is not None and waiting > options.max_queued:
-            rejected["max_num_queued_reqs"] += 1
-            raise busy()
-        if options.max_queued_tokens is not None:
-            queued = sum(entry.prompt for entry in engine.replica.ledger.waiting.values())
-            if queued + tokens > options.max_queued_tokens:
-                rejected["max_num_queued_tokens"] += 1
-                raise busy()
-
-    def arrived(self) -> None:
-        """A request is in; a held clock begins when enough of them are."""
-        if self._held:
-            self._held -= 1
-            if not self._held:
-                self.go()
-
-    def go(self) -> None:
-        """Let a held clock run."""
-        self._held = 0
-        for engine in self.engines:
-            engine.go()
-
-    @staticmethod
-    def _load(engine: EmulatedEngine) -> int:
-        return engine.waiting * WAITING_WEIGHT + engine.running
+async def _admit(request: web.Request, place: PortState, call: Call) -> tuple[list[Prompt], int]:
+    """Its prompts and rank. Refuses what vLLM refuses; an engine that kept KV for such a call is told."""
+    try:
+        prompts = prompts_in(call.body, call.chat, place)
+        rank = place.choose(_number(request, "x-data-parallel-rank"))
+        engine = place.engines[rank]
+        if engine.dead is not None:
+            raise ProblemError(engine.dead, 500)
+        total = len(prompts) * call.each
+        place.check_room(engine, total, sum(len(prompt.ids) for prompt in prompts))
+        return prompts, rank
+    except ProblemError:
+        if wants_import(call.params):
+            await place.peers.free(call.params)
+        raise
 
 
-PLACE: web.AppKey[Place] = web.AppKey("place", Place)
+async def _answer(
+    request: web.Request,
+    place: PortState,
+    call: Call,
+    prompts: list[Prompt],
+    rank: int,
+    fault: EmulatedFault | None,
+) -> web.StreamResponse:
+    """Hand the jobs to the engine, and write what it makes of them."""
+    engine = place.engines[rank]
+    answer, response = await _open(request, place, call, prompts, fault)
+    answer.now = lambda: engine.replica.now
+    try:
+        failed = await load_kv(call.body, prompts, place, rank)
+        urgency = _number(request, "x-vllm-priority")
+        priority = call.body.priority if urgency is None else urgency
+        for job in jobs_for(call.body, prompts, call.each, answer, place, priority):
+            if wants_export(call.params) and place.setup.options.kv_connector:
+                job.export = f"{answer.head.id}-{job.choice}"
+            answer.add(job)
+        for job in answer.jobs:
+            if failed or place.draining:
+                job.fail(failed)
+            else:
+                engine.submit(job, _arrival(request) if place.clock.virtual else None)
+        place.arrived()
+        await answer.done
+        if isinstance(answer, StreamedAnswer):
+            assert response is not None
+            return await _close(response, answer, fault)
+    finally:
+        for job in answer.jobs:
+            engine.abort(job)
+    if answer.error is not None:
+        raise ProblemError(answer.error, 500)
+    if fault is not None:
+        await _strike_late(request, fault)
+    params = place.exports[rank].params(answer.jobs[0]) if answer.jobs[0].export else None
+    return _whole(answer.whole(params), fault)
 
 
-# -- From a checked body to jobs: prompts as tokens, limits, true lengths, what ends an answer ----------
+# -- what the request says
+
+
+def _wanted(body: Body, chat: bool, place: PortState, prompts: list[Ids]) -> Extras:
+    options = body.stream_options
+    logprobs = body.logprobs
+    count: int | None = None
+    if chat and logprobs:
+        count = min(20, max(0, body.top_logprobs or 0))
+    elif not chat and logprobs is not None and logprobs is not False:
+        count = min(20, max(0, int(logprobs)))
+    echo = tuple(place.tokens.decode(ids.tolist()) for ids in prompts) if body.echo and not chat else ()
+    usage = bool(options and options.include_usage)
+    running = bool(usage and options and options.continuous_usage_stats)
+    details = place.setup.options.prompt_tokens_details
+    return Extras(usage, running, bool(body.return_token_ids), count, echo, place.clock.virtual, details)
+
+
+def _number(request: web.Request, header: str) -> int | None:
+    text = request.headers.get(header, "")
+    return int(text) if len(text) < 19 and text.lstrip("-").isascii() and text.lstrip("-").isdigit() else None
+
+
+def _arrival(request: web.Request) -> float | None:
+    """With a virtual clock a request may say when it comes."""
+    try:
+        when = float(request.headers["x-emulate-arrival"])
+    except (KeyError, ValueError):
+        return None
+    return when if 0 <= when < 1e9 else None
+
+
+# -- the answer
+
+
+async def _open(
+    request: web.Request, place: PortState, call: Call, prompts: list[Prompt], fault: EmulatedFault | None
+) -> tuple[WholeAnswer, web.StreamResponse | None]:
+    """Where the tokens go. A stream is answered 200 at once, whatever happens later."""
+    body, chat = call.body, call.chat
+    base = request.headers.get("x-request-id") or body.request_id or uuid4().hex[:16]
+    id = ("chatcmpl-" if chat else "cmpl-") + UNPRINTED.sub("", base[:LONGEST_ID])
+    head = Head(id, int(time.time()), body.model or place.setup.model, place.fingerprint, chat)
+    ids = [prompt.ids for prompt in prompts]
+    wanted = _wanted(body, chat, place, ids)
+    if not body.stream:
+        return WholeAnswer(head, wanted, ids, call.each), None
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+    if fault is not None and fault.kind == "wrong-length":
+        response.content_length = int(fault.at) + 1_000_000
+    writer = await response.prepare(request)
+    assert writer is not None and request.transport is not None
+    writer.send_headers()
+    chunked = "chunked" in response.headers.get("Transfer-Encoding", "")
+    struck = fault if fault is not None and fault.kind in IN_STREAM else None
+    return StreamedAnswer(head, wanted, ids, call.each, request.transport, chunked, struck), response
+
+
+async def _close(
+    response: web.StreamResponse, answer: StreamedAnswer, fault: EmulatedFault | None
+) -> web.StreamResponse:
+    """The end of a stream, unless a fault has taken it away."""
+    if answer.silent and fault is not None and fault.kind == "stall":
+        await asyncio.Event().wait()  # until the client has enough of it
+    if fault is not None and fault.kind == "wrong-length":
+        answer.write(answer.closing())
+        raise ConnectionResetError
+    with suppress(ConnectionResetError):  # the client has gone with its last token
+        if closing := answer.closing():
+            await response.write(closing)
+        await response.write_eof()
+    return response
+
+
+async def _strike_late(request: web.Request, fault: EmulatedFault) -> None:
+    """Faults of a stream, for an answer in one piece: it never comes, or the connection ends instead."""
+    if fault.kind == "stall":
+        await asyncio.Event().wait()
+    if fault.kind in ("drop", "reset-mid-event") and request.transport is not None:
+        request.transport.abort()
+        raise ConnectionResetError
+
+
+def _whole(body: dict[str, Any], fault: EmulatedFault | None) -> web.Response:
+    data = msgspec.json.encode(body)
+    response = web.Response(body=data, content_type="application/json")
+    if fault is not None and fault.kind == "wrong-length":
+        response.headers["Content-Length"] = str(len(data) + int(fault.at))
+        response.force_close()
+    return response
+
+
+def _drained(head: Head) -> dict[str, Any]:
+    """What a draining vLLM says: 200, no text, abort."""
+    answer = WholeAnswer(head, Extras(), [np.zeros(1, LITTLE)], 1)
+    job = EmulatedJob(1, 1, 1, Text(0), answer)
+    job.how = End.ABORTED
+    answer.jobs.append(job)
+    return answer.whole()
+
+
+def _fault(request: web.Request, place: PortState) -> EmulatedFault | None:
+    try:
+        return place.faults.of(request.headers.get(HEADER))
+    except InputError as error:
+        raise ProblemError(str(error)) from None
+
+
+async def _strike_early(
+    request: web.Request, fault: EmulatedFault, call: Call, place: PortState
+) -> web.StreamResponse | None:
+    if fault.kind == "slow-head":
+        await asyncio.sleep(fault.at)
+    elif fault.kind == "reset-before-head":
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError
+    elif fault.kind == "error" or (fault.kind == "error-event" and not call.body.stream):
+        raise ProblemError("emulated fault", int(fault.at) if fault.kind == "error" else 500)
+    elif fault.kind == "abort":
+        head = Head("cmpl-fault", int(time.time()), place.setup.model, place.fingerprint, call.chat)
+        return web.json_response(_drained(head))
+    return None
+
+
+# -- from a body to jobs
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI and vLLM have it
 SETTINGS = Settings()
@@ -226,11 +291,11 @@ class Prompt:
     true_mark: int = 0
 
 
-def prompts_in(body: Body, chat: bool, place: Place) -> list[Prompt]:
+def prompts_in(body: Body, chat: bool, place: PortState) -> list[Prompt]:
     """The prompts as tokens; their lengths and limits are checked as vLLM does it."""
-    made, tokens = place.made, place.tokens
-    if body.model is not None and body.model != made.model:
-        text = f"The model `{body.model[:200]}` does not exist. Valid aliases: {made.model}."
+    setup, tokens = place.setup, place.tokens
+    if body.model is not None and body.model != setup.model:
+        text = f"The model `{body.model[:200]}` does not exist. Valid aliases: {setup.model}."
         raise ProblemError(text, 404, "model")
     if chat:
         encoded = [tokens.chat(turns_of(body.messages or []))]
@@ -243,12 +308,13 @@ def prompts_in(body: Body, chat: bool, place: Place) -> list[Prompt]:
     limit = body.max_tokens
     if chat and body.max_completion_tokens is not None:
         limit = body.max_completion_tokens
-    found = [Prompt(ids, fingerprint(ids.tobytes()), _limit(limit, len(ids), chat, made.engine.longest))
-             for ids in encoded]  # fmt: skip
-    for prompt in found:
+    prompts = []
+    for ids in encoded:
+        mark = fingerprint(ids.tobytes())
+        prompts.append(Prompt(ids, mark, _limit(limit, len(ids), chat, setup.engine.longest), true_mark=mark))
+    for prompt in prompts:
         check_sampling(body, prompt.limit)
-        prompt.true_mark = prompt.mark
-    return found
+    return prompts
 
 
 def _ids(ids: list[int]) -> Ids:
@@ -258,7 +324,6 @@ def _ids(ids: list[int]) -> Ids:
 
 
 def _limit(wanted: int | None, prompt: int, chat: bool, longest: int) -> int:
-    """The most output tokens."""
     if wanted is not None and wanted > longest:
         text = f"max_tokens={wanted} cannot be greater than max_model_len={longest}."
         raise parameter(f"{text} Please request fewer output tokens.", "max_tokens", wanted)
@@ -275,11 +340,14 @@ def _limit(wanted: int | None, prompt: int, chat: bool, longest: int) -> int:
     return min(asked, longest - prompt)
 
 
-async def load_kv(body: Body, prompts: list[Prompt], place: Place, rank: int) -> None:
-    """KV from another engine: for the first prompt of a list; the others read blocks not theirs."""
-    params, options = body.kv_transfer_params, place.made.options
+async def load_kv(body: Body, prompts: list[Prompt], place: PortState, rank: int) -> str | None:
+    """KV from another engine: for the first prompt of a list; the others read blocks not theirs.
+
+    Why it did not come; a stream is told so after its 200, as by vLLM.
+    """
+    params, options = body.kv_transfer_params, place.setup.options
     if params is None or not wants_import(params) or not options.kv_connector:
-        return
+        return None
     nixl = place.engines[rank].tally.nixl
     for prompt in prompts:
         try:
@@ -289,34 +357,36 @@ async def load_kv(body: Body, prompts: list[Prompt], place: Place, rank: int) ->
         except LoadFailedError:
             nixl["failed_transfers"] += 1
             if options.kv_load_failure == "fail":
-                raise ProblemError("The KV of the request could not be loaded.", 500) from None
+                return "The KV of the request could not be loaded."
+        except ProblemError as problem:
+            return problem.message
+    return None
 
 
 def jobs_for(
-    body: Body, prompts: list[Prompt], each: int, answer: Answer, place: Place, priority: int
-) -> list[Job]:
+    body: Body, prompts: list[Prompt], each: int, answer: WholeAnswer, place: PortState, priority: int
+) -> list[EmulatedJob]:
     """One job for each choice of each prompt."""
-    said = promises(body.vllm_xargs, SETTINGS)
+    terms = promises(body.vllm_xargs, SETTINGS)
     jobs = []
     for number, prompt in enumerate(prompts):
         for copy in range(each):
             text: Text = Text(prompt.true_mark, copy, place.tokens.vocabulary)
-            job = Job(len(prompt.ids), 0, prompt.limit, text, answer, number * each + copy)
+            job = EmulatedJob(len(prompt.ids), 0, prompt.limit, text, answer, number * each + copy)
             job.mark, job.loaded, job.priority = prompt.mark, prompt.loaded, priority
-            job.kind, job.slo, job.guess = said
+            job.kind, job.slo, job.guess = terms
             _decide_length(job, body, prompt, copy, place)
-            if place.made.engine.prefix_cache:
+            if place.setup.engine.prefix_cache:
                 output = job.text.ids(0, min(job.length, job.limit))
-                job.content = content(prompt.ids, output, body.cache_salt, place.made.engine.block)
+                job.content = content(prompt.ids, output, body.cache_salt, place.setup.engine.block)
             jobs.append(job)
     return jobs
 
 
-def _decide_length(job: Job, body: Body, prompt: Prompt, copy: int, place: Place) -> None:
-    """How long the answer really is, and what ends it."""
-    lengths, given = place.made.lengths, body.max_tokens or body.max_completion_tokens
+def _decide_length(job: EmulatedJob, body: Body, prompt: Prompt, copy: int, place: PortState) -> None:
+    lengths, given = place.setup.lengths, body.max_tokens or body.max_completion_tokens
     natural = job.limit + 1  # never reached: the limit ends it
-    if place.made.options.echo:
+    if place.setup.options.echo:
         pieces = place.tokens.pieces(prompt.ids.tolist())
         job.text = Echo(pieces, prompt.ids.tolist(), [json_text(piece) for piece in pieces])
         natural = len(pieces)
@@ -329,7 +399,7 @@ def _decide_length(job: Job, body: Body, prompt: Prompt, copy: int, place: Place
     job.length, job.stops = natural, natural <= job.limit
 
 
-def _stop_at(job: Job, body: Body, length: int) -> tuple[int, str | int] | None:
+def _stop_at(job: EmulatedJob, body: Body, length: int) -> tuple[int, str | int] | None:
     """After how many tokens a stop string or a stop token ends the answer, and which of them.
 
     The text of the answer is known beforehand, so it is cut here, where vLLM holds text back meanwhile.
@@ -352,247 +422,162 @@ def _stop_at(job: Job, body: Body, length: int) -> tuple[int, str | int] | None:
     return None if found is None else (found, known[found - 1])
 
 
-def _cut(job: Job, text: str, ends: list[int]) -> None:
+def _cut(job: EmulatedJob, text: str, ends: list[int]) -> None:
     """The answer is this text, of which each token brings what lies before its end."""
     pieces = [text[begin:end] for begin, end in pairwise((0, *ends))]
     job.text = Echo(pieces, job.text.ids(0, len(ends)), [json_text(piece) for piece in pieces])
 
 
-# -- `/v1/completions` and `/v1/chat/completions` -------------------------------------------------------
+# -- one port: its engines, and how many may be there
 
-UNPRINTED = re.compile("[^!-~]")
-
-
-async def complete(request: web.Request) -> web.StreamResponse:
-    """Both endpoints."""
-    place = request.app[PLACE]
-    if place.inside >= place.made.options.max_requests:
-        raise busy()
-    place.inside += 1
-    try:
-        fault = _fault(request, place)
-        call = await _read(request, place)
-        if fault is not None and (struck := await _strike_early(request, fault, call, place)) is not None:
-            return struck
-        return await _answer(request, place, call, await _admit(request, place, call), fault)
-    finally:
-        place.inside -= 1
+WAITING_WEIGHT = 4  # a waiting request counts as four running ones when vLLM chooses a rank
 
 
-class Call(NamedTuple):
-    """What is asked: the body and, until they have been looked at, nothing more."""
+class PortState:
+    """What the handlers of one port know."""
 
-    body: Body
-    chat: bool
+    def __init__(
+        self,
+        setup: EmulatorSetup,
+        clock: Clock,
+        tokens: Tokens,
+        peers: Peers,
+        observers: Sequence[Sequence[Observer]],
+    ) -> None:
+        """With an engine for each of the `observers`, which hear what happens in it."""
+        options = setup.options
+        self.setup, self.clock, self.tokens, self.peers = setup, clock, tokens, peers
+        self.engines = [
+            EmulatedEngine(
+                setup.engine, setup.policy(), clock, asynchronous=setup.asynchronous, observers=tuple(hear)
+            )
+            for hear in observers
+        ]
+        for engine in self.engines:
+            engine.memory.fixed = options.transfer_delay
+            engine.memory.per_token = options.transfer_per_token
+            if options.crash_after is not None:
+                engine.crash_at = options.crash_after
+        self.exports = [Exports(engine, options.kv_lease) for engine in self.engines]
+        self.faults = Faults(options.fail_rate, options.fault)
+        self.faults.by_header = options.fault_header
+        if options.stall_at is not None:
+            self.faults.always = EmulatedFault("stall", options.stall_at)
+        self.port = 0
+        self.inside = 0  # requests being answered
+        self.bytes = 0  # of bodies being read
+        self.draining = False
+        self.fingerprint = f"vllm-0.32.0-{sha256(setup.model.encode()).hexdigest()[:8]}"
+        self._held = options.hold or 0
+        if self._held:
+            for engine in self.engines:
+                engine.hold()
+        self._turn = itertools.count()
 
-    @property
-    def each(self) -> int:
-        return self.body.n or 1
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[int], None]]:
+        """While a body is read and understood; what it yields counts the bytes, and refuses too many."""
+        mine = 0
 
-    @property
-    def params(self) -> dict[str, Any]:
-        return self.body.kv_transfer_params or {}
+        def count(more: int) -> None:
+            nonlocal mine
+            mine += more
+            self.bytes += more
+            if self.bytes > self.setup.options.max_bytes:
+                raise busy()
 
+        try:
+            yield count
+        finally:
+            self.bytes -= mine
 
-class Admitted(NamedTuple):
-    """A call that the engine of this rank will work on."""
+    def choose(self, wanted: int | None) -> int:
+        """The rank of a request: the one it names, else the least loaded as vLLM counts it."""
+        if wanted is not None and 0 <= wanted < len(self.engines):
+            return wanted
+        if len(self.engines) == 1:
+            return 0
+        start = next(self._turn)
+        order = [(start + step) % len(self.engines) for step in range(len(self.engines))]
+        engines = self.engines
+        return min(order, key=lambda rank: engines[rank].waiting * WAITING_WEIGHT + engines[rank].running)
 
-    prompts: list[Prompt]
-    rank: int
+    def check_room(self, engine: EmulatedEngine, more: int, tokens: int) -> None:
+        """503 where the queue is full, as vLLM answers."""
+        options, rejected = self.setup.options, engine.tally.rejected
+        spare = self.setup.engine.running - engine.running
+        waiting = engine.waiting + more - max(0, spare)
+        if options.max_queued is not None and waiting > options.max_queued:
+            rejected["max_num_queued_reqs"] += 1
+            raise busy()
+        if options.max_queued_tokens is not None:
+            queued = sum(entry.prompt for entry in engine.replica.ledger.waiting.values())
+            if queued + tokens > options.max_queued_tokens:
+                rejected["max_num_queued_tokens"] += 1
+                raise busy()
 
+    def arrived(self) -> None:
+        """A request is in; a held clock begins when enough of them are."""
+        if self._held:
+            self._held -= 1
+            if not self._held:
+                self.go()
 
-async def _read(request: web.Request, place: Place) -> Call:
-    chat = request.path.startswith("/v1/chat/")
-    with place.reading() as count:
-        return Call(read_body(await read_bytes(request, count), chat), chat)
-
-
-async def _admit(request: web.Request, place: Place, call: Call) -> Admitted:
-    """Refuse what vLLM refuses; whoever kept KV for a call that is refused is told."""
-    try:
-        prompts = prompts_in(call.body, call.chat, place)
-        rank = place.choose(_number(request, "x-data-parallel-rank"))
-        engine = place.engines[rank]
-        if engine.dead is not None:
-            raise ProblemError(engine.dead, 500)
-        total = len(prompts) * call.each
-        place.check_room(engine, total, sum(len(prompt.ids) for prompt in prompts))
-        return Admitted(prompts, rank)
-    except ProblemError:
-        if wants_import(call.params):
-            await place.peers.free(call.params)
-        raise
-
-
-async def _answer(
-    request: web.Request, place: Place, call: Call, admitted: Admitted, fault: Fault | None
-) -> web.StreamResponse:
-    """Hand the jobs to the engine, and write what it makes of them."""
-    (prompts, rank), engine = admitted, place.engines[admitted.rank]
-    answer, response = await _open(request, place, call, prompts, fault)
-    answer.now = lambda: engine.replica.now
-    try:
-        failed = await _load(call, admitted, place)
-        for job in jobs_for(call.body, prompts, call.each, answer, place, _priority(request, call.body)):
-            if wants_export(call.params) and place.made.options.kv_connector:
-                job.export = f"{answer.head.id}-{job.choice}"
-            answer.add(job)
-        for job in answer.jobs:
-            if failed or place.draining:
-                job.error, job.how = failed, End.ABORTED
-                job.sink.end(job)
-            else:
-                engine.submit(job, _arrival(request) if place.clock.virtual else None)
-        place.arrived()
-        await answer.done
-        if isinstance(answer, Stream):
-            assert response is not None
-            return await _close(response, answer, fault)
-    finally:
-        for job in answer.jobs:
-            engine.abort(job)
-    if answer.error is not None:
-        raise ProblemError(answer.error, 500)
-    if fault is not None:
-        await _strike_late(request, fault)
-    params = place.exports[rank].params(answer.jobs[0]) if answer.jobs[0].export else None
-    return _whole(answer.whole(params), fault)
-
-
-async def _load(call: Call, admitted: Admitted, place: Place) -> str | None:
-    """KV from another engine; why it did not come. A stream is told so after its 200, as by vLLM."""
-    try:
-        await load_kv(call.body, admitted.prompts, place, admitted.rank)
-    except ProblemError as problem:
-        return problem.message
-    return None
-
-
-# -- the request --------------------------------------------------------------------------------
-
-
-def _wanted(body: Body, chat: bool, place: Place, prompts: list[Ids]) -> Wanted:
-    options = body.stream_options
-    logprobs = body.logprobs
-    count: int | None = None
-    if chat and logprobs:
-        count = min(20, max(0, body.top_logprobs or 0))
-    elif not chat and logprobs is not None and logprobs is not False:
-        count = min(20, max(0, int(logprobs)))
-    echo = tuple(place.tokens.decode(ids.tolist()) for ids in prompts) if body.echo and not chat else ()
-    usage = bool(options and options.include_usage)
-    running = bool(usage and options and options.continuous_usage_stats)
-    details = place.made.options.prompt_tokens_details
-    return Wanted(usage, running, bool(body.return_token_ids), count, echo, place.clock.virtual, details)
+    def go(self) -> None:
+        self._held = 0
+        for engine in self.engines:
+            engine.go()
 
 
-def _priority(request: web.Request, body: Body) -> int:
-    found = _number(request, "x-vllm-priority")
-    return body.priority if found is None else found
+PLACE: web.AppKey[PortState] = web.AppKey("place", PortState)
 
 
-def _number(request: web.Request, header: str) -> int | None:
-    text = request.headers.get(header, "")
-    return int(text) if len(text) < 19 and text.lstrip("-").isascii() and text.lstrip("-").isdigit() else None
+# -- options, checked before anything listens
+
+DEFAULT_LAW, DEFAULT_MEAN = "uniform", 512.0
 
 
-def _arrival(request: web.Request) -> float | None:
-    """With a virtual clock a request may say when it comes."""
-    try:
-        when = float(request.headers["x-emulate-arrival"])
-    except (KeyError, ValueError):
-        return None
-    return when if 0 <= when < 1e9 else None
+class EmulatorSetup:
+    """Options turned into objects, checked before anything listens."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.card: Card = load_card(options.card)
+        self.engine: Engine = engine_of_card(
+            self.card, options.slots, options.budget, options.kv_tokens, options.model_len, options.block
+        )._replace(prefix_cache=options.prefix_cache)
+        asked = options.asynchronous
+        self.asynchronous = self.card.host is not None if asked is None else asked
+        self.parameters: dict[str, Any]  # of the policy
+        self.model = options.model or self.card.model
+        self.lengths = OutputLengths(options)
+        self.policy()  # refused now, or never
+
+    def policy(self) -> BatchPolicy:
+        """One that no engine has used."""
+        policy, self.parameters = make_policy(*split_name(self.options.policy), self.engine)
+        return policy
 
 
-# -- the answer --------------------------------------------------------------------------------
+class OutputLengths:
+    """How long an answer is where the client does not say: the same for the same prompt, on every engine."""
 
+    def __init__(self, options: Options) -> None:
+        self.decides = bool(options.output or options.output_law or options.trace)
+        self._trace: list[int] | None = None
+        self._law: LengthLaw | None = None
+        if options.trace is not None:
+            name = options.trace
+            workload = bundled(name) if name in BUNDLED else read_trace(name)[0]
+            self._trace = workload.output.tolist()
+        else:
+            law = options.output_law or DEFAULT_LAW
+            mean = options.output if law.startswith(FROM_FILE) else options.output or DEFAULT_MEAN
+            self._law = length_law(law, mean)
 
-async def _open(
-    request: web.Request, place: Place, call: Call, prompts: list[Prompt], fault: Fault | None
-) -> tuple[Answer, web.StreamResponse | None]:
-    """Where the tokens go. A stream is answered 200 at once, whatever happens later."""
-    body, chat = call.body, call.chat
-    base = request.headers.get("x-request-id") or body.request_id or uuid4().hex[:16]
-    id = ("chatcmpl-" if chat else "cmpl-") + UNPRINTED.sub("", base[:LONGEST_ID])
-    head = Head(id, int(time.time()), body.model or place.made.model, place.fingerprint, chat)
-    ids = [prompt.ids for prompt in prompts]
-    wanted = _wanted(body, chat, place, ids)
-    if not body.stream:
-        return Answer(head, wanted, ids, call.each), None
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-    if fault is not None and fault.kind == "wrong-length":
-        response.content_length = int(fault.at) + 1_000_000
-    writer = await response.prepare(request)
-    assert writer is not None and request.transport is not None
-    writer.send_headers()
-    chunked = "chunked" in response.headers.get("Transfer-Encoding", "")
-    struck = fault if fault is not None and fault.kind in IN_STREAM else None
-    return Stream(head, wanted, ids, call.each, request.transport, chunked, struck), response
-
-
-async def _close(response: web.StreamResponse, answer: Stream, fault: Fault | None) -> web.StreamResponse:
-    """The end of a stream, unless a fault has taken it away."""
-    if answer.silent and fault is not None and fault.kind == "stall":
-        await asyncio.Event().wait()  # until the client has enough of it
-    if fault is not None and fault.kind == "wrong-length":
-        answer.write(answer.closing())
-        raise ConnectionResetError
-    closing = answer.closing()
-    with suppress(ConnectionResetError):  # the client has gone with its last token
-        if closing:
-            await response.write(closing)
-        await response.write_eof()
-    return response
-
-
-async def _strike_late(request: web.Request, fault: Fault) -> None:
-    """Faults of a stream, for an answer in one piece: it never comes, or the connection ends instead."""
-    if fault.kind == "stall":
-        await asyncio.Event().wait()
-    if fault.kind in ("drop", "reset-mid-event") and request.transport is not None:
-        request.transport.abort()
-        raise ConnectionResetError
-
-
-def _whole(body: dict[str, Any], fault: Fault | None) -> web.Response:
-    data = msgspec.json.encode(body)
-    response = web.Response(body=data, content_type="application/json")
-    if fault is not None and fault.kind == "wrong-length":
-        response.headers["Content-Length"] = str(len(data) + int(fault.at))
-        response.force_close()
-    return response
-
-
-def _drained(head: Head) -> dict[str, Any]:
-    """What a draining vLLM says: 200, no text, abort."""
-    answer = Answer(head, Wanted(), [np.zeros(1, LITTLE)], 1)
-    job = Job(1, 1, 1, Text(0), answer)
-    job.how = End.ABORTED
-    answer.jobs.append(job)
-    return answer.whole()
-
-
-def _fault(request: web.Request, place: Place) -> Fault | None:
-    try:
-        return place.faults.of(request.headers.get(HEADER))
-    except InputError as error:
-        raise ProblemError(str(error)) from None
-
-
-async def _strike_early(
-    request: web.Request, fault: Fault, call: Call, place: Place
-) -> web.StreamResponse | None:
-    """Faults that come before the first token."""
-    if fault.kind == "slow-head":
-        await asyncio.sleep(fault.at)
-    elif fault.kind == "reset-before-head":
-        if request.transport is not None:
-            request.transport.abort()
-        raise ConnectionResetError
-    elif fault.kind == "error" or (fault.kind == "error-event" and not call.body.stream):
-        raise ProblemError("emulated fault", int(fault.at) if fault.kind == "error" else 500)
-    elif fault.kind == "abort":
-        head = Head("cmpl-fault", int(time.time()), place.made.model, place.fingerprint, call.chat)
-        return web.json_response(_drained(head))
-    return None
+    def draw(self, mark: int, choice: int) -> int:
+        generator = np.random.default_rng((mark, choice))
+        if self._trace is not None:
+            return self._trace[int(generator.integers(len(self._trace)))]
+        assert self._law is not None
+        return int(self._law.draw(1, generator)[0])

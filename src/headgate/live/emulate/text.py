@@ -1,4 +1,4 @@
-"""What an emulated answer says, token by token."""
+"""What an emulated answer says, token by token; prompts as tokens, and as keys of KV blocks."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from hashlib import blake2b
 from itertools import product
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.kv.prefix import Pieces
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 WORDS = 4096
 BLOCK = Struct("<32H")  # one hash chooses 32 words
@@ -31,11 +27,12 @@ def syllables() -> list[str]:
     return [f" {first}{second}" for first, second in product(pairs, pairs)]
 
 
-class Vocabulary:
+class Vocabulary(NamedTuple):
     """The words answers are made of, their token ids, and their bytes inside a JSON string."""
 
-    def __init__(self, words: Sequence[str], ids: Sequence[int], json: Sequence[bytes]) -> None:
-        self.words, self.ids, self.json = words, ids, json
+    words: Sequence[str]
+    ids: Sequence[int]
+    json: Sequence[bytes]
 
 
 SYLLABLES = Vocabulary(syllables(), range(WORDS), [word.encode() for word in syllables()])
@@ -62,12 +59,10 @@ class Text:
         self._words = words
 
     def ids(self, begin: int, end: int) -> list[int]:
-        """Token ids of the positions from `begin` up to `end`."""
         ids = self._words.ids
         return [ids[place] for place in self._places(begin, end)]
 
     def pieces(self, begin: int, end: int) -> list[str]:
-        """Text of each of these positions."""
         words = self._words.words
         return [words[place] for place in self._places(begin, end)]
 
@@ -77,7 +72,6 @@ class Text:
         return [words[place % WORDS] for place in self._block(begin)]
 
     def _places(self, begin: int, end: int) -> list[int]:
-        """Numbers of the words from `begin` up to `end`."""
         found: list[int] = []
         while begin + len(found) < end:
             found += self._block(begin + len(found))
@@ -111,7 +105,7 @@ class Echo(Text):
         return self._json[begin : begin + SIZE]
 
 
-# -- Prompts become tokens: by a stated rule, or by a real tokenizer where one is given -----------------
+# -- tokens
 
 BYTES_PER_TOKEN = 4
 PER_MESSAGE = 4  # tokens that a chat template adds around a message
@@ -125,12 +119,10 @@ class ByteRule:
     vocabulary = SYLLABLES
 
     def encode(self, text: str) -> Ids:
-        """The ids of a text."""
         data = text.encode("utf-8", "surrogatepass") or b"\0"
         return np.frombuffer(data + b"\0" * (-len(data) % BYTES_PER_TOKEN), LITTLE)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, the inverse of `encode`."""
         return np.array(ids, LITTLE).tobytes().replace(b"\0", b"").decode("utf-8", "replace")
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -173,7 +165,6 @@ class FileTokenizer:
         return Vocabulary(shown, ids, [msgspec.json.encode(text)[1:-1] for text in shown])
 
     def encode(self, text: str) -> Ids:
-        """The ids of a text; an empty one has token 0."""
         return np.array(self._made.encode(text).ids or [0], LITTLE)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -183,7 +174,6 @@ class FileTokenizer:
         return [str(self._made.decode([id], skip_special_tokens=False)) for id in ids]
 
     def chat(self, turns: list[tuple[str, str]]) -> Ids:
-        """A conversation, one line a message."""
         return self.encode("".join(f"{role}: {text}\n" for role, text in turns))
 
 
@@ -195,7 +185,7 @@ def tokens_by(path: str | None) -> Tokens:
     return ByteRule() if path is None else FileTokenizer(path)
 
 
-# -- What a request's KV blocks hold, as an engine's prefix cache knows them: a key for each full block -
+# -- KV blocks, as a prefix cache knows them
 
 KEY = (1 << 62) - 1
 

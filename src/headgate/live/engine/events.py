@@ -21,7 +21,7 @@ CAUSES = RAISED, NONSENSE, STARVED, ENGINE, INTERNAL = "raised", "nonsense", "st
 SHOWN_EVERY = 0.25  # seconds: metrics are, so nothing for them waits longer
 
 
-class Chunk(NamedTuple):
+class PromptPiece(NamedTuple):
     """A piece of a prompt in a step."""
 
     entry: Entry
@@ -41,7 +41,7 @@ class StepInFlight:
     __slots__ = ("booked", "chunks", "context", "decodes", "later", "output", "rolls", "scheduled", "start")
 
     def __init__(
-        self, start: float, decodes: int, context: int, chunks: tuple[Chunk, ...], rolls: bool
+        self, start: float, decodes: int, context: int, chunks: tuple[PromptPiece, ...], rolls: bool
     ) -> None:
         self.start = start
         self.decodes = decodes
@@ -103,7 +103,6 @@ class Events:
         self._decodes = self._context = self._kv = 0  # as in `Steps`
 
     def _listen(self, observers: list[Observer]) -> None:
-        """These observe from now on."""
         self._observers, self._hear = observers, Listeners(observers)
         self.gauged = [o.gauged for o in self._live() if type(o).gauged is not LiveObserver.gauged]
         self.gauges_of_each = any(
@@ -113,7 +112,6 @@ class Events:
         )
 
     def serve(self, policy: BatchPolicy | None) -> None:
-        """Its hooks are called from now on; None: those of no policy."""
         self._tell = NO_LISTENERS if policy is None else Listeners((policy,))
 
     def of(self, name: str, entry: Entry, when: float | None, now: float) -> None:
@@ -188,7 +186,6 @@ class Events:
         self._ends, self._start, self._decodes, self._context, self._kv = [end], start, decodes, context, kv
 
     def tell(self) -> None:
-        """Of all steps that have ended, now."""
         ends = self._ends
         if ends:
             self._ends = []
@@ -204,19 +201,16 @@ class Events:
                 self._silence(hook)
 
     def late(self, flight: StepInFlight, end: float) -> None:
-        """What had to wait for the end of this step."""
         self.tell()
         for name, entry, when in flight.later:
             self._about(name, entry, end if when is None else when)
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
-        """A new plan is in force."""
         if self._tell.planned:
             self._to_policy(self._tell.planned, plan, now, gauges)
         self._to_all(self._hear.planned, plan, now, gauges)
 
     def show(self, gauges: Mapping[str, float], now: float) -> None:
-        """The policy's numbers as they are now."""
         self._to_all(self.gauged, gauges, now)
 
     def fell_back(self, reason: str, now: float, cause: str) -> None:
@@ -224,12 +218,10 @@ class Events:
         self._to_all([observer.fell_back for observer in self._live()], reason, now, cause)
 
     def rescued(self, now: float) -> None:
-        """Decodes ran in place of prompts the engine refused."""
         self.tell()
         self._to_all([observer.rescued for observer in self._live()], now)
 
     def wasted(self, tokens: int, now: float) -> None:
-        """Tokens came for a request that had gone."""
         self.tell()
         self._to_all([observer.wasted for observer in self._live()], tokens, now)
 

@@ -23,9 +23,9 @@ from headgate.live.engine.events import (
     RAISED,
     SHOWN_EVERY,
     STARVED,
-    Chunk,
     Events,
     LiveObserver,
+    PromptPiece,
     StepInFlight,
 )
 from headgate.live.engine.process import LOG
@@ -81,7 +81,6 @@ class Live:
 
     @property
     def now(self) -> float:
-        """Seconds since the engine began."""
         return self.clock() - self.origin
 
     @property
@@ -112,7 +111,7 @@ class Live:
         self._news.serve(None)
         self._news.fell_back(reason, self.now, cause)
 
-    # -- comings and goings ---------------------------------------------------------------------
+    # -- comings and goings
 
     def arrive(self, entry: Entry) -> None:
         self.ledger.arrive(entry)
@@ -151,7 +150,6 @@ class Live:
         self._news.away(entry, self.now)
 
     def back(self, entry: Entry) -> None:
-        """The engine can run it again."""
         self.ledger.arrive(entry)
         self._news.back(entry)
         self.lease.arrival()
@@ -161,14 +159,13 @@ class Live:
         self._news.wasted(tokens, self.now)
 
     def tell(self) -> None:
-        """Whoever listens hears now of all steps that have ended."""
         self._news.tell()
 
     def paused(self) -> None:
         """The engine stands still for a reason of its own: the policy is not to blame."""
         self._watchdog.forget(self.now)
 
-    # -- one step -------------------------------------------------------------------------------
+    # -- one step
 
     def begin(self, kv_free: int, kv_short: bool = False) -> Plan | None:
         """The plan for the step composed now; None when no policy decides."""
@@ -198,7 +195,9 @@ class Live:
             self._show_gauges(self.policy)
         return self.plan
 
-    def ran(self, chunks: tuple[Chunk, ...], decodes: int, ids: Iterable[int] | None) -> StepInFlight | None:
+    def ran(
+        self, chunks: tuple[PromptPiece, ...], decodes: int, ids: Iterable[int] | None
+    ) -> StepInFlight | None:
         """The engine composed this step: these pieces of prompts and that many decodes. Their `ids` may be
         left out where the ledger agrees: none is held, and as many share the tick.
 
@@ -234,17 +233,15 @@ class Live:
         elif flight.later:
             self._news.late(flight, end)
 
-    # -- the parts of a step ----------------------------------------------------------------------
+    # -- the parts of a step
 
     def _starves(self, now: float) -> bool:
-        """Does the watchdog relieve the policy?"""
         starving = self._watchdog.look(self.ledger, now, sum(self.counts.values()))
         if starving:
             self.fall(starving, STARVED)
         return bool(starving)
 
     def _ask(self, policy: BatchPolicy) -> None:
-        """Ask the policy for a plan, check it, and put it into force."""
         ledger = self.ledger
         self._news.tell()
         try:
@@ -354,16 +351,12 @@ class Guard:
         try:
             return part(*args)
         except Exception as error:
-            self._failed(error)
+            self.broken = True
+            with suppress(Exception):
+                LOG.exception("headgate failed; %s goes on without it", self._title)
+                self._live.fall(f"internal error: {one_line(error)}", INTERNAL)
+            self._restore()
             return None
-
-    def _failed(self, error: Exception) -> None:
-        """Called where it was caught."""
-        self.broken = True
-        with suppress(Exception):
-            LOG.exception("headgate failed; %s goes on without it", self._title)
-            self._live.fall(f"internal error: {one_line(error)}", INTERNAL)
-        self._restore()
 
 
 class LastTokens:
@@ -384,7 +377,6 @@ class LastTokens:
         return len(self._heap)
 
     def add(self, entry: Entry) -> None:
-        """It gets a token in each step from now on."""
         heap, decoding = self._heap, self._ledger.decoding
         if len(heap) >= 2 * len(decoding) + SPARE:
             heap[:] = [self._last(decode) for decode in decoding.values() if decode.rolls]

@@ -6,18 +6,12 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from headgate.core.version import VERSION
-from headgate.live.engine.process import (
-    FOLDER,
-    LOG,
-    SHARED,
-    Background,
-    leave_metrics,
-    leaves_metrics,
-)
+from headgate.live.engine.process import FOLDER, LOG, SHARED, Background, leave_metrics, leaves_metrics
 from headgate.live.engine.requests import IGNORED
 from headgate.live.engine.settings import Settings
 from headgate.live.engine.tally import IDLE, KINDS, STATES, Tally, numbers
@@ -93,14 +87,10 @@ class Metrics(Tally):
 
     @property
     def unseen(self) -> bool:
-        """Are there metrics that no process shows?"""
-        nowhere = (
-            self._settings.metrics_port is None and SHARED not in os.environ and FOLDER not in os.environ
-        )
-        return self._board is not None and nowhere
+        shown = self._settings.metrics_port is not None or SHARED in os.environ or FOLDER in os.environ
+        return self._board is not None and not shown
 
     def close(self) -> None:
-        """Show what is left, and stop."""
         self._left = -LEAVE_EVERY
         if self._thread is not None:
             self._thread.close()
@@ -110,7 +100,6 @@ class Metrics(Tally):
             self._server = None
 
     def show(self) -> None:
-        """Metrics now, and the line in the log when it is due."""
         if self._board is not None:
             self._board.show()
         now = self._clock()
@@ -179,12 +168,10 @@ class Board:
             self._of("headgate_steps", kind)
 
     def collect(self) -> Iterator[Any]:
-        """Every metric, as a registry hands them out."""
         for metric in self._metrics.values():
             yield from metric.collect()
 
     def show(self) -> None:
-        """Everything as it is now."""
         tally = self._tally
         self._of("headgate_fallen").set(tally.fallen is not None)  # first: operators are alerted by it
         self._choose("headgate_info", *(self._about | {"policy": tally.policy}).values())
@@ -258,14 +245,11 @@ def instruments(registry: Any = None) -> dict[str, Any]:
     if registry in _instruments:
         return _instruments[registry]
     metrics: dict[str, Any] = {}
-    for name, (help, labels) in GAUGES.items():
-        # Where several processes write to one place, the newest value of each engine counts.
-        metrics[name] = Gauge(
-            name, help, ("engine", *labels), registry=registry, multiprocess_mode="mostrecent"
-        )
-    for name, (help, labels) in COUNTERS.items():
-        metrics[name] = Counter(name, help, ("engine", *labels), registry=registry)
-    for name, (help, labels) in HISTOGRAMS.items():
-        metrics[name] = Histogram(name, help, ("engine", *labels), registry=registry, buckets=BUCKETS)
+    # Where several processes write to one place, the newest value of each engine counts.
+    newest = partial(Gauge, multiprocess_mode="mostrecent")
+    tables = (newest, GAUGES), (Counter, COUNTERS), (partial(Histogram, buckets=BUCKETS), HISTOGRAMS)
+    for kind, table in tables:
+        for name, (help, labels) in table.items():
+            metrics[name] = kind(name, help, ("engine", *labels), registry=registry)
     _instruments[registry] = metrics
     return metrics

@@ -15,17 +15,16 @@ from headgate.live.engine.live import Live
 from headgate.live.engine.metrics import Metrics
 from headgate.live.engine.process import LOG, SHARED, EngineNames
 from headgate.live.engine.reload import Build, Reload, Renewals, Renewed
-from headgate.live.engine.requests import Terms, promises
+from headgate.live.engine.requests import RequestTerms, promises
 from headgate.live.engine.settings import Settings, file_of
 from headgate.live.engine.trace import Trace
 
 Watcher = Metrics | Trace
-Promises = Callable[
-    [Any], tuple[str, Slo, int | None]
-]  # of the engine's request: class, promises, predicted output
+# Of the engine's request: class, promises, predicted output.
+Promises = Callable[[Any], tuple[str, Slo, int | None]]
 
 
-class Facts(NamedTuple):
+class EngineFacts(NamedTuple):
     """What the engine is."""
 
     names: EngineNames
@@ -51,7 +50,7 @@ class Duties(NamedTuple):
 class PlugIn:
     """The settings in force, the policy made from them, and those that watch it."""
 
-    def __init__(self, settings: Settings, facts: Facts, build: Build) -> None:
+    def __init__(self, settings: Settings, facts: EngineFacts, build: Build) -> None:
         self.settings = settings
         self._facts, self._build = facts, build
         self._policy, self._parameters = self._make(settings)
@@ -61,17 +60,15 @@ class PlugIn:
 
     def duties(self, promises: Promises) -> Duties:
         """For the engine's part; `promises` reads what a request says of itself."""
-        spoken = FallBackLog(self._facts.names.title)
         return Duties(
             policy=self._policy,
-            observers=(spoken, *self.watchers),
+            observers=(FallBackLog(self._facts.names.title), *self.watchers),
             watchdog=self.settings.watchdog,
             promises=promises,
             renew=self.renew,
         )
 
-    def promises(self, extra_args: Mapping[str, Any] | None) -> Terms:
-        """Class, promises and predicted output of a request with these parameters."""
+    def promises(self, extra_args: Mapping[str, Any] | None) -> RequestTerms:
         return promises(extra_args, self.settings)
 
     def follow(self, read: Callable[[str], Settings]) -> None:
@@ -102,7 +99,6 @@ class PlugIn:
         return ready
 
     def close(self) -> None:
-        """The engine ends: show and write what is left."""
         if self._live is not None:
             self._live.tell()
         for watcher in self.watchers:
@@ -143,7 +139,7 @@ class FallBackLog(LiveObserver):
         LOG.error("headgate: FALLEN BACK to %s's own scheduling after %.1f s: %s", self._title, now, reason)
 
 
-def observers(settings: Settings, parameters: Mapping[str, Any], facts: Facts) -> Sequence[Watcher]:
+def observers(settings: Settings, parameters: Mapping[str, Any], facts: EngineFacts) -> Sequence[Watcher]:
     """Metrics with the line in the log, and the trace where one was asked for.
 
     A trace that cannot be written stops the start, as any wrong setting does.
@@ -164,7 +160,7 @@ def observers(settings: Settings, parameters: Mapping[str, Any], facts: Facts) -
     return metrics, *trace
 
 
-def header(settings: Settings, parameters: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
+def header(settings: Settings, parameters: Mapping[str, Any], facts: EngineFacts) -> dict[str, Any]:
     """The first line of a trace: how it came about."""
     return {
         "headgate": VERSION,

@@ -49,16 +49,12 @@ def build_policy(
     if card is not None and graph:
         cost = cost.graphed(graph)
         if settings.named()[0] == "keep":
-            _warn_if_confined(cost, settings)
+            from headgate.methods.keep.learned import confined  # other policies do without
+
+            if narrow := confined(cost, settings.tightest()):
+                LOG.warning("headgate: %s", narrow)
     engine = Engine(cost, kv_tokens, max_model_len, batch_tokens, running, block)
     return _make(settings, names, card, engine)
-
-
-def _warn_if_confined(cost: StepCost, settings: Settings) -> None:
-    from headgate.methods.keep.learned import confined  # other policies do without
-
-    if warning := confined(cost, settings.tightest()):
-        LOG.warning("headgate: %s", warning)
 
 
 def check_policy(

@@ -77,7 +77,7 @@ class Background:
                 logged = True
 
 
-# -- metrics for another process --------------------------------------------------------------------------
+# -- metrics for another process
 # The scheduler mostly runs in another process than /metrics: it leaves its metrics as text, in a folder.
 
 
@@ -124,7 +124,6 @@ class LeftMetrics:
         return []
 
     def collect(self) -> Iterator[Any]:
-        """Each metric once, with the samples of all engines."""
         from prometheus_client.parser import text_string_to_metric_families
 
         families: dict[str, Any] = {}

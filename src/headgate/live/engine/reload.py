@@ -34,7 +34,6 @@ class Reload:
         self._next = clock() + LOOK_EVERY
 
     def changed(self) -> Settings | None:
-        """The new settings, once, or None."""
         now = self._clock()
         if now < self._next:
             return None
@@ -79,7 +78,6 @@ class Renewals:
         self._thread = Background(self.look, LOOK_EVERY / 2, "reading the settings") if background else None
 
     def look(self) -> None:
-        """What the thread does twice a second."""
         settings = self._reload.changed()
         if settings is None:
             return

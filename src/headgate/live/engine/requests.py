@@ -25,7 +25,7 @@ MOST_TOKENS = 1 << 24  # of a guess; the driver cuts it to the request's own lim
 SHOWN = 32  # characters of a wrong value in the log
 
 
-class Terms(NamedTuple):
+class RequestTerms(NamedTuple):
     """What a request says of itself, and what it was promised."""
 
     kind: str = ""
@@ -38,21 +38,19 @@ WORDS = tuple(PREFIX + name for name in CLIENTS_MAY)
 CLASS, TTFT, TBT, GUESS = WORDS
 IGNORED: Counter[str] = Counter()  # parameters that were ignored in this process, by name
 MADE_UP: set[str] = set()  # classes of this process that no setting declares
-NOTHING = Terms()
+NOTHING = RequestTerms()
 
 
-def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> Terms:
+def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> RequestTerms:
     """Class, promises and predicted output of a request, each within its range.
 
     A wrong or forbidden parameter is ignored and counted, and logged the first time. No request is refused.
     """
     promised = Slo(settings.ttft, settings.within(settings.tbt))
-    default = Terms(slo=promised) if settings.ttft or settings.tbt else NOTHING
+    default = RequestTerms(slo=promised) if settings.ttft or settings.tbt else NOTHING
     if not extra_args:
         return default
-    known = 0
-    for word in WORDS:
-        known += word in extra_args
+    known = sum(word in extra_args for word in WORDS)
     if len(extra_args) > known:
         _misspelled(extra_args)
     if not known:
@@ -61,7 +59,7 @@ def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> Terms:
     own = settings.classes.get(kind) or Promise()
     first = _read(extra_args, TTFT, settings, lambda value, all: _seconds(value, all.floor.ttft))
     between = _read(extra_args, TBT, settings, lambda value, all: _seconds(value, all.shortest_claim))
-    return Terms(
+    return RequestTerms(
         kind,
         Slo(first or own.ttft or settings.ttft, settings.within(between or own.tbt or settings.tbt)),
         _read(extra_args, GUESS, settings, _tokens),

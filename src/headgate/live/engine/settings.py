@@ -134,7 +134,6 @@ class Settings(SettingsModel):
         )
 
     def learns(self) -> bool:
-        """Whether step times are learned while serving, for want of a card."""
         return self.card is None and self.named()[0] == "keep"
 
     def named(self) -> tuple[str, dict[str, Any]]:
@@ -147,7 +146,7 @@ class Settings(SettingsModel):
         return name, {**own, **self.set, **inline}
 
 
-# -- where they stand ------------------------------------------------------------------------------------
+# -- where they stand
 
 
 def file_of() -> str | None:
@@ -211,7 +210,6 @@ def read_file(path: str) -> dict[str, Any]:
 
 
 def _fields(parent: tuple[int | str, ...]) -> list[str]:
-    """The words one may use at this place."""
     tables: dict[str, type[SettingsModel]] = {"classes": Promise, "floor": Floor}
     here = tables.get(str(parent[0]), Settings) if parent else Settings
     return list(here.model_fields)

@@ -68,7 +68,7 @@ class Tally(LiveObserver):
 
     @property
     def mode(self) -> str:
-        """Who decides, and where the policy has two ways, which of them."""
+        """What decides, and where the policy has two ways, which of them."""
         if self.fallen is not None:
             return "fallback"
         name = self.policy.partition(":")[0]
@@ -79,7 +79,6 @@ class Tally(LiveObserver):
 
     @property
     def steps(self) -> dict[str, int]:
-        """Steps by kind; observers do not hear of empty ones."""
         return {"mixed": self._mixed_steps, "decode": self._decode_steps, "prefill": self._prefill_steps}
 
     @property
@@ -88,20 +87,17 @@ class Tally(LiveObserver):
         return {"prefill": self._prefilled, "decode": self._decoded, "cached": self._cached}
 
     def all_steps(self) -> Counter[str]:
-        """Steps by kind, the empty ones too."""
         return Counter(self.steps) + Counter({"empty": self.counts.get("empty", 0)})
 
     @property
     def phase(self) -> str:
-        """What the engine does: the kind of the newest step, or idle when there is no request."""
         return self.kind if self._state else IDLE
 
     def renewed(self, policy: str, parameters: Mapping[str, Any], now: float) -> None:
-        """Another policy decides from now on."""
         self.policy, self.fallen, self.gauges = policy, None, {}
         self.renewals += 1
 
-    # -- requests --------------------------------------------------------------------------------------
+    # -- requests
 
     def arrived(self, request: Request, now: float) -> None:
         self._move(request.id, WAITING)
@@ -118,7 +114,6 @@ class Tally(LiveObserver):
         self._move(request.id, PREFILLING)
 
     def prefilled(self, request: Request, now: float) -> None:
-        """It decodes, and has a token now."""
         if not self.states[DECODING]:  # no other waits for a token
             self._token, self._stalled = now, False
         self._move(request.id, DECODING)
@@ -149,10 +144,9 @@ class Tally(LiveObserver):
         self._state[id] = state
         self.states[state] += 1
 
-    # -- steps -----------------------------------------------------------------------------------------
+    # -- steps
 
     def stepped(self, steps: Steps) -> None:
-        """One or several of the same kind."""
         start, ends, decodes, _, prefill, _, kv = steps
         kind = ("mixed" if decodes else "prefill") if prefill else "decode"
         count, end = len(ends), ends[-1]
@@ -190,7 +184,7 @@ class Tally(LiveObserver):
         if seconds > self.longest_stall:
             self.longest_stall = seconds
 
-    # -- the policy ------------------------------------------------------------------------------------
+    # -- the policy
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
         self.plans += 1
@@ -206,7 +200,6 @@ class Tally(LiveObserver):
         self.reasons[cause if cause in CAUSES else RAISED] += 1
 
     def rescued(self, now: float) -> None:
-        """Decodes ran in place of prompts the engine refused."""
         self.rescues += 1
 
     def wasted(self, tokens: int, now: float) -> None:

@@ -57,7 +57,6 @@ class Trace(LiveObserver):
         self._shut()
 
     def flush(self) -> None:
-        """Write what has happened since the last time."""
         if not self._open:
             self._events.clear()
             self._shut()
@@ -106,10 +105,9 @@ class Trace(LiveObserver):
             if len(self._events) > MOST_UNWRITTEN:
                 self._end("the disk is too slow")
 
-    # -- what it hears ---------------------------------------------------------------------------------
+    # -- what it hears
 
     def arrived(self, request: Request, now: float) -> None:
-        """With all that is known of it."""
         self._note("arrived", *ABOUT(request), now, *request.slo[:2])
 
     def admitted(self, request: Request, now: float) -> None:
@@ -119,7 +117,6 @@ class Trace(LiveObserver):
         self._note("prefilled", request.id, now)
 
     def held(self, request: Request, now: float) -> None:
-        """It gets nothing for a while."""
         self._note("held", request.id, now)
 
     def resumed(self, request: Request, now: float) -> None:
@@ -137,27 +134,18 @@ class Trace(LiveObserver):
         self._note("steps", *steps)
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
-        """In numbers, as the recorder keeps it."""
         decode = plan.decode
         named = -1 if decode is ALL else 0 if isinstance(decode, Decodes) else len(decode)
-        self._note(
-            "plan",
-            now,
-            named,
-            len(plan.prefill),
-            len(plan.evict),
-            dict(gauges) if isinstance(gauges, Mapping) else {},
-        )
+        shown = dict(gauges) if isinstance(gauges, Mapping) else {}
+        self._note("plan", now, named, len(plan.prefill), len(plan.evict), shown)
 
     def renewed(self, policy: str, parameters: Mapping[str, Any], now: float) -> None:
-        """Another policy decides from now on."""
         self._note("policy", now, policy, dict(parameters))
 
     def fell_back(self, reason: str, now: float, cause: str = RAISED) -> None:
         self._note("fell_back", now, reason)
 
     def rescued(self, now: float) -> None:
-        """Decodes ran in place of prompts the engine refused."""
         self._note("rescued", now)
 
     def wasted(self, tokens: int, now: float) -> None:
@@ -167,9 +155,8 @@ class Trace(LiveObserver):
 def _line(event: str, values: tuple[Any, ...]) -> str:
     named = {"event": event, **dict(zip(FIELDS[event], values, strict=True))}
     if event == "plan":  # JSON has no word for numbers that are none
-        named["gauges"] = {
-            name: value if math.isfinite(value) else None for name, value in numbers(values[-1]).items()
-        }
+        gauges = numbers(values[-1]).items()
+        named["gauges"] = {name: value if math.isfinite(value) else None for name, value in gauges}
     return json.dumps(named, separators=(",", ":"), default=_plain) + "\n"
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
 from headgate.core.errors import one_line
-from headgate.live.ray.gate import Answer, Event, Heard, RayConfig, SharedGate
+from headgate.live.ray.gate import Counts, Event, Heard, Placement, RayConfig, SharedGate
 from headgate.live.route.gate.queue import Refused
 
 log = logging.getLogger("headgate.route")
@@ -22,35 +22,25 @@ RARELY = 4.0  # at most: below the time for which a new gate waits for the other
 FIRST = 30.0  # seconds for its first start, in which a process is begun
 
 
-class Over(Exception):  # noqa: N818  (news, not a fault)
+class LeftCluster(Exception):  # noqa: N818  (news, not a fault)
     """This process has left the cluster: there will be no shared gate any more."""
 
 
 class Remote(Protocol):
-    """A shared gate in another process."""
+    """A shared gate in another process: as `SharedGate`, and `close` when it is not asked any more."""
 
     async def join(
-        self,
-        name: str,
-        seats: Mapping[str, int],
-        busy: Mapping[str, int],
-        clients: int,
-        given: dict[str, Any],
-        deployed: float,
-    ) -> int:
-        """As `SharedGate.join`."""
-
-    async def tell(self, name: str, events: Sequence[Event]) -> Heard | None:
-        """As `SharedGate.tell`."""
-
-    async def news(self, name: str, seconds: float) -> Heard | None:
-        """As `SharedGate.news`."""
-
-    def close(self) -> None:
-        """It is not asked any more."""
+        self, name: str, seats: Counts, busy: Counts, clients: int, given: dict[str, Any], deployed: float
+    ) -> int: ...
+    async def tell(self, name: str, events: Sequence[Event]) -> Heard | None: ...
+    async def news(self, name: str, seconds: float) -> Heard | None: ...
+    def close(self) -> None: ...
 
 
-class Entry:
+Connect = Callable[[], Awaitable[Remote]]
+
+
+class ClientRequest:
     """One request of this router, from its arrival to its end."""
 
     __slots__ = ("about", "answer", "key", "placed_in", "replica")
@@ -59,7 +49,7 @@ class Entry:
         self.key, self.about = key, about  # request, class, prompt, limit, priority
         self.replica = ""  # where it is; empty: it waits
         self.placed_in = -1  # which gate placed it, by `GateClient.term`
-        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[Placement] = asyncio.get_running_loop().create_future()
 
 
 class GateClient:
@@ -70,15 +60,9 @@ class GateClient:
     admit no more than before. Once there is a shared gate again, everything moves back.
     """
 
-    def __init__(
-        self,
-        config: RayConfig,
-        name: str,
-        connect: Callable[[], Awaitable[Remote]] | None,
-        deployed: float = 0.0,
-    ) -> None:
+    def __init__(self, config: RayConfig, name: str, connect: Connect | None, deployed: float = 0.0) -> None:
         self.config, self.name, self._connect, self._deployed = config, name, connect, deployed
-        self.entries: dict[int, Entry] = {}
+        self.entries: dict[int, ClientRequest] = {}
         self.term = 0  # counts the gates that were asked
         self.lost = 0  # times the shared gate was lost
         self.local: SharedGate | None = None
@@ -91,8 +75,7 @@ class GateClient:
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = False
 
-    def set_replicas(self, seats: Mapping[str, int]) -> None:
-        """The replicas this router sees, and how many requests each may have."""
+    def set_replicas(self, seats: Counts) -> None:
         if seats == self._seats and self._started:
             return
         self._seats = dict(seats)
@@ -106,21 +89,20 @@ class GateClient:
         self._say("replicas", self._seats)
 
     def dead(self, replica: str) -> None:
-        """It is gone; the list of replicas will say so later."""
         self._seats.pop(replica, None)
         self._say("dead", replica)
 
-    async def place(self, about: tuple[str, str, int, int, int]) -> Entry:
+    async def place(self, about: tuple[str, str, int, int, int]) -> ClientRequest:
         """A request (its id, class, prompt, limit, priority) waits for a replica. Raises Refused.
 
         When the wait is cancelled the request is gone from the gate.
         """
         self._number += 1
-        entry = self.entries[self._number] = Entry(self._number, about)
+        entry = self.entries[self._number] = ClientRequest(self._number, about)
         self._say("arrive", entry.key, *about)
         return await self._answered(entry)
 
-    async def again(self, entry: Entry) -> Entry:
+    async def again(self, entry: ClientRequest) -> ClientRequest:
         """Its replica could not take it: it waits for another one."""
         entry.answer = asyncio.get_running_loop().create_future()
         before, entry.replica = entry.replica, ""
@@ -131,7 +113,7 @@ class GateClient:
             self._say("arrive", entry.key, *entry.about)
         return await self._answered(entry)
 
-    def end(self, entry: Entry) -> None:
+    def end(self, entry: ClientRequest) -> None:
         """It has ended, wherever it was. Told again it does nothing."""
         if self.entries.pop(entry.key, None) is None:
             return
@@ -140,7 +122,7 @@ class GateClient:
         else:
             self._say("end", entry.key)
 
-    async def _answered(self, entry: Entry) -> Entry:
+    async def _answered(self, entry: ClientRequest) -> ClientRequest:
         try:
             answer = await entry.answer
         except asyncio.CancelledError:
@@ -151,7 +133,7 @@ class GateClient:
             raise Refused(answer.status, answer.reason, answer.retry_after)
         return entry
 
-    # -- telling and hearing ---------------------------------------------------------------------------
+    # -- telling and hearing
 
     def _say(self, *event: Any) -> None:
         if self.local is not None:
@@ -171,7 +153,7 @@ class GateClient:
             self._telling = True
             self._run(self._flush(self._remote, self.term))
 
-    def _hear(self, answers: list[Answer]) -> None:
+    def _hear(self, answers: list[Placement]) -> None:
         for answer in answers:
             entry = self.entries.get(answer.key)
             if entry is not None and not entry.answer.done():  # else: cancelled, and its end was told
@@ -206,7 +188,7 @@ class GateClient:
         answers, self._clients, self._others_wait = heard
         self._hear(answers)
 
-    # -- losing and finding the shared gate ------------------------------------------------------------
+    # -- losing and finding the shared gate
 
     def _lose(self, why: str) -> None:
         self.lost += 1
@@ -215,7 +197,7 @@ class GateClient:
         self._run(self._reach())
 
     def _next_term(self) -> Counter[str]:
-        """Another gate is asked from now on: those who wait come anew, those who are placed are `busy`."""
+        """Another gate is asked: requests that wait come anew, those that are placed are `busy`."""
         self.term += 1
         self._telling = False
         if self.local is not None:
@@ -239,14 +221,13 @@ class GateClient:
         gate.book(self.name, events)
 
     async def _reach(self, seconds: float = 0.0) -> None:
-        """Until there is a shared gate that knows this router."""
         assert self._connect is not None
         pause = AGAIN
         while True:
             try:
                 async with asyncio.timeout(seconds or FIRST):
                     remote = await self._connect()
-            except Over:
+            except LeftCluster:
                 return
             except Exception as error:
                 log.warning("no shared gate: %s", one_line(error))
@@ -281,7 +262,6 @@ class GateClient:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Leave off; requests under way are not told of."""
         self._next_term()
         for task in [*self._tasks]:
             task.cancel()

@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple
 from headgate.core.errors import InputError
 from headgate.core.policy import End
 from headgate.live.route.config import Count, GateConfig, Seconds, checked_as
-from headgate.live.route.gate.gate import EngineState, Gate, Refused, State, Ticket
-from headgate.live.route.gate.policy import LivePolicy, made
+from headgate.live.route.gate.gate import EngineState, Gate, Refused, Ticket, TicketState
+from headgate.live.route.gate.policy import LivePolicy, live_router
 from headgate.methods.balance.balance import LeastLoaded
 from headgate.methods.balance.prefix import KnowsPrefixes
 
@@ -28,7 +28,7 @@ LEASE = 10.0  # seconds after which a silent client is forgotten, with all it ha
 GRACE = 5.0  # seconds a new gate waits for the clients of the last one before it uses their share
 
 
-class Answer(NamedTuple):
+class Placement(NamedTuple):
     """What became of a request that waited: a replica, or a refusal."""
 
     key: int
@@ -38,36 +38,39 @@ class Answer(NamedTuple):
     retry_after: int = 0
 
 
+Counts = Mapping[str, int]  # by the name of a replica
 Event = tuple[Any, ...]  # a verb and what it is about; see `SharedGate.tell`
-Heard = tuple[list[Answer], int, bool]  # and how many clients there are, and whether any request waits
+Heard = tuple[list[Placement], int, bool]  # and how many clients there are, and whether any request waits
 
 
 class Client:
     """One router: its requests, the replicas it sees, and what it has not been told yet."""
 
-    def __init__(self, seats: Mapping[str, int], busy: Mapping[str, int]) -> None:
+    def __init__(self, seats: Counts, busy: Counts) -> None:
         self.seats = dict(seats)
         self.busy = Counter(busy)  # requests that another gate has placed
         self.tickets: dict[int, Ticket] = {}
         self.requests: dict[int, str] = {}
         self.waits: dict[int, asyncio.Task[None]] = {}
-        self.answers: list[Answer] = []
-        self.deliver: Callable[[list[Answer]], None] | None = None  # in the same process: at once
+        self.answers: list[Placement] = []
+        self.deliver: Callable[[list[Placement]], None] | None = None  # in the same process: at once
         self.wake = asyncio.Event()
         self.heard = time.monotonic()
 
-    def say(self, answer: Answer) -> None:
+    def say(self, answer: Placement) -> None:
         if self.deliver is not None:
             self.deliver([answer])
             return
         self.answers.append(answer)
         self.wake.set()
 
-    def take(self) -> list[Answer]:
-        """What it has not been told yet."""
-        found, self.answers = self.answers, []
+    def refuse(self, key: int, refused: Refused) -> None:
+        self.say(Placement(key, "", refused.status, refused.reason, refused.retry_after))
+
+    def take(self) -> list[Placement]:
+        answers, self.answers = self.answers, []
         self.wake.clear()
-        return found
+        return answers
 
 
 class SharedGate:
@@ -106,16 +109,10 @@ class SharedGate:
             self._gate = Gate(router, config.kinds, limits=config.class_limits)
         return self._gate
 
-    # -- clients ---------------------------------------------------------------------------------------
+    # -- clients
 
     async def join(
-        self,
-        name: str,
-        seats: Mapping[str, int],
-        busy: Mapping[str, int],
-        clients: int,
-        given: dict[str, Any],
-        deployed: float,
+        self, name: str, seats: Counts, busy: Counts, clients: int, given: dict[str, Any], deployed: float
     ) -> int:
         """A router comes, or comes again: what it had here is gone, what runs elsewhere is `busy`.
 
@@ -127,16 +124,13 @@ class SharedGate:
             config = RayConfig.model_validate(given)
             if config != self.config:
                 clients = max(clients, len({*self.clients, name}))
-                self._begin_anew(config)
+                for known in [*self.clients]:
+                    self.forget(known)
+                self.config, self._gate, self.numbers, self.names = config, None, {}, {}
+                self._born, self._expected = time.monotonic(), 1
         return self.enter(name, seats, busy, clients)
 
-    def _begin_anew(self, config: RayConfig) -> None:
-        for each in [*self.clients]:
-            self.forget(each)
-        self.config, self._gate, self.numbers, self.names = config, None, {}, {}
-        self._born, self._expected = time.monotonic(), 1
-
-    def enter(self, name: str, seats: Mapping[str, int], busy: Mapping[str, int], clients: int = 1) -> int:
+    def enter(self, name: str, seats: Counts, busy: Counts, clients: int = 1) -> int:
         """`join`, for a client in the same process."""
         self.forget(name)
         self.clients[name] = Client(seats, busy)
@@ -147,7 +141,6 @@ class SharedGate:
         return len(self.clients)
 
     def forget(self, name: str) -> None:
-        """A router has gone: its requests have ended."""
         own = self.clients.pop(name, None)
         if own is None:
             return
@@ -166,7 +159,7 @@ class SharedGate:
         if not self.book(name, events):
             return None
         self.gate.settle()
-        await asyncio.sleep(0)  # those who were placed by it say so
+        await asyncio.sleep(0)  # requests that were placed by it say so
         return self._heard(self.clients[name])
 
     async def news(self, name: str, seconds: float) -> Heard | None:
@@ -185,7 +178,6 @@ class SharedGate:
         return own.take(), len(self.clients), bool(self.gate.roster.waiting)
 
     def book(self, name: str, events: Sequence[Event]) -> bool:
-        """`tell` without its answers."""
         own = self._known(name)
         if own is None:
             return False
@@ -200,12 +192,11 @@ class SharedGate:
                 self.gate.first_token(self._tickets[request])
 
     def books(self) -> dict[str, Any]:
-        """Who is where, by class and replica."""
-        found = self.gate.books()
-        found["engines"] = {self.names[id]: about for id, about in found["engines"].items()}
+        books = self.gate.books()
+        books["engines"] = {self.names[id]: about for id, about in books["engines"].items()}
         busy = sum((each.busy for each in self.clients.values()), Counter[str]())
         routers = {name: len(own.tickets) for name, own in self.clients.items()}
-        return {**found, "routers": routers, "busy": dict(busy), "faults": self.gate.check()}
+        return {**books, "routers": routers, "busy": dict(busy), "faults": self.gate.check()}
 
     def _known(self, name: str) -> Client | None:
         now = time.monotonic()
@@ -218,7 +209,7 @@ class SharedGate:
             own.heard = now
         return own
 
-    # -- requests --------------------------------------------------------------------------------------
+    # -- requests
 
     def _arrive(
         self, own: Client, key: int, request: str, kind: str, prompt: int, limit: int, priority: int
@@ -226,7 +217,7 @@ class SharedGate:
         try:
             ticket = self.gate.arrive(kind, prompt, limit, priority=priority, whole=True)
         except Refused as refused:
-            own.say(_refusal(key, refused))
+            own.refuse(key, refused)
             return
         own.tickets[key], own.requests[key] = ticket, request
         self._tickets[request] = ticket
@@ -237,7 +228,7 @@ class SharedGate:
             own.waits[key] = asyncio.get_running_loop().create_task(self._wait(own, key, ticket))
         else:
             placed, ticket.answer = ticket.answer, None
-            own.say(Answer(key, self.names[placed.replica]))
+            own.say(Placement(key, self.names[placed.replica]))
 
     async def _wait(self, own: Client, key: int, ticket: Ticket) -> None:
         try:
@@ -245,9 +236,9 @@ class SharedGate:
         except Refused as refused:
             own.tickets.pop(key, None)
             self._tickets.pop(own.requests.pop(key, ""), None)
-            own.say(_refusal(key, refused))
+            own.refuse(key, refused)
         else:
-            own.say(Answer(key, self.names[move.replica]))
+            own.say(Placement(key, self.names[move.replica]))
         finally:
             own.waits.pop(key, None)
 
@@ -263,19 +254,19 @@ class SharedGate:
 
     def _back(self, own: Client, key: int) -> None:
         ticket = own.tickets.get(key)
-        if ticket is None or ticket.state is State.QUEUED:
+        if ticket is None or ticket.state is TicketState.QUEUED:
             return
         self.gate.back(ticket)
         self.gate.settle()
         self._place(own, key, ticket)
 
-    # -- replicas --------------------------------------------------------------------------------------
+    # -- replicas
 
     def _freed(self, own: Client, replica: str) -> None:
         own.busy[replica] -= 1
         self._arrange()
 
-    def _replicas(self, own: Client, seats: Mapping[str, int]) -> None:
+    def _replicas(self, own: Client, seats: Counts) -> None:
         own.seats = dict(seats)
         self._arrange()
 
@@ -310,20 +301,16 @@ class SharedGate:
                 gate.set_engine(self.numbers[name], seats=seats, most=left)
 
 
-def _refusal(key: int, refused: Refused) -> Answer:
-    return Answer(key, "", refused.status, refused.reason, refused.retry_after)
+# -- `request_router_kwargs`
 
-
-# -- What `HeadgateRouter` is told in `request_router_kwargs`: JSON, with the tables of `headgate route`
-
-SEATS = 256  # of a replica, for a first plan, where nobody says
+SEATS = 256  # of a replica, for a first plan, where it is not known
 
 
 class RayConfig(GateConfig):
     """Router, classes and queues as in the file of `headgate route`, and what is Ray's own.
 
     `prompts_at_once` is for deployments that tell the gate of first tokens (`ray_replica.Reports`). Without
-    it a replica may have all its seats in prompts, because nobody would say that one is done.
+    it a replica may have all its seats in prompts, because nothing would say that one is done.
     """
 
     seats: Count | None = None  # requests a replica serves at once (default: its max_ongoing_requests)
@@ -355,7 +342,7 @@ def ray_config(given: dict[str, Any]) -> RayConfig:
                 f"request_router_kwargs: class {each.name}: Ray has no keys; match by header, model, "
                 "field or prompt"
             )
-    if isinstance(made(config, 1), KnowsPrefixes):
+    if isinstance(live_router(config, 1), KnowsPrefixes):
         raise InputError(
             f"request_router_kwargs: router {config.router.name} reads prompts, which no router in Ray sees; "
             "choose affinity or least-loaded"

@@ -24,7 +24,7 @@ from ray.serve.exceptions import BackPressureError
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from headgate.core.errors import InputError, one_line
-from headgate.live.ray.client import Entry, GateClient, Over, Remote
+from headgate.live.ray.client import ClientRequest, GateClient, LeftCluster, Remote
 from headgate.live.ray.gate import RayConfig, SharedGate, ray_config
 from headgate.live.ray.wire import GateServer, WiredGate, described
 from headgate.live.route.classes import Classes
@@ -44,55 +44,6 @@ def router_config(**kwargs: Any) -> RequestRouterConfig:
     """`request_router_config` of a deployment with HeadgateRouter, its settings checked here and now."""
     ray_config(kwargs)
     return RequestRouterConfig(request_router_class=PATH, request_router_kwargs=kwargs)
-
-
-class GateActor(SharedGate):
-    """The shared gate as an actor, by which routers find its socket. Without routers it ends."""
-
-    _address: tuple[str, int, str] | None = None
-
-    def __init__(self, given: dict[str, Any]) -> None:
-        super().__init__(given)
-        with suppress(InputError):  # solvers take seconds to import: before any router waits for an answer
-            ray_config(given)
-
-    async def address(self) -> tuple[str, int, str]:
-        """Host, port and secret of its socket."""
-        if self._address is None:
-            secret, host = uuid.uuid4().hex, ray.util.get_node_ip_address()
-            self._server = GateServer(self, secret)
-            self._address = host, await self._server.start(host), secret
-            self._watch = asyncio.get_running_loop().create_task(self._end_when_idle())
-        return self._address
-
-    async def _end_when_idle(self) -> None:
-        me = ray.get_runtime_context().current_actor
-        while True:
-            await asyncio.sleep(IDLE)
-            self._known("")  # forgets those who are silent
-            if not self.clients:
-                ray.kill(me)
-
-
-def gate_name(app: str, deployment: str) -> str:
-    """The gate actor of a deployment, in the namespace `headgate`."""
-    return f"gate:{app}:{deployment}"
-
-
-def gate_actor(name: str, config: RayConfig) -> Any:
-    """The gate actor of that name; it is made where there is none. It outlives the proxy that made it."""
-    made = ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=0)(GateActor)
-    options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-    return made.options(**options).remote(config.model_dump(mode="json"))
-
-
-class _Held:
-    """A request that has a place, and the future that Ray waits for: another one means another attempt."""
-
-    __slots__ = ("entry", "future", "request", "tries")
-
-    def __init__(self, request: PendingRequest, entry: Entry) -> None:
-        self.request, self.entry, self.future, self.tries = request, entry, request.future, 0
 
 
 class HeadgateRouter(RequestRouter):
@@ -122,11 +73,11 @@ class HeadgateRouter(RequestRouter):
         name = gate_name(self._deployment_id.app_name, self._deployment_id.name)
         loop = asyncio.get_running_loop()
         if not ray.is_initialized():  # Ray would start a cluster of its own
-            raise Over
+            raise LeftCluster
         actor = await loop.run_in_executor(None, gate_actor, name, self._config)
         return await WiredGate.open(*await actor.address.remote())
 
-    # -- how many requests Ray looks at ----------------------------------------------------------------
+    # -- how many requests Ray looks at
 
     @property
     def max_num_routing_tasks(self) -> int:
@@ -139,7 +90,7 @@ class HeadgateRouter(RequestRouter):
         waiting = len(self._routing_task_by_pending_request_future) + len(self._pending_requests_to_route)
         return min(waiting, self.max_num_routing_tasks)
 
-    # -- replicas --------------------------------------------------------------------------------------
+    # -- replicas
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
@@ -154,7 +105,7 @@ class HeadgateRouter(RequestRouter):
         self._by_name.pop(name, None)
         self._gate.dead(name)
 
-    # -- requests --------------------------------------------------------------------------------------
+    # -- requests
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -166,7 +117,7 @@ class HeadgateRouter(RequestRouter):
         if pending_request is None or (
             not pending_request.future.done()
             and pending_request.future not in self._routing_task_by_pending_request_future
-        ):  # direct streaming: nobody would tell when it ends, so no gate can count it
+        ):  # direct streaming: its end is not told, so no gate can count it
             return [self._least_loaded()]
         if pending_request.future.done():
             return [candidate_replicas[:1]]
@@ -223,7 +174,6 @@ class HeadgateRouter(RequestRouter):
         await self._gate.again(held.entry)
 
     def _settle(self, request: PendingRequest, what: RunningReplica | BackPressureError) -> None:
-        """Ray's wait for this request is over."""
         if not request.future.done():
             self._record_queue_wait_time(request)
             self._remove_pending_request_from_indices(request)
@@ -266,7 +216,6 @@ class HeadgateRouter(RequestRouter):
         return next((each for each in held if each.request is request), None)
 
     def _let_go(self, request: PendingRequest) -> None:
-        """It holds no place any more."""
         held = self._find(request)
         if held is None:
             return
@@ -282,14 +231,62 @@ class HeadgateRouter(RequestRouter):
         return [min(replicas, key=lambda each: cache.get(each.replica_id) or 0)] if replicas else []
 
 
+class _Held:
+    """A request that has a place, and the future that Ray waits for: another one means another attempt."""
+
+    __slots__ = ("entry", "future", "request", "tries")
+
+    def __init__(self, request: PendingRequest, entry: ClientRequest) -> None:
+        self.request, self.entry, self.future, self.tries = request, entry, request.future, 0
+
+
 def _seats(replica: RunningReplica) -> int:
     """Requests it may have: what it says of itself (`ray_replica.Reports`), else Ray's own limit."""
-    said = replica.routing_stats.get(SEATS, 0)
+    seats = replica.routing_stats.get(SEATS, 0)
     most: int = replica.max_ongoing_requests
-    return min(said, most) if isinstance(said, int) and said > 0 else most
+    return min(seats, most) if isinstance(seats, int) and seats > 0 else most
 
 
-# -- What a replica in Ray Serve tells the gate of its deployment: its seats, and whose prompt is done --
+class GateActor(SharedGate):
+    """The shared gate as an actor, by which routers find its socket. Without routers it ends."""
+
+    _address: tuple[str, int, str] | None = None
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        super().__init__(given)
+        with suppress(InputError):  # solvers take seconds to import: before any router waits for an answer
+            ray_config(given)
+
+    async def address(self) -> tuple[str, int, str]:
+        if self._address is None:
+            secret, host = uuid.uuid4().hex, ray.util.get_node_ip_address()
+            self._server = GateServer(self, secret)
+            self._address = host, await self._server.start(host), secret
+            self._watch = asyncio.get_running_loop().create_task(self._end_when_idle())
+        return self._address
+
+    async def _end_when_idle(self) -> None:
+        me = ray.get_runtime_context().current_actor
+        while True:
+            await asyncio.sleep(IDLE)
+            self._known("")  # forgets routers that are silent
+            if not self.clients:
+                ray.kill(me)
+
+
+def gate_name(app: str, deployment: str) -> str:
+    """The gate actor of a deployment, in the namespace `headgate`."""
+    return f"gate:{app}:{deployment}"
+
+
+def gate_actor(name: str, config: RayConfig) -> Any:
+    """The gate actor of that name; it is made where there is none. It outlives the proxy that made it."""
+    made = ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=0)(GateActor)
+    options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    return made.options(**options).remote(config.model_dump(mode="json"))
+
+
+# -- what a replica tells: seats, prompts that are done
 
 Item = TypeVar("Item")
 GATHER = 0.005  # seconds in which first tokens are gathered for one call

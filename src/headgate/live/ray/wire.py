@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from headgate.live.ray.gate import Answer, Event, Heard, SharedGate
+from headgate.live.ray.gate import Counts, Event, Heard, Placement, SharedGate
 from headgate.live.route.classes import Classes
 from headgate.live.route.request import TOKENS_PER_BYTE, UNBOUNDED
 
@@ -50,13 +50,11 @@ class GateServer:
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def start(self, host: str) -> int:
-        """Listens on a free port of that address; which one."""
         self._server = await asyncio.start_server(self._serve, host, 0)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
     async def stop(self) -> None:
-        """No more connections, and none of those there are."""
         assert self._server is not None
         self._server.close()
         for writer in [*self._writers]:
@@ -100,7 +98,6 @@ class WiredGate:
 
     @classmethod
     async def open(cls, host: str, port: int, secret: str) -> WiredGate:
-        """A connection to a gate server."""
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(secret.encode())
         return cls(reader, writer)
@@ -136,13 +133,7 @@ class WiredGate:
             self._calls.pop(number, None)
 
     async def join(
-        self,
-        name: str,
-        seats: Mapping[str, int],
-        busy: Mapping[str, int],
-        clients: int,
-        given: dict[str, Any],
-        deployed: float,
+        self, name: str, seats: Counts, busy: Counts, clients: int, given: dict[str, Any], deployed: float
     ) -> int:
         joined: int = await self._call("join", name, dict(seats), dict(busy), clients, given, deployed)
         return joined
@@ -154,7 +145,6 @@ class WiredGate:
         return _heard(await self._call("news", name, seconds))
 
     def close(self) -> None:
-        """No more calls."""
         self._writer.close()
 
 
@@ -162,10 +152,10 @@ def _heard(said: Any) -> Heard | None:
     if said is None:
         return None
     answers, clients, waiting = said
-    return [Answer(*each) for each in answers], clients, waiting
+    return [Placement(*each) for each in answers], clients, waiting
 
 
-# -- What a router in Ray Serve sees of a request: its class, its size and the most tokens it may make --
+# -- what a router sees of a request
 
 CLASS = "x-headgate-class"
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
@@ -215,7 +205,6 @@ def _text(value: Any) -> str:
 
 
 def _size(each: Any) -> int:
-    """Bytes of its prompt or messages, roughly."""
     prompt = _get(each, "prompt")
     if isinstance(prompt, str):
         return len(prompt)

@@ -1,4 +1,4 @@
-"""API keys: names and SHA-256 digests in a file, never the keys themselves."""
+"""Whose request it is, and of which class. Keys are kept as SHA-256 digests, never themselves."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 
 from headgate.core.errors import InputError
 from headgate.live.route.config import Class, GateConfig, Match, read_text
+
+# -- API keys
 
 LINE = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63})\s+(?P<digest>[0-9a-fA-F]{64})(?P<rest>(\s+\S+)*)\s*"
@@ -38,17 +40,14 @@ class Keys:
 
     @property
     def tokens(self) -> dict[str, int]:
-        """Tokens a minute by name, of keys that are limited."""
         return {key.name: key.tokens for key in (self._keys or {}).values() if key.tokens is not None}
 
     @property
     def names(self) -> set[str]:
-        """Whose keys there are."""
         return {key.name for key in (self._keys or {}).values()}
 
     @property
     def required(self) -> bool:
-        """Whether a request must show a key."""
         return self._keys is not None
 
     def find(self, authorization: str | None) -> Key | None:
@@ -75,16 +74,16 @@ def read_keys(path: str | Path | None) -> Keys:
         line = line.partition("#")[0].strip()
         if not line:
             continue
-        found = LINE.fullmatch(line)
-        words = found["rest"].split() if found else []
-        limits = [int(each[1]) for word in words if (each := TOKENS.fullmatch(word))]
-        if found is None or len(words) != words.count("choose") + len(limits) or len(limits) > 1:
+        parts = LINE.fullmatch(line)
+        words = parts["rest"].split() if parts else []
+        limits = [int(limit[1]) for word in words if (limit := TOKENS.fullmatch(word))]
+        if parts is None or len(words) != words.count("choose") + len(limits) or len(limits) > 1:
             raise InputError(
                 f"key file {path}:{number}: write NAME SHA256 [choose] [tokens=N]; "
                 "see headgate route --new-key"
             )
         tokens = limits[0] if limits else None
-        keys.append(Key(found["name"], bytes.fromhex(found["digest"]), "choose" in words, tokens))
+        keys.append(Key(parts["name"], bytes.fromhex(parts["digest"]), "choose" in words, tokens))
     if not keys:
         raise InputError(f"key file {path}: no keys in it; add a line with headgate route --new-key NAME")
     return Keys(keys)
@@ -99,8 +98,9 @@ def new_key(name: str) -> tuple[str, str]:
     return key, line
 
 
-# -- Which class a request belongs to. The number of classes is bounded by the configuration ------------
+# -- classes: their number is bounded by the file
 
+UNMATCHED = 5  # the rank of a class without rules
 Traits = tuple[Key | None, str | None, str, str | None, int]
 
 
@@ -115,17 +115,15 @@ class Classes:
     def __init__(self, config: GateConfig, keyed: bool = False) -> None:
         self.default = config.default.name
         self._keyed = keyed
-        self._rules = sorted(config.classes, key=lambda each: _rank(each.match))
-        self._rules = [each for each in self._rules if _rank(each.match) < len(RANKS)]
+        rules = [rule for rule in config.classes if _rank(rule.match) < UNMATCHED]
+        self._rules = sorted(rules, key=lambda rule: _rank(rule.match))
         self.by_name: dict[str, Class] = {each.name: each for each in (*config.classes, config.default)}
 
     @property
     def names(self) -> Sequence[str]:
-        """All classes, the default last."""
         return tuple(self.by_name)
 
     def of(self, key: Key | None, header: str | None, model: str, field: str | None, prompt: int) -> Class:
-        """The class of a request with these traits."""
         if self._keyed and not (key is not None and key.choose):
             header = field = None
         traits: Traits = key, header, model, field, prompt
@@ -135,14 +133,9 @@ class Classes:
         return self.by_name[self.default]
 
 
-RANKS = ("key", "header", "model", "field", "prompt")
-
-
 def _rank(match: Match) -> int:
-    """The first kind of rule in it."""
-    given = (bool(match.key), match.header is not None, bool(match.model), match.field is not None)
-    ranks = [rank for rank, there in enumerate((*given, match.prompt is not None)) if there]
-    return min(ranks, default=len(RANKS))
+    given = (match.key or None, match.header, match.model or None, match.field, match.prompt)
+    return next((rank for rank, value in enumerate(given) if value is not None), UNMATCHED)
 
 
 def _fits(match: Match, traits: Traits) -> bool:

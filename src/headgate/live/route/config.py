@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them in the router's configuration."""
+"""What `headgate route` is told: one TOML file, or flags; what may change while it runs; predicted waits."""
 
 from __future__ import annotations
 
@@ -27,37 +27,36 @@ from headgate.estimators.traffic import WindowRate
 from headgate.live.files import read_regular
 from headgate.settings_base import seconds
 
+# -- sizes and durations
+
 SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _WRITTEN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 
 
-def size(text: str) -> int:
-    """Bytes in a text such as `32MiB`, `1GB` or `4096`."""
-    found = _WRITTEN.fullmatch(text.strip())
-    if found is None or found[2] not in SIZES:
-        raise ValueError(f"{text!r} is not a size; write 4096, 64KiB, 32MiB or 1GiB")
-    return int(float(found[1]) * SIZES[found[2]])
+def size(value: object) -> object:
+    """Bytes in a text such as `32MiB`, `1GB` or `4096`; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    written = _WRITTEN.fullmatch(value.strip())
+    if written is None or written[2] not in SIZES:
+        raise ValueError(f"{value!r} is not a size; write 4096, 64KiB, 32MiB or 1GiB")
+    return int(float(written[1]) * SIZES[written[2]])
 
 
-def _size(value: object) -> object:
-    return size(value) if isinstance(value, str) else value
-
-
-Bytes = Annotated[int, BeforeValidator(_size), Field(strict=True, ge=1)]
+Bytes = Annotated[int, BeforeValidator(size), Field(strict=True, ge=1)]
 Seconds = Annotated[float, BeforeValidator(seconds), Field(strict=True, gt=0, allow_inf_nan=False)]
 Delay = Annotated[float, BeforeValidator(seconds), Field(strict=True, ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Switch = Annotated[bool, Field(strict=True)]
 
 
-# -- URLs of engines, addresses to listen on, names: checked before anything is built from them ---------
+# -- URLs, addresses, names
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^:\s/]*):(?P<port>[0-9]{1,5})")
 
 
 def _url(text: str) -> str:
-    """An engine's address: scheme, host, port and perhaps a path, nothing else."""
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -109,55 +108,7 @@ Name = Annotated[str, AfterValidator(_name)]
 Address = Annotated[str, AfterValidator(_address)]
 
 
-# -- How long a queue takes: served rates by class, predicted waits, Retry-After ------------------------
-
-HALF_LIFE = 30.0  # seconds, of the rate at which a class is served
-SOONEST, LATEST = 1, 60  # seconds of Retry-After
-UNKNOWN = 15.0  # seconds predicted for a queue of which nobody was served yet
-
-
-class ClassLimits(NamedTuple):
-    """What one class may have waiting."""
-
-    queue: int = 256  # requests
-    ttl: float = 30.0  # seconds in the queue
-
-
-class Waits:
-    """Predicted waits of all classes."""
-
-    def __init__(self, limits: Mapping[str, ClassLimits], draw: Callable[[], float]) -> None:
-        self._limits, self._draw = dict(limits), draw
-        self._rates: dict[str, WindowRate] = {}
-        self._default = ClassLimits()
-
-    def limits(self, kind: str) -> ClassLimits:
-        return self._limits.get(kind, self._default)
-
-    def set_limits(self, limits: Mapping[str, ClassLimits]) -> None:
-        """New ones, after a reload."""
-        self._limits = dict(limits)
-
-    def served(self, kind: str, now: float) -> None:
-        """One request of the class was sent to an engine."""
-        if kind not in self._rates:
-            self._rates[kind] = WindowRate(HALF_LIFE)
-        self._rates[kind].update(now)
-
-    def predicted(self, kind: str, ahead: int, now: float) -> float:
-        """Seconds until a request behind so many others of its class is sent."""
-        rate = self._rates[kind].value(now) if kind in self._rates else 0.0
-        if rate > 0:
-            return ahead / rate
-        return UNKNOWN if ahead else 0.0
-
-    def retry_after(self, kind: str, ahead: int, now: float) -> int:
-        """Whole seconds after which a refused client may come again, jittered by an eighth."""
-        wait = self.predicted(kind, ahead, now) * (0.875 + 0.25 * self._draw())
-        return int(min(max(wait, SOONEST), LATEST))
-
-
-# -- What `headgate route` is told: one TOML file, or flags for the simple case -------------------------
+# -- the file
 
 MOST_CLASSES = 64
 MOST_BYTES = 1 << 24  # of a file
@@ -169,16 +120,16 @@ Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Part(BaseModel):
+class ConfigTable(BaseModel):
     """A table of the file; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-Whole = TypeVar("Whole", bound=Part)
+Whole = TypeVar("Whole", bound=ConfigTable)
 
 
-class FrontSettings(Part):
+class FrontSettings(ConfigTable):
     """Where clients connect, and how much one request may be."""
 
     host: str = "127.0.0.1"
@@ -209,7 +160,7 @@ class FrontSettings(Part):
     drain_timeout: Seconds = 120.0
 
 
-class Limits(Part):
+class RouteLimits(ConfigTable):
     """Bounds on queues, memory, time and tries."""
 
     queue: Count = 256
@@ -228,14 +179,14 @@ class Limits(Part):
     event: Bytes = 1 << 20
 
 
-class Prices(Part):
+class TokenPrices(ConfigTable):
     """What a token earns; gate-and-route maximises this."""
 
     prompt: Price = 1.0
     output: Price = 2.0
 
 
-class Router(Part):
+class Router(ConfigTable):
     """The policy, and how often its plan is made anew."""
 
     name: str = "least-loaded"
@@ -243,10 +194,10 @@ class Router(Part):
     order: tuple[str, ...] = ()
     replan: Seconds = 10.0
     card: str | None = None
-    prices: Prices = Prices()
+    prices: TokenPrices = TokenPrices()
 
 
-class Match(Part):
+class Match(ConfigTable):
     """Which requests a class takes; all that is given must hold."""
 
     key: str | tuple[str, ...] = ()
@@ -262,7 +213,7 @@ class Match(Part):
         return self
 
 
-class Class(Part):
+class Class(ConfigTable):
     """One class of requests: which belong to it, its limits, and what is assumed before it was seen."""
 
     name: Name
@@ -276,7 +227,7 @@ class Class(Part):
     priority: Annotated[int, Field(strict=True, ge=-1000, le=1000)] = 0
 
 
-class EngineAt(Part):
+class EngineAt(ConfigTable):
     """One engine."""
 
     url: Url
@@ -287,7 +238,7 @@ class EngineAt(Part):
     key_env: str | None = None  # the environment variable that holds its key
 
 
-class Kv(Part):
+class Kv(ConfigTable):
     """How KV goes from one engine to another."""
 
     connector: Literal["nixl"] = "nixl"
@@ -295,7 +246,7 @@ class Kv(Part):
     reuse_tokens: Switch = False  # send the prefiller's prompt_token_ids with the decode
 
 
-class Discovery(Part):
+class Discovery(ConfigTable):
     """Engines that are not in this file."""
 
     file: str | None = None  # one URL a line, or the [[engines]] tables of a TOML file
@@ -311,7 +262,7 @@ class Discovery(Part):
         return self
 
 
-class Health(Part):
+class Health(ConfigTable):
     """How engines are watched."""
 
     every: Seconds = 1.0
@@ -322,13 +273,13 @@ class Health(Part):
     eject: Seconds = 30.0
 
 
-class GateConfig(Part):
+class GateConfig(ConfigTable):
     """What a gate is told, whatever brings the requests: its router policy, the classes, their queues."""
 
     router: Router = Router()
     classes: tuple[Class, ...] = ()
     default: Class = Class(name="default")
-    limits: Limits = Limits()
+    limits: RouteLimits = RouteLimits()
 
     @model_validator(mode="after")
     def _distinct_classes(self) -> Self:
@@ -341,17 +292,14 @@ class GateConfig(Part):
 
     @property
     def fewest_seats(self) -> int:
-        """Seats of the smallest engine, for the first plan."""
         raise NotImplementedError
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Names of the classes, the default first."""
         return (self.default.name, *(each.name for each in self.classes))
 
     @property
     def class_limits(self) -> dict[str, ClassLimits]:
-        """What each class may have waiting."""
         limits = self.limits
         return {
             each.name: ClassLimits(each.queue or limits.queue, limits.queue_ttl)
@@ -373,20 +321,19 @@ class Config(GateConfig):
         return min((each.seats for each in self.engines), default=self.discovery.seats)
 
     def doubts(self, key_names: Collection[str]) -> list[str]:
-        """What is allowed and probably not meant."""
-        found = []
+        doubts = []
         if address(self.front.admin)[0] not in LOOPBACK:
-            found.append(
+            doubts.append(
                 f"the admin address {self.front.admin} asks for no key: let only operators reach it, "
                 "or use 127.0.0.1"
             )
         for each in self.classes:
             keys = {each.match.key} if isinstance(each.match.key, str) else set(each.match.key)
-            found += [
+            doubts += [
                 f"class {each.name} wants key {key!r}, which is not in the key file"
                 for key in sorted(keys - set(key_names))
             ]
-        return found
+        return doubts
 
     @model_validator(mode="after")
     def _agrees(self) -> Config:
@@ -418,10 +365,7 @@ def read_config(
     path: str | Path | None, flags: dict[str, dict[str, Any]], engines: list[dict[str, Any]]
 ) -> Config:
     """The file with the flags laid over it; `engines` are added to those of the file."""
-    where, given = "", dict[str, Any]()
-    if path is not None:
-        where = f"{path}: "
-        given = parsed(path)
+    where, given = ("", dict[str, Any]()) if path is None else (f"{path}: ", parsed(path))
     for table, values in flags.items():
         known = given.setdefault(table, {})
         if not isinstance(known, dict):
@@ -471,27 +415,21 @@ def read_text(path: str | Path) -> str:
         raise InputError(f"{path}: {error}; give a text file") from None
 
 
-def _fields(whole: type[Part], place: tuple[int | str, ...]) -> list[str]:
-    """What may stand at a place of the file."""
+def _fields(whole: type[ConfigTable], place: tuple[int | str, ...]) -> list[str]:
     model: Any = whole
     for part in place:
         if isinstance(part, int):
             continue
-        found = model.model_fields.get(part) if hasattr(model, "model_fields") else None
-        if found is None:
+        field = model.model_fields.get(part) if hasattr(model, "model_fields") else None
+        if field is None:
             return []
-        inside = [
-            each for each in (found.annotation, *getattr(found.annotation, "__args__", ())) if _is_part(each)
-        ]
-        model = inside[0] if inside else None
+        kinds = (field.annotation, *getattr(field.annotation, "__args__", ()))
+        tables = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, ConfigTable))
+        model = next(tables, None)
     return sorted(model.model_fields) if model is not None else []
 
 
-def _is_part(each: object) -> bool:
-    return isinstance(each, type) and issubclass(each, Part)
-
-
-# -- A new configuration for a running router: what may change, and what changes ------------------------
+# -- a new file for a running router
 
 FIXED = tuple(
     name
@@ -511,10 +449,10 @@ class Changes(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        said = [f"engine {each.url} is added with {each.seats} seats" for each in self.added]
-        said += [f"engine {url} is drained and retired" for url in self.retired]
-        said += [f"engine {each.url} has new settings" for each in self.changed]
-        return said + [f"[{table}] has new settings" for table in self.tables] or ["nothing changes"]
+        lines = [f"engine {engine.url} is added with {engine.seats} seats" for engine in self.added]
+        lines += [f"engine {url} is drained and retired" for url in self.retired]
+        lines += [f"engine {engine.url} has new settings" for engine in self.changed]
+        return lines + [f"[{table}] has new settings" for table in self.tables] or ["nothing changes"]
 
 
 def changes(old: Config, new: Config) -> Changes:
@@ -522,8 +460,7 @@ def changes(old: Config, new: Config) -> Changes:
     for name in FIXED:
         if getattr(old.front, name) != getattr(new.front, name):
             raise InputError(f"front.{name} cannot change while the router runs; restart it")
-    if {each.name for each in old.classes} - {each.name for each in new.classes}:
-        gone = sorted({each.name for each in old.classes} - {each.name for each in new.classes})
+    if gone := sorted({known.name for known in old.classes} - {known.name for known in new.classes}):
         raise InputError(f"class {gone[0]!r} cannot be dropped while the router runs; restart it")
     before = {each.url: each for each in old.engines}
     after = {each.url: each for each in new.engines}
@@ -537,3 +474,47 @@ def changes(old: Config, new: Config) -> Changes:
             if getattr(old, table) != getattr(new, table)
         ),
     )
+
+
+# -- how long a queue takes, and Retry-After
+
+HALF_LIFE = 30.0  # seconds, of the rate at which a class is served
+SOONEST, LATEST = 1, 60  # seconds of Retry-After
+UNKNOWN = 15.0  # seconds predicted for a queue of which no request was served yet
+
+
+class ClassLimits(NamedTuple):
+    """What one class may have waiting."""
+
+    queue: int = 256  # requests
+    ttl: float = 30.0  # seconds in the queue
+
+
+class Waits:
+    """Predicted waits of all classes."""
+
+    def __init__(self, limits: Mapping[str, ClassLimits], draw: Callable[[], float]) -> None:
+        self._limits, self._draw = dict(limits), draw
+        self._rates: dict[str, WindowRate] = {}
+        self._default = ClassLimits()
+
+    def limits(self, kind: str) -> ClassLimits:
+        return self._limits.get(kind, self._default)
+
+    def set_limits(self, limits: Mapping[str, ClassLimits]) -> None:
+        self._limits = dict(limits)
+
+    def served(self, kind: str, now: float) -> None:
+        self._rates.setdefault(kind, WindowRate(HALF_LIFE)).update(now)
+
+    def predicted(self, kind: str, ahead: int, now: float) -> float:
+        """Seconds until a request behind so many others of its class is sent."""
+        rate = self._rates[kind].value(now) if kind in self._rates else 0.0
+        if rate > 0:
+            return ahead / rate
+        return UNKNOWN if ahead else 0.0
+
+    def retry_after(self, kind: str, ahead: int, now: float) -> int:
+        """Whole seconds after which a refused client may come again, jittered by an eighth."""
+        wait = self.predicted(kind, ahead, now) * (0.875 + 0.25 * self._draw())
+        return int(min(max(wait, SOONEST), LATEST))

@@ -1,4 +1,4 @@
-"""A circuit breaker per engine: open after failures, then one probe request at a time."""
+"""The engines behind the router: watched, scraped, ejected, closed off by breakers, discovered."""
 
 from __future__ import annotations
 
@@ -30,274 +30,6 @@ from headgate.live.route.config import (
 )
 from headgate.live.route.observe import clean
 
-IN_A_ROW = 5
-WINDOW = 20
-SHARE = 0.5
-FIRST_PAUSE, LONGEST_PAUSE = 10.0, 120.0  # seconds
-CLOSES_AFTER = 2  # successes of probes
-SUSPECT, OFTEN = 3, 5  # answered errors in a row, or of WINDOW answers: then it is found out whose they are
-
-
-class State(Enum):
-    """Whether requests may go there."""
-
-    CLOSED = "closed"
-    OPEN = "open"
-    HALF_OPEN = "half-open"
-
-
-class Breaker:
-    """Opens after 5 failures in a row or 10 of the last 20, for 10 s, doubled to 120 s while probes fail.
-
-    Only what is the engine's own is a failure; the caller decides. An error that the engine answered may be
-    the request's, so it is a doubt at first, which raises suspicion and opens nothing. Time is given, not
-    read.
-    """
-
-    def __init__(self) -> None:
-        self.state = State.CLOSED
-        self.opened = 0  # how often
-        self._recent: deque[bool] = deque(maxlen=WINDOW)
-        self._row = 0
-        self._doubts = 0  # in a row
-        self._doubted: deque[bool] = deque(maxlen=WINDOW)  # which of the newest answers were errors
-        self.on_answers = False  # it is open for errors that the engine answered
-        self._pause = FIRST_PAUSE
-        self._until = 0.0
-        self._probes = 0  # probe requests under way
-        self._good = 0
-
-    def allows(self, now: float) -> int | None:
-        """How many more requests it lets through: None for any number."""
-        if self.state is State.CLOSED:
-            return None
-        if self.state is State.OPEN and now >= self._until:
-            self.state, self._probes, self._good = State.HALF_OPEN, 0, 0
-        return max(0, 1 - self._probes) if self.state is State.HALF_OPEN else 0
-
-    @property
-    def reopens_at(self) -> float | None:
-        """When an open breaker lets a probe through."""
-        return self._until if self.state is State.OPEN else None
-
-    @property
-    def suspected(self) -> bool:
-        """Whether requests that it answers with an error should be tried elsewhere, to see whose it is."""
-        often = self._doubts >= SUSPECT or self._doubted.count(True) >= OFTEN
-        return often or self.state is not State.CLOSED
-
-    def sent(self) -> None:
-        """A request goes to the engine."""
-        if self.state is State.HALF_OPEN:
-            self._probes += 1
-
-    def gone(self) -> None:
-        """A request ended without telling anything of the engine, such as a client that hung up."""
-        if self.state is State.HALF_OPEN:
-            self._probes = max(0, self._probes - 1)
-
-    def doubted(self) -> None:
-        """It answered with an error; whether that is the engine's or the request's is not known."""
-        self._doubts += 1
-        self._doubted.append(True)
-        self.gone()
-
-    def cleared(self) -> None:
-        """It serves others: a token came, or its error was the request's, which failed elsewhere too."""
-        self._doubts = 0
-
-    def succeeded(self) -> None:
-        self._row = self._doubts = 0
-        self._doubted.append(False)
-        self._recent.append(True)
-        if self.state is State.HALF_OPEN:
-            self._probes = max(0, self._probes - 1)
-            self._good += 1
-            if self._good >= CLOSES_AFTER:
-                self.state, self._pause, self.on_answers = State.CLOSED, FIRST_PAUSE, False
-                self._recent.clear()
-
-    def failed(self, now: float, may_open: bool = True, answered: bool = False) -> None:
-        """The engine could not be reached, reset the connection, was late, or fails where others serve."""
-        self._row += 1
-        self._recent.append(False)
-        if not may_open:
-            self.gone()
-        elif self.state is State.HALF_OPEN:
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
-            self._open(now, answered)
-        elif self.state is State.CLOSED and (self._row >= IN_A_ROW or self._half_failed()):
-            self._open(now, answered)
-
-    def _half_failed(self) -> bool:
-        return len(self._recent) == WINDOW and self._recent.count(False) >= SHARE * WINDOW
-
-    def _open(self, now: float, answered: bool) -> None:
-        self.on_answers = answered
-        self.state, self._until, self._row = State.OPEN, now + self._pause, 0
-        self.opened += 1
-        self._recent.clear()
-
-
-# -- What the router knows of one engine, and how much it may be sent -----------------------------------
-
-SMOOTHING = 0.1  # of the newest time to first token in its mean
-LONGEST_EJECTION = 300.0  # seconds
-
-
-@dataclass
-class Load:
-    """What an engine's /metrics last said."""
-
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
-    prompt_tokens: float = 0.0
-    generated: float = 0.0
-    alarms: dict[str, float] = field(default_factory=dict)
-    at: float = 0.0
-
-
-def engine_key(spec: EngineAt) -> str | None:
-    """The header with an engine's key, None where it needs none; an error where the key is not set."""
-    if spec.key_env is None:
-        return None
-    key = os.environ.get(spec.key_env)
-    if not key:
-        raise InputError(f"engine {spec.url}: environment variable {spec.key_env} is not set; set it")
-    return f"Bearer {key}"
-
-
-@dataclass
-class Upstream:
-    """One engine: its settings, its health, and what the router has there."""
-
-    id: int
-    spec: EngineAt
-    breaker: Breaker = field(default_factory=Breaker)
-    healthy: bool = False
-    probed: bool = False
-    failed_probes: int = 0
-    draining: bool = False
-    retired: bool = False
-    busy: bool = False  # its queue was full; until the next scrape
-    ejected_until: float = 0.0
-    ejections: int = 0
-    legs: int = 0  # calls of ours that are open there
-    foreign: int = 0  # requests there that are not ours
-    load: Load = field(default_factory=Load)
-    first_token: float = 0.0  # mean of the newest, seconds
-    samples: int = 0  # of it since the last check for outliers
-    events: int = 0  # relayed
-    tokens_per_event: float = 1.0  # learned from its counter of tokens
-    warned_no_params: bool = False
-    reading: list[float] = field(default_factory=list)  # of its KV, now: when each began to be late
-    read_late: float = -inf  # when KV of it was last read late, or could have been
-
-    @property
-    def url(self) -> str:
-        """Its address without a slash at the end."""
-        return self.spec.url
-
-    @property
-    def authorization(self) -> str | None:
-        """The header with its key, None where it needs none."""
-        return engine_key(self.spec)
-
-    def up(self, now: float) -> bool:
-        """May it be sent requests at all? One that is full is up, and requests wait for it."""
-        out = self.retired or self.draining or not self.healthy or self.ejected_until > now
-        return not out and self.breaker.allows(now) != 0
-
-    def seats(self, now: float) -> int:
-        """How many requests of ours it may have in all; 0 while it is down, drained or ejected."""
-        if self.retired or self.draining or not self.healthy or self.ejected_until > now:
-            return 0
-        allowed = self.breaker.allows(now)
-        if allowed is not None:
-            return self.legs + allowed if allowed else 0
-        if self.busy:
-            return self.legs
-        return max(self.spec.seats - self.foreign, 0)
-
-    def took_first_token(self, seconds: float) -> None:
-        """A stream's first token came so long after it was sent."""
-        self.samples += 1
-        self.first_token += (seconds - self.first_token) * (
-            SMOOTHING if self.samples > 1 or self.first_token else 1
-        )
-
-    def may_be_misread(self, now: float, span: float) -> bool:
-        """Whether an answer of the last `span` seconds may rest on KV that it did not hold any more."""
-        return now - self.read_late <= span or any(now > late for late in self.reading)
-
-    def eject(self, now: float, pause: float) -> None:
-        """It is much slower than the others: leave it alone for a while, longer each time."""
-        self.ejections += 1
-        self.ejected_until = now + min(pause * 2 ** (self.ejections - 1), LONGEST_EJECTION)
-        self.samples = 0
-
-    def status(self, now: float) -> str:
-        for there, word in (
-            (self.retired, "retired"),
-            (self.draining, "draining"),
-            (not self.probed, "unknown"),
-            (not self.healthy, "down"),
-            (self.breaker.state is not State.CLOSED, self.breaker.state.value),
-            (self.ejected_until > now, "ejected"),
-            (self.busy, "busy"),
-        ):
-            if there:
-                return word
-        return "up"
-
-
-# -- The few of vLLM's metrics that the router reads ----------------------------------------------------
-
-ALARMS = (
-    "vllm:nixl_num_notifications_after_expiry_total",
-    "vllm:nixl_num_kv_expired_reqs_total",
-    "vllm:nixl_num_failed_transfers_total",
-    "vllm:num_preemptions_total",
-)
-NAMES = (
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-    "vllm:kv_cache_usage_perc",
-    "vllm:prompt_tokens_total",
-    "vllm:generation_tokens_total",
-    *ALARMS,
-)
-_SAMPLE = {
-    name: re.compile(rb"\n" + name.encode() + rb"(?:\{[^\n]*\})? ([0-9.eE+-]+)(?: [0-9]+)?(?=\n|$)")
-    for name in NAMES
-}
-
-
-def read_load(text: bytes, now: float) -> Load:
-    """Sums over all label sets (several engine cores behind one address); absent ones are 0."""
-    text = b"\n" + text  # a pattern that begins with a letter is found fast, one that begins with ^ is not
-    found = {name: _total(name, text) for name in NAMES}
-    return Load(
-        running=int(found["vllm:num_requests_running"]),
-        waiting=int(found["vllm:num_requests_waiting"]),
-        kv_usage=found["vllm:kv_cache_usage_perc"],
-        prompt_tokens=found["vllm:prompt_tokens_total"],
-        generated=found["vllm:generation_tokens_total"],
-        alarms={name: found[name] for name in ALARMS},
-        at=now,
-    )
-
-
-def _total(name: str, text: bytes) -> float:
-    if name.encode() not in text:
-        return 0.0
-    values = [float(each) for each in _SAMPLE[name].findall(text)]
-    return sum(each for each in values if isfinite(each) and each >= 0)
-
-
-# -- Watches engines: probes, scrapes, outliers, drain. Tells the gate how much each may be sent --------
-
 log = logging.getLogger("headgate.route")
 ENOUGH = 20  # first tokens before an engine is compared with others
 LEAST_GAP = 0.25  # seconds by which an outlier is slower at least
@@ -308,7 +40,7 @@ SHOWN_AFTER = 10.0  # seconds in which an engine surely counts what it was told
 FOREIGN_WINDOW = 3  # scrapes whose least difference counts as others' load
 
 
-class Watch:
+class EngineWatch:
     """One task per engine. `changed` is called whenever an engine may be sent more or less than before."""
 
     def __init__(
@@ -328,7 +60,6 @@ class Watch:
         self._outliers: asyncio.Task[None] | None = None
 
     async def start(self, engines: Iterable[Upstream]) -> None:
-        """Probe all once, then go on in the background."""
         new = list(engines)
         await asyncio.gather(*(self._probe(engine) for engine in new))
         for engine in new:
@@ -347,14 +78,12 @@ class Watch:
         self.engines.pop(engine.id, None)
 
     async def stop(self) -> None:
-        """End all tasks."""
         tasks = [*self._tasks.values(), *([self._outliers] if self._outliers else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def tell(self, engine: Upstream) -> None:
-        """Pass on what it may be sent, if that changed."""
         seats = engine.seats(self._now())
         if self._said.get(engine.id) != seats:
             self._said[engine.id] = seats
@@ -443,17 +172,269 @@ def outliers(engines: list[Upstream], health: Health, now: float) -> list[Upstre
     if len(judged) < 3:
         return []
     typical = median(each.first_token for each in judged)
-    slow = [
-        each
-        for each in judged
-        if each.first_token > health.outlier * typical and each.first_token > typical + LEAST_GAP
-    ]
+    least = max(health.outlier * typical, typical + LEAST_GAP)
+    slow = [engine for engine in judged if engine.first_token > least]
     out = sum(each.ejected_until > now for each in engines)
     most = max(int(health.outlier_share * len(engines)) - out, 0)
     return sorted(slow, key=lambda each: -each.first_token)[:most]
 
 
-# -- Engines from a file or from DNS, beside those of the configuration ---------------------------------
+# -- the metrics of vLLM that are read
+
+ALARMS = (
+    "vllm:nixl_num_notifications_after_expiry_total",
+    "vllm:nixl_num_kv_expired_reqs_total",
+    "vllm:nixl_num_failed_transfers_total",
+    "vllm:num_preemptions_total",
+)
+NAMES = {  # of the fields of a load, and of alarms
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+    "kv_usage": "vllm:kv_cache_usage_perc",
+    "prompt_tokens": "vllm:prompt_tokens_total",
+    "generated": "vllm:generation_tokens_total",
+}
+_SAMPLE = {
+    name: re.compile(rb"\n" + name.encode() + rb"(?:\{[^\n]*\})? ([0-9.eE+-]+)(?: [0-9]+)?(?=\n|$)")
+    for name in (*NAMES.values(), *ALARMS)
+}
+
+
+def read_load(text: bytes, now: float) -> EngineLoad:
+    """Sums over all label sets (several engine cores behind one address); absent ones are 0."""
+    text = b"\n" + text  # a pattern that begins with a letter is found fast, one that begins with ^ is not
+    load = EngineLoad(alarms={name: _total(name, text) for name in ALARMS}, at=now)
+    for field_name, name in NAMES.items():
+        setattr(load, field_name, type(getattr(load, field_name))(_total(name, text)))
+    return load
+
+
+def _total(name: str, text: bytes) -> float:
+    if name.encode() not in text:
+        return 0.0
+    values = map(float, _SAMPLE[name].findall(text))
+    return sum(value for value in values if isfinite(value) and value >= 0)
+
+
+# -- circuit breakers
+
+IN_A_ROW = 5
+WINDOW = 20
+SHARE = 0.5
+FIRST_PAUSE, LONGEST_PAUSE = 10.0, 120.0  # seconds
+CLOSES_AFTER = 2  # successes of probes
+SUSPECT, OFTEN = 3, 5  # answered errors in a row, or of WINDOW answers: then it is found out whose they are
+
+
+class BreakerState(Enum):
+    """Whether requests may go there."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+
+
+class Breaker:
+    """Opens after 5 failures in a row or 10 of the last 20, for 10 s, doubled to 120 s while probes fail.
+
+    Only what is the engine's own is a failure; the caller decides. An error that the engine answered may be
+    the request's, so it is a doubt at first, which raises suspicion and opens nothing. Time is given, not
+    read.
+    """
+
+    def __init__(self) -> None:
+        self.state = BreakerState.CLOSED
+        self.opened = 0  # how often
+        self._recent: deque[bool] = deque(maxlen=WINDOW)
+        self._row = 0
+        self._doubts = 0  # in a row
+        self._doubted: deque[bool] = deque(maxlen=WINDOW)  # which of the newest answers were errors
+        self.on_answers = False  # it is open for errors that the engine answered
+        self._pause = FIRST_PAUSE
+        self._until = 0.0
+        self._probes = 0  # probe requests under way
+        self._good = 0
+
+    def allows(self, now: float) -> int | None:
+        """How many more requests it lets through: None for any number."""
+        if self.state is BreakerState.CLOSED:
+            return None
+        if self.state is BreakerState.OPEN and now >= self._until:
+            self.state, self._probes, self._good = BreakerState.HALF_OPEN, 0, 0
+        return max(0, 1 - self._probes) if self.state is BreakerState.HALF_OPEN else 0
+
+    @property
+    def reopens_at(self) -> float | None:
+        return self._until if self.state is BreakerState.OPEN else None
+
+    @property
+    def suspected(self) -> bool:
+        """Whether requests that it answers with an error should be tried elsewhere, to see whose it is."""
+        often = self._doubts >= SUSPECT or self._doubted.count(True) >= OFTEN
+        return often or self.state is not BreakerState.CLOSED
+
+    def sent(self) -> None:
+        if self.state is BreakerState.HALF_OPEN:
+            self._probes += 1
+
+    def gone(self) -> None:
+        """A request ended without telling anything of the engine, such as a client that hung up."""
+        if self.state is BreakerState.HALF_OPEN:
+            self._probes = max(0, self._probes - 1)
+
+    def doubted(self) -> None:
+        """It answered with an error; whether that is the engine's or the request's is not known."""
+        self._doubts += 1
+        self._doubted.append(True)
+        self.gone()
+
+    def cleared(self) -> None:
+        """It serves others: a token came, or its error was the request's, which failed elsewhere too."""
+        self._doubts = 0
+
+    def succeeded(self) -> None:
+        self._row = self._doubts = 0
+        self._doubted.append(False)
+        self._recent.append(True)
+        if self.state is BreakerState.HALF_OPEN:
+            self.gone()
+            self._good += 1
+            if self._good >= CLOSES_AFTER:
+                self.state, self._pause, self.on_answers = BreakerState.CLOSED, FIRST_PAUSE, False
+                self._recent.clear()
+
+    def failed(self, now: float, may_open: bool = True, answered: bool = False) -> None:
+        """The engine could not be reached, reset the connection, was late, or fails where others serve."""
+        self._row += 1
+        self._recent.append(False)
+        if not may_open:
+            self.gone()
+        elif self.state is BreakerState.HALF_OPEN:
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            self._open(now, answered)
+        elif self.state is BreakerState.CLOSED:
+            half = len(self._recent) == WINDOW and self._recent.count(False) >= SHARE * WINDOW
+            if half or self._row >= IN_A_ROW:
+                self._open(now, answered)
+
+    def _open(self, now: float, answered: bool) -> None:
+        self.on_answers = answered
+        self.state, self._until, self._row = BreakerState.OPEN, now + self._pause, 0
+        self.opened += 1
+        self._recent.clear()
+
+
+# -- one engine, and how much it may be sent
+
+SMOOTHING = 0.1  # of the newest time to first token in its mean
+LONGEST_EJECTION = 300.0  # seconds
+
+
+@dataclass
+class EngineLoad:
+    """What an engine's /metrics last said."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    prompt_tokens: float = 0.0
+    generated: float = 0.0
+    alarms: dict[str, float] = field(default_factory=dict)
+    at: float = 0.0
+
+
+def engine_key(spec: EngineAt) -> str | None:
+    """The header with an engine's key, None where it needs none; an error where the key is not set."""
+    if spec.key_env is None:
+        return None
+    key = os.environ.get(spec.key_env)
+    if not key:
+        raise InputError(f"engine {spec.url}: environment variable {spec.key_env} is not set; set it")
+    return f"Bearer {key}"
+
+
+@dataclass
+class Upstream:
+    """One engine: its settings, its health, and what the router has there."""
+
+    id: int
+    spec: EngineAt
+    breaker: Breaker = field(default_factory=Breaker)
+    healthy: bool = False
+    probed: bool = False
+    failed_probes: int = 0
+    draining: bool = False
+    retired: bool = False
+    busy: bool = False  # its queue was full; until the next scrape
+    ejected_until: float = 0.0
+    ejections: int = 0
+    legs: int = 0  # calls of ours that are open there
+    foreign: int = 0  # requests there that are not ours
+    load: EngineLoad = field(default_factory=EngineLoad)
+    first_token: float = 0.0  # mean of the newest, seconds
+    samples: int = 0  # of it since the last check for outliers
+    events: int = 0  # relayed
+    tokens_per_event: float = 1.0  # learned from its counter of tokens
+    warned_no_params: bool = False
+    reading: list[float] = field(default_factory=list)  # of its KV, now: when each began to be late
+    read_late: float = -inf  # when KV of it was last read late, or could have been
+
+    @property
+    def url(self) -> str:
+        return self.spec.url
+
+    @property
+    def authorization(self) -> str | None:
+        return engine_key(self.spec)
+
+    def up(self, now: float) -> bool:
+        """May it be sent requests at all? One that is full is up, and requests wait for it."""
+        return not self._out(now) and self.breaker.allows(now) != 0
+
+    def _out(self, now: float) -> bool:
+        return self.retired or self.draining or not self.healthy or self.ejected_until > now
+
+    def seats(self, now: float) -> int:
+        """How many requests of ours it may have in all; 0 while it is down, drained or ejected."""
+        if self._out(now):
+            return 0
+        allowed = self.breaker.allows(now)
+        if allowed is not None:
+            return self.legs + allowed if allowed else 0
+        if self.busy:
+            return self.legs
+        return max(self.spec.seats - self.foreign, 0)
+
+    def took_first_token(self, seconds: float) -> None:
+        self.samples += 1
+        weight = SMOOTHING if self.samples > 1 or self.first_token else 1
+        self.first_token += (seconds - self.first_token) * weight
+
+    def may_be_misread(self, now: float, span: float) -> bool:
+        """Whether an answer of the last `span` seconds may rest on KV that it did not hold any more."""
+        return now - self.read_late <= span or any(now > late for late in self.reading)
+
+    def eject(self, now: float, pause: float) -> None:
+        self.ejections += 1
+        self.ejected_until = now + min(pause * 2 ** (self.ejections - 1), LONGEST_EJECTION)
+        self.samples = 0
+
+    def status(self, now: float) -> str:
+        for holds, word in (
+            (self.retired, "retired"),
+            (self.draining, "draining"),
+            (not self.probed, "unknown"),
+            (not self.healthy, "down"),
+            (self.breaker.state is not BreakerState.CLOSED, self.breaker.state.value),
+            (self.ejected_until > now, "ejected"),
+            (self.busy, "busy"),
+        ):
+            if holds:
+                return word
+        return "up"
+
+
+# -- from a file or DNS
 
 MOST = 1000  # engines
 
@@ -474,10 +455,12 @@ def from_file(discovery: Discovery) -> list[EngineAt]:
     if path.endswith(".toml"):
         given: Any = parsed(path).get("engines", [])
     else:
-        given = [{"url": line} for line in _lines(path)]
+        lines = (line.partition("#")[0].strip() for line in read_text(path).splitlines())
+        given = [{"url": line} for line in lines if line]
     if not isinstance(given, list):
         raise InputError(f"{path}: engines is not a list of tables; write [[engines]]")
-    tables = [{**_defaults(discovery), **each} if isinstance(each, dict) else each for each in given[:MOST]]
+    defaults = _defaults(discovery)
+    tables = [{**defaults, **table} if isinstance(table, dict) else table for table in given[:MOST]]
     return list(checked({"engines": tables}, f"{path}: ").engines) if tables else []
 
 
@@ -495,8 +478,3 @@ async def from_dns(discovery: Discovery) -> list[EngineAt]:
 
 def _defaults(discovery: Discovery) -> dict[str, Any]:
     return {"seats": discovery.seats, "kv_group": discovery.kv_group}
-
-
-def _lines(path: str) -> list[str]:
-    lines = (line.partition("#")[0].strip() for line in read_text(path).splitlines())
-    return [line for line in lines if line]

@@ -1,4 +1,4 @@
-"""What clients may ask: paths, keys, limits; then the request goes to the service."""
+"""The two addresses of a router: that of the clients (paths, keys, limits) and that of the operator."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from headgate.core.version import VERSION
 from headgate.live.route.classes import Key
 from headgate.live.route.config import address, client_at
 from headgate.live.route.deliver.connections import decoded
-from headgate.live.route.deliver.legs import Job
+from headgate.live.route.deliver.legs import RoutedRequest
 from headgate.live.route.deliver.service import abort, write_out
 from headgate.live.route.engines import Upstream
 from headgate.live.route.request import (
     NAMED,
     TURN,
-    Asked,
+    AskedRequest,
     RefusedError,
     Shares,
     answer,
@@ -38,19 +38,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headgate.route")
 GENERATIONS = frozenset(
-    (
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
-        "/v1/embeddings",
-        "/v1/rerank",
-        "/v1/score",
-        "/tokenize",
-        "/detokenize",
-    )
-)
+    ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
+     "/v1/embeddings", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize")
+)  # fmt: skip
 HURRY = 1.0  # seconds to read an answer beyond the client's share
 OWN = frozenset(("/health", "/ping", "/version", "/v1/models"))
 GONE = 499  # in logs: the client hung up
@@ -67,7 +57,6 @@ class Front:
 
     @property
     def inflight(self) -> int:
-        """Requests inside, from their heads to the ends of their answers."""
         return self.requests.held
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -160,8 +149,7 @@ class Front:
             self.requests.give_back(client)
             app.body_bytes.give_back(client, held)
 
-    async def _serve(self, job: Job, client: str) -> web.StreamResponse:
-        """Serve it and write it down, however it ends."""
+    async def _serve(self, job: RoutedRequest, client: str) -> web.StreamResponse:
         app = self.app
         try:
             with app.token_limits.charged(job, app.now, app.service.estimates):
@@ -187,12 +175,18 @@ class Front:
             app.wrote(job)
 
     def _job(
-        self, request: web.BaseRequest, path: str, asked: Asked, key: Key | None, arrived: float, wall: float
-    ) -> Job:
+        self,
+        request: web.BaseRequest,
+        path: str,
+        asked: AskedRequest,
+        key: Key | None,
+        arrived: float,
+        wall: float,
+    ) -> RoutedRequest:
         app, headers = self.app, request.headers
         guess = app.service.estimates.prompt("", asked)
         kind = app.classes.of(key, headers.get("x-headgate-class"), asked.model, asked.field_class, guess)
-        return Job(
+        return RoutedRequest(
             request=request,
             path=path,
             asked=asked,
@@ -223,45 +217,37 @@ class Front:
                     if length is None:
                         taken += self._take(client, len(part), taken, front.body_limit)
                     whole += part
-        except TimeoutError:
+        except BaseException as error:
             self.app.body_bytes.give_back(client, taken)
-            raise RefusedError(
-                408, "slow", f"the body did not come within {front.body_timeout:g} s"
-            ) from None
-        except BaseException:
-            self.app.body_bytes.give_back(client, taken)
+            if isinstance(error, TimeoutError):
+                why = f"the body did not come within {front.body_timeout:g} s"
+                raise RefusedError(408, "slow", why) from None
             raise
         return whole if len(whole) > TURN else bytes(whole)
 
     def _announced(self, request: web.BaseRequest, client: str) -> int | None:
         """The length of the body where its head says it; it is taken at once, before any byte has come."""
-        front = self.app.config.front
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise RefusedError(415, "encoding", "compressed request bodies are not accepted")
         length = request.content_length
-        if length is not None and length > front.body_limit:
-            raise RefusedError(413, "body", f"the body is larger than {front.body_limit} bytes")
-        if length is not None and not self.app.body_bytes.take(client, length):
-            raise self._no_room(length)
+        if length is not None:
+            self._take(client, length, 0, self.app.config.front.body_limit)
         return length
 
     def _take(self, client: str, more: int, taken: int, limit: int) -> int:
         if taken + more > limit:
             raise RefusedError(413, "body", f"the body is larger than {limit} bytes")
-        if not self.app.body_bytes.take(client, more):
-            raise self._no_room(more)
+        body_bytes = self.app.body_bytes
+        if not body_bytes.take(client, more):
+            if body_bytes.held + more > body_bytes.most:
+                raise RefusedError(429, "memory", "the router holds too many bytes", 1)
+            raise RefusedError(429, "client", "the router holds too many bytes of this client", 1)
         return more
-
-    def _no_room(self, many: int) -> RefusedError:
-        held = self.app.body_bytes
-        if held.held + many > held.most:
-            return RefusedError(429, "memory", "the router holds too many bytes", 1)
-        return RefusedError(429, "client", "the router holds too many bytes of this client", 1)
 
     def _refuse(self, refused: RefusedError) -> web.StreamResponse:
         self.app.metrics.refused.labels(refused.reason).inc()
-        made = answer(refused)
-        response = web.Response(status=made.status, body=made.body, headers=made.headers)
+        status, headers, body = answer(refused)
+        response = web.Response(status=status, body=body, headers=headers)
         if refused.status in (408, 413, 415) or self.refusing:
             response.force_close()
             response.headers["Connection"] = "close"
@@ -269,13 +255,158 @@ class Front:
 
 
 def _client(request: web.BaseRequest, key: Key | None) -> str:
-    """Whose share a request takes: that of its key, without keys that of its address."""
     if key is not None:
         return f"key {key.name}"
     return client_at(request.transport.get_extra_info("peername")) if request.transport is not None else ""
 
 
-# -- What the router tells its operator: engines, plan, gauges ------------------------------------------
+# -- the models of all engines, as one list
+
+KEPT = 5.0  # seconds
+ASKED = 16  # engines at most
+LARGEST = 1 << 20  # bytes of one engine's list
+
+
+class Models:
+    """Asks engines that are up, at most every few seconds."""
+
+    def __init__(self, app: RouterApp) -> None:
+        self.app = app
+        self._list: dict[str, Any] | None = None
+        self._at = 0.0
+        self._asking: asyncio.Task[list[dict[str, Any]]] | None = None
+
+    async def listed(self) -> dict[str, Any]:
+        """OpenAI's list. Clients that ask at once are one question to the engines."""
+        now = self.app.now()
+        if self._list is not None and now - self._at < KEPT:
+            return self._list
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask_all())
+        models = await asyncio.shield(self._asking)
+        if not models:
+            raise RefusedError(503, "no-engines", "no engine is up", 5)
+        self._list, self._at = {"object": "list", "data": models}, now
+        return self._list
+
+    async def _ask_all(self) -> list[dict[str, Any]]:
+        """The models of all engines; one of several engines stands in it once."""
+        up = [each for each in self.app.upstreams.values() if each.healthy and not each.retired][:ASKED]
+        answers = await asyncio.gather(*(self._ask(each) for each in up))
+        models = {str(model.get("id")): model for answer in reversed(answers) for model in answer}
+        return list(models.values())
+
+    async def _ask(self, upstream: Upstream) -> list[dict[str, Any]]:
+        headers = {"Authorization": upstream.authorization} if upstream.authorization else {}
+        try:
+            async with asyncio.timeout(self.app.config.health.timeout):
+                url = upstream.url + "/v1/models"
+                async with self.app.session.get(url, headers=headers, allow_redirects=False) as response:
+                    body = bytearray()
+                    async for part in response.content.iter_any():
+                        body += part
+                        if len(body) > LARGEST:
+                            return []
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return []
+        data = decoded(bytes(body)).get("data")
+        return [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
+
+
+# -- the operator's address, loopback by default
+
+
+class Admin:
+    """Handlers of that address.
+
+    It asks for no key, so a page in the operator's browser must not reach it: neither by a request across
+    sites, which names its origin, nor under a host name of the page's own that leads here.
+    """
+
+    def __init__(self, app: RouterApp) -> None:
+        self.app = app
+
+    def application(self) -> web.Application:
+        application = web.Application(client_max_size=1 << 16, middlewares=[self._no_pages])
+        add_get, add_post = application.router.add_get, application.router.add_post
+        add_get("/", self.paths)
+        for handler in (self.metrics, self.books, self.plan, self.engines, self.health):
+            add_get(f"/{handler.__name__}", handler)
+        for handler in (self.drain, self.undrain):
+            add_post(f"/admin/engines/{{id:[0-9]{{1,6}}}}/{handler.__name__}", handler)
+        add_post("/admin/reload", self.reload)
+        return application
+
+    @web.middleware
+    async def _no_pages(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        site = request.headers.get("Sec-Fetch-Site", "none")
+        if "Origin" in request.headers or site not in ("none", "same-origin"):
+            return web.json_response({"error": "requests of web pages are not served; use curl"}, status=403)
+        if not self._is_ours(request.headers.get("Host", "localhost")):
+            error = "this host name is not served; use the address itself, such as 127.0.0.1"
+            return web.json_response({"error": error}, status=403)
+        return await handler(request)
+
+    def _is_ours(self, host: str) -> bool:
+        """Whether a request may name this host. An address that others reach may have any name."""
+        own = address(self.app.config.front.admin)[0]
+        try:
+            named = address(host if host.rpartition(":")[2].isdigit() else f"{host}:80")[0]
+        except ValueError:
+            return False
+        return not _is_loopback(own) or named == own or _is_loopback(named)
+
+    async def paths(self, request: web.Request) -> web.Response:
+        routes = [route for route in request.app.router.routes() if route.method != "HEAD"]
+        lines = [
+            f"{route.method} {route.resource.canonical}" for route in routes if route.resource is not None
+        ]
+        return web.Response(text="\n".join(lines) + "\n")
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        measure(self.app)
+        return web.Response(body=self.app.metrics.text(), content_type="text/plain", charset="utf-8")
+
+    async def books(self, request: web.Request) -> web.Response:
+        return web.json_response({**self.app.gate.books(), "faults": self.app.gate.check()})
+
+    async def plan(self, request: web.Request) -> web.Response:
+        return web.json_response(plan(self.app))
+
+    async def engines(self, request: web.Request) -> web.Response:
+        return web.json_response([described(each, self.app) for each in self.app.upstreams.values()])
+
+    async def health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def drain(self, request: web.Request) -> web.Response:
+        return self._set_draining(request, True)
+
+    async def undrain(self, request: web.Request) -> web.Response:
+        return self._set_draining(request, False)
+
+    async def reload(self, request: web.Request) -> web.Response:
+        try:
+            return web.json_response({"changes": await self.app.reload()})
+        except InputError as error:
+            return web.json_response({"error": str(error)}, status=400)
+
+    def _set_draining(self, request: web.Request, draining: bool) -> web.Response:
+        upstream = self.app.upstreams.get(int(request.match_info["id"]))
+        if upstream is None:
+            return web.json_response({"error": "there is no such engine"}, status=404)
+        self.app.drain_engine(upstream, draining)
+        return web.json_response(described(upstream, self.app))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# -- for the operator: engines, plan, gauges
 
 
 def described(upstream: Upstream, app: RouterApp) -> dict[str, Any]:
@@ -342,159 +473,3 @@ def measure(app: RouterApp) -> None:
     metrics.estimate.set(app.service.estimates.error)
     for name, value in app.gate.gauges().items():
         metrics.set("router_value", value, name=name)
-
-
-# -- The models of all engines, as one list -------------------------------------------------------------
-
-KEPT = 5.0  # seconds
-ASKED = 16  # engines at most
-LARGEST = 1 << 20  # bytes of one engine's list
-
-
-class Models:
-    """Asks engines that are up, at most every few seconds."""
-
-    def __init__(self, app: RouterApp) -> None:
-        self.app = app
-        self._list: dict[str, Any] | None = None
-        self._at = 0.0
-        self._asking: asyncio.Task[list[dict[str, Any]]] | None = None
-
-    async def listed(self) -> dict[str, Any]:
-        """OpenAI's list. Clients that ask at once are one question to the engines."""
-        now = self.app.now()
-        if self._list is not None and now - self._at < KEPT:
-            return self._list
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask_all())
-        models = await asyncio.shield(self._asking)
-        if not models:
-            raise RefusedError(503, "no-engines", "no engine is up", 5)
-        self._list, self._at = {"object": "list", "data": models}, now
-        return self._list
-
-    async def _ask_all(self) -> list[dict[str, Any]]:
-        """The models of all engines; one of several engines stands in it once."""
-        up = [each for each in self.app.upstreams.values() if each.healthy and not each.retired][:ASKED]
-        answers = await asyncio.gather(*(self._ask(each) for each in up))
-        return list(
-            {str(model.get("id")): model for answer in reversed(answers) for model in answer}.values()
-        )
-
-    async def _ask(self, upstream: Upstream) -> list[dict[str, Any]]:
-        headers = {"Authorization": upstream.authorization} if upstream.authorization else {}
-        try:
-            async with asyncio.timeout(self.app.config.health.timeout):
-                url = upstream.url + "/v1/models"
-                async with self.app.session.get(url, headers=headers, allow_redirects=False) as response:
-                    body = bytearray()
-                    async for part in response.content.iter_any():
-                        body += part
-                        if len(body) > LARGEST:
-                            return []
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            return []
-        data = decoded(bytes(body)).get("data")
-        return [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
-
-
-# -- The operator's address: metrics, books, plan, engines, drain, reload. Loopback by default ----------
-
-
-class Admin:
-    """Handlers of that address.
-
-    It asks for no key, so a page in the operator's browser must not reach it: neither by a request across
-    sites, which names its origin, nor under a host name of the page's own that leads here.
-    """
-
-    def __init__(self, app: RouterApp) -> None:
-        self.app = app
-
-    def application(self) -> web.Application:
-        made = web.Application(client_max_size=1 << 16, middlewares=[self._no_pages])
-        made.router.add_get("/", self.paths)
-        made.router.add_get("/metrics", self.metrics)
-        made.router.add_get("/books", self.books)
-        made.router.add_get("/plan", self.plan)
-        made.router.add_get("/engines", self.engines)
-        made.router.add_get("/health", self.health)
-        made.router.add_post("/admin/engines/{id:[0-9]{1,6}}/drain", self.drain)
-        made.router.add_post("/admin/engines/{id:[0-9]{1,6}}/undrain", self.undrain)
-        made.router.add_post("/admin/reload", self.reload)
-        return made
-
-    @web.middleware
-    async def _no_pages(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        site = request.headers.get("Sec-Fetch-Site", "none")
-        if "Origin" in request.headers or site not in ("none", "same-origin"):
-            return web.json_response({"error": "requests of web pages are not served; use curl"}, status=403)
-        if not self._is_ours(request.headers.get("Host", "localhost")):
-            said = "this host name is not served; use the address itself, such as 127.0.0.1"
-            return web.json_response({"error": said}, status=403)
-        return await handler(request)
-
-    def _is_ours(self, host: str) -> bool:
-        """Whether a request may name this host. An address that others reach may have any name."""
-        own = address(self.app.config.front.admin)[0]
-        try:
-            named = address(host if host.rpartition(":")[2].isdigit() else f"{host}:80")[0]
-        except ValueError:
-            return False
-        return not _is_loopback(own) or named == own or _is_loopback(named)
-
-    async def paths(self, request: web.Request) -> web.Response:
-        """What can be asked here."""
-        found = [route for route in request.app.router.routes() if route.method != "HEAD"]
-        lines = [f"{each.method} {each.resource.canonical}" for each in found if each.resource is not None]
-        return web.Response(text="\n".join(lines) + "\n")
-
-    async def metrics(self, request: web.Request) -> web.Response:
-        """Prometheus' format."""
-        measure(self.app)
-        return web.Response(body=self.app.metrics.text(), content_type="text/plain", charset="utf-8")
-
-    async def books(self, request: web.Request) -> web.Response:
-        """Who is where, and every invariant that does not hold."""
-        return web.json_response({**self.app.gate.books(), "faults": self.app.gate.check()})
-
-    async def plan(self, request: web.Request) -> web.Response:
-        """The router, its gauges, and the newest plan."""
-        return web.json_response(plan(self.app))
-
-    async def engines(self, request: web.Request) -> web.Response:
-        """All engines."""
-        return web.json_response([described(each, self.app) for each in self.app.upstreams.values()])
-
-    async def health(self, request: web.Request) -> web.Response:
-        """Whether the process is alive."""
-        return web.Response()
-
-    async def drain(self, request: web.Request) -> web.Response:
-        """Send nothing more to an engine; what runs there ends there."""
-        return self._set_draining(request, True)
-
-    async def undrain(self, request: web.Request) -> web.Response:
-        """Send to it again."""
-        return self._set_draining(request, False)
-
-    async def reload(self, request: web.Request) -> web.Response:
-        """Read the configuration again; a bad one changes nothing."""
-        try:
-            return web.json_response({"changes": await self.app.reload()})
-        except InputError as error:
-            return web.json_response({"error": str(error)}, status=400)
-
-    def _set_draining(self, request: web.Request, draining: bool) -> web.Response:
-        upstream = self.app.upstreams.get(int(request.match_info["id"]))
-        if upstream is None:
-            return web.json_response({"error": "there is no such engine"}, status=404)
-        self.app.drain_engine(upstream, draining)
-        return web.json_response(described(upstream, self.app))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -1,4 +1,4 @@
-"""The router's own metrics. Labels are bounded: class, engine number, reason, fault."""
+"""What the router shows: metrics with bounded labels, and one JSON line a request without prompts or keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ended(NamedTuple):
     output_tokens: Counter
 
 
-class Metrics:
+class RouterMetrics:
     """One registry per router, so that several may live in one process."""
 
     def __init__(self) -> None:
@@ -69,26 +69,19 @@ class Metrics:
 
     def ended(self, kind: str) -> Ended:
         """The metrics of requests of a class that have ended; looking labels up costs more than counting."""
-        found = self._ended.get(kind)
-        if found is None:
-            found = self._ended[kind] = Ended(
-                self.total.labels(kind),
-                self.queued.labels(kind),
-                self.first_token.labels(kind),
-                self.prompt_tokens.labels(kind),
-                self.output_tokens.labels(kind),
-            )
-        return found
+        ended = self._ended.get(kind)
+        if ended is None:
+            metrics = (getattr(self, name).labels(kind) for name in Ended._fields)
+            ended = self._ended[kind] = Ended(*metrics)
+        return ended
 
     def set(self, name: str, value: float, /, **labels: str) -> None:
-        """A gauge by name, made when it is first set."""
         gauge = self.gauges.get(name)
         if gauge is None:
             gauge = self.gauges[name] = Gauge(f"headgate_{name}", name, list(labels), registry=self.registry)
         (gauge.labels(**labels) if labels else gauge).set(value)
 
     def text(self) -> bytes:
-        """All of it in Prometheus' format."""
         return generate_latest(self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -98,8 +91,7 @@ class Metrics:
         return Histogram(f"headgate_{name}", text, ["class"], buckets=buckets, registry=self.registry)
 
 
-# -- One JSON line per request, without prompts, keys or raw header values; the trace file is made ------
-#    likewise
+# -- access log and trace
 
 CONTROL = re.compile(r"[^\x20-\x7e]")
 LONGEST = 128
@@ -144,7 +136,6 @@ class JsonLines:
 
     @property
     def wanted(self) -> bool:
-        """Whether anything is written at all."""
         return self._file is not None
 
     def write(self, record: dict[str, Any]) -> None:
@@ -159,7 +150,6 @@ class JsonLines:
             self.lost += 1
 
     def flush(self) -> None:
-        """Whatever is buffered goes to the file."""
         self._since = 0
         try:
             if self._file is not None:

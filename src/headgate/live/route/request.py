@@ -1,4 +1,4 @@
-"""What the router itself answers, in OpenAI's shape."""
+"""One request as the router reads it: its body, prefix, lengths, headers, share, and refusals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
@@ -17,96 +17,7 @@ from multidict import CIMultiDict, MultiMapping
 
 from headgate.kv.prefix import Pieces
 
-TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    408: "timeout_error",
-    411: "invalid_request_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
-    429: "rate_limit_error",
-    431: "invalid_request_error",
-    502: "server_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    508: "server_error",
-}
-
-
-class RefusedError(Exception):
-    """A request the router answers itself; `reason` is a short label for metrics."""
-
-    def __init__(self, status: int, reason: str, message: str, retry_after: int | None = None) -> None:
-        super().__init__(message)
-        self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
-        self.key = ""  # whose key it came with
-        self.tries = 0  # engines that were tried
-        self.waited = 0.0  # seconds in the queue
-        self.written = False  # is it in the access log?
-
-
-class Answer(NamedTuple):
-    """Status, headers and body."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-
-def error_object(status: int, message: str, code: str | int | None = None) -> dict[str, object]:
-    """`{"error": ...}` as OpenAI's clients read it."""
-    kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {
-        "error": {"message": message, "type": kind, "param": None, "code": status if code is None else code}
-    }
-
-
-NAMED = {"Server": "headgate"}  # else aiohttp names itself and its version
-
-
-def answer(error: RefusedError) -> Answer:
-    """A refusal as a response."""
-    headers = {"Content-Type": "application/json", **own_headers(error.tries, error.waited)}
-    if error.retry_after is not None:
-        headers["Retry-After"] = str(error.retry_after)
-    return Answer(error.status, headers, json.dumps(error_object(error.status, error.message)).encode())
-
-
-def own_headers(tries: int, waited: float) -> dict[str, str]:
-    """What every answer says: engines tried, and milliseconds in the queue."""
-    return {
-        **NAMED,
-        "x-headgate-tries": str(tries),
-        "x-headgate-wait-ms": f"{1000 * waited:.1f}",
-    }
-
-
-ANTHROPIC_TYPES = {503: "overloaded_error", 504: "timeout_error"}
-
-
-def error_event(status: int, message: str, path: str = "", torn: bool = False, number: int = 0) -> bytes:
-    """The event that ends a broken stream; nothing follows it. Its shape is what clients of the path read.
-
-    OpenAI's client takes any event with an `error`, Anthropic's only one that is named so. A torn event is
-    closed first, so that this one is read by itself. `number` is that of the event, for /v1/responses.
-    """
-    error: dict[str, object] = {"message": message, "type": "server_error", "param": None, "code": status}
-    body: dict[str, object] = {"error": error}
-    name = b"event: error\n"
-    if path == "/v1/messages":
-        error = {"type": ANTHROPIC_TYPES.get(status, "api_error"), "message": message}
-        body = {"type": "error", "error": error}
-    elif path == "/v1/responses":
-        told = {"code": "server_error", "message": message, "param": None, "sequence_number": number}
-        body = {"type": "error", **told, **body}
-    else:
-        name = b""
-    return (b"\n\n" if torn else b"") + name + b"data: " + json.dumps(body).encode() + b"\n\n"
-
-
-# -- What the router reads of a request's body; the bytes themselves are passed on untouched ------------
+# -- the body: read once, passed on untouched
 
 DEPTH = 64
 FIELDS = 10_000  # of the body itself, not of what is in it; each takes 0.6 us of the event loop
@@ -163,13 +74,13 @@ _ANY = msgspec.json.Decoder()
 _METADATA = msgspec.json.Decoder(_Metadata)
 Body = bytes | bytearray  # a large one grows while it comes
 Fields = dict[str, msgspec.Raw]  # lengths of texts are taken from their raw bytes
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 Numbers = Any  # of numpy
 SOME = 250  # fields that are cut in one turn
-Steps = Generator[None, None, Made]  # work in turns, and what it makes
+Steps = Generator[None, None, Result]  # work in turns, and what it makes
 
 
-class Asked(msgspec.Struct, frozen=True):
+class AskedRequest(msgspec.Struct, frozen=True):
     """One request as the gate and the relay need it."""
 
     body: Body
@@ -191,7 +102,7 @@ class Turns:
     def __init__(self) -> None:
         self._turn = asyncio.Lock()  # in the order of asking: a body of two steps is not behind one of 500
 
-    async def finish(self, work: Steps[Made]) -> Made:
+    async def finish(self, work: Steps[Result]) -> Result:
         """What the work makes. What takes one step is done at once."""
         try:
             next(work)
@@ -199,25 +110,25 @@ class Turns:
                 async with self._turn:
                     await asyncio.sleep(0)
                     next(work)
-        except StopIteration as made:
-            return made.value  # type: ignore[no-any-return]
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
 
-def at_once(work: Steps[Made]) -> Made:
+def at_once(work: Steps[Result]) -> Result:
     """The same in one turn."""
     while True:
         try:
             next(work)
-        except StopIteration as made:
-            return made.value  # type: ignore[no-any-return]
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
 
-def read_body(body: Body, path: str, allow_kv_params: bool = False) -> Asked:
+def read_body(body: Body, path: str, allow_kv_params: bool = False) -> AskedRequest:
     """Understand a JSON body once. Refuses what is no object, too deep or too broad, or repeats a field."""
     return at_once(reading(body, path, allow_kv_params))
 
 
-def reading(body: Body, path: str, allow_kv_params: bool = False) -> Steps[Asked]:
+def reading(body: Body, path: str, allow_kv_params: bool = False) -> Steps[AskedRequest]:
     """The same in turns."""
     fields = yield from fields_of(body)
     if not allow_kv_params:
@@ -226,7 +137,7 @@ def reading(body: Body, path: str, allow_kv_params: bool = False) -> Steps[Asked
     names = TEXTS.get(path) or [name for name in OTHER_TEXTS if name in fields][:1]
     texts = {name: fields[name] for name in names if name in fields}
     model = _value(fields, "model")
-    return Asked(
+    return AskedRequest(
         body=body,
         model=model if isinstance(model, str) else "",
         stream=_value(fields, "stream") is True,
@@ -279,7 +190,6 @@ def _begins(raw: msgspec.Raw) -> bytes:
 
 
 def _check_handed(fields: Fields) -> None:
-    """Refuse parameters of connectors, wherever the engine would find them."""
     given = fields.get("vllm_xargs", b"null")
     if len(memoryview(given)) > EXTRA:
         raise RefusedError(400, "json", f"vllm_xargs is larger than {EXTRA} bytes")
@@ -301,7 +211,6 @@ def _field_class(fields: Fields) -> str | None:
 
 
 def _limit(fields: Fields, path: str) -> int:
-    """Output tokens at most, of each choice."""
     for name in LIMITS.get(path, OTHER_LIMITS):
         value = _value(fields, name)
         if value is not None:  # an engine may take a text for a number, and not the next field
@@ -313,23 +222,18 @@ def _splittable(fields: Fields, path: str) -> bool:
     """Whether KV parameters describe this request fully: one prompt, one output, nothing about the prompt."""
     if path not in ("/v1/completions", "/v1/chat/completions"):
         return False
-    if not WHOLE_ONLY.isdisjoint(fields) and not _plain(fields):
-        return False
+    if not WHOLE_ONLY.isdisjoint(fields):  # are they there without effect?
+        if "kv_transfer_params" in fields or _value(fields, "prompt_logprobs") is not None:
+            return False
+        if _value(fields, "n") not in (None, 1) or _value(fields, "best_of") not in (None, 1):
+            return False
+        if _value(fields, "use_beam_search") or _value(fields, "echo"):
+            return False
     prompt = fields.get("prompt", ABSENT)
     return _begins(prompt) != b"[" or _is_tokens(prompt)
 
 
-def _plain(fields: Fields) -> bool:
-    """Whether fields that forbid to split a request are there without effect."""
-    if "kv_transfer_params" in fields or _value(fields, "prompt_logprobs") is not None:
-        return False
-    if _value(fields, "n") not in (None, 1) or _value(fields, "best_of") not in (None, 1):
-        return False
-    return not (_value(fields, "use_beam_search") or _value(fields, "echo"))
-
-
 def _is_tokens(prompt: msgspec.Raw) -> bool:
-    """Whether a list is one prompt of token ids, not several prompts."""
     inside = bytes(memoryview(prompt)[1:NAME]).lstrip()
     return bool(inside) and inside[:1] in b"0123456789"
 
@@ -427,7 +331,6 @@ def _check_whole(body: Body, colons: Numbers, ends: Numbers, closed: int, text: 
 
 
 def _cut(body: Body, places: Numbers, ends: Numbers) -> Steps[Fields]:
-    """Names and values."""
     view, fields = memoryview(body), Fields()
     for start in range(0, len(places), SOME):
         yield
@@ -438,7 +341,6 @@ def _cut(body: Body, places: Numbers, ends: Numbers) -> Steps[Fields]:
 
 
 def _add(fields: Fields, view: memoryview, first: int, last: int, start: int, end: int) -> None:
-    """One more: where its name is, and its value with the spaces around it."""
     if last - first > NAME:
         raise RefusedError(400, "json", f"the name of a field is longer than {NAME} bytes")
     try:
@@ -467,176 +369,7 @@ def _check_duplicates(body: Body, fields: Fields) -> None:
         at_once(_scan(body))
 
 
-# -- What clients share: connections, requests and memory, bounded over all of them and for each --------
-
-SHARE = 8  # times what is left: as much may one client hold
-
-
-class Shares:
-    """A bounded number of things, of which no client can take all.
-
-    A client may take more if it then holds no more than SHARE times what is left. So one alone gets eight
-    ninths of them, which a service behind a single proxy hardly notices, and others always find some: the
-    more clients there are that take what they can, the less each of them gets. `each` is a fixed bound.
-    """
-
-    def __init__(self, most: int, each: int | None = None) -> None:
-        self.most, self.each, self.held = most, each, 0
-        self._of: dict[str, int] = {}  # by client, of those that hold something
-
-    def take(self, client: str, many: int = 1) -> bool:
-        """Whether it may have them; they are counted if so."""
-        if not self.fits(client, many):
-            return False
-        self.held += many
-        self._of[client] = self._of.get(client, 0) + many
-        return True
-
-    def fits(self, client: str, many: int = 1) -> bool:
-        """Whether it might take so many now."""
-        free, mine = self.most - self.held, self._of.get(client, 0) + many
-        shared = mine == many or mine <= SHARE * (free - many)  # one that holds nothing may have the last
-        return many <= free and shared and (self.each is None or mine <= self.each)
-
-    def give_back(self, client: str, many: int = 1) -> None:
-        self.held -= many
-        left = self._of.get(client, 0) - many
-        if left:
-            self._of[client] = left
-        else:
-            self._of.pop(client, None)
-
-
-class BodyBytes(Shares):
-    """Bytes of the bodies of requests, and of whole answers that clients have not read yet."""
-
-    @contextmanager
-    def answer(self, client: str, body: object) -> Iterator[bool]:
-        """An answer is never refused, but while it is there fewer requests fit; is it within the share?"""
-        many = len(body) if isinstance(body, bytes) else 0
-        fits = self.fits(client, many)
-        self.held += many
-        self._of[client] = self._of.get(client, 0) + many
-        try:
-            yield fits
-        finally:
-            self.give_back(client, many)
-
-
-# -- Which headers pass the router, and in which direction ----------------------------------------------
-
-HOP_BY_HOP = frozenset(
-    ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
-     "trailer", "trailers", "transfer-encoding", "upgrade")
-)  # fmt: skip
-FROM_CLIENT = HOP_BY_HOP | frozenset(
-    ("host", "content-length", "content-encoding", "accept-encoding", "expect", "authorization", "x-api-key",
-     "x-request-id", "via", "x-vllm-priority", "x-data-parallel-rank", "x-prefiller-host-port", "cookie")
-)  # fmt: skip
-FROM_CLIENT_PREFIX = ("x-headgate-", "x-emulate-", "x-gateway-")
-FROM_ENGINE = HOP_BY_HOP | frozenset(("server", "date", "content-length", "via", "set-cookie", "alt-svc"))
-VIA = "1.1 headgate-route"
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-
-
-def connection_names(headers: MultiMapping[str]) -> frozenset[str]:
-    """Further hop-by-hop headers, named by `Connection`."""
-    named = ",".join(headers.getall("Connection", ()))
-    return frozenset(each.strip().lower() for each in named.split(",")) if named else frozenset()
-
-
-def to_engine(
-    headers: MultiMapping[str], request_id: str, authorization: str | None, priority: int, passes_key: bool
-) -> CIMultiDict[str]:
-    """The headers of an upstream call: the client's end-to-end ones, ours instead of what it may not say."""
-    also = connection_names(headers)
-    kept: CIMultiDict[str] = CIMultiDict()
-    for name, value in headers.items():
-        low = name.lower()
-        if low not in FROM_CLIENT and low not in also and not low.startswith(FROM_CLIENT_PREFIX):
-            kept.add(name, value)
-    kept["Accept-Encoding"] = "identity"  # compressed events could not be read
-    kept["X-Request-Id"] = request_id
-    kept["Via"] = ", ".join((*headers.getall("Via", ()), VIA))
-    if authorization is not None:
-        kept["Authorization"] = authorization
-    elif passes_key and "Authorization" in headers:
-        kept["Authorization"] = headers["Authorization"]
-    if priority:
-        kept["X-Vllm-Priority"] = str(priority)
-    return kept
-
-
-def to_client(headers: Iterable[tuple[str, str]], named: frozenset[str]) -> CIMultiDict[str]:
-    """An engine's end-to-end headers."""
-    kept: CIMultiDict[str] = CIMultiDict()
-    for name, value in headers:
-        low = name.lower()
-        if low not in FROM_ENGINE and low not in named and not low.startswith("x-headgate-"):
-            kept.add(name, value)
-    return kept
-
-
-def request_id(shown: str | None) -> str:
-    """The client's own id if it is harmless, else a new one."""
-    return shown if shown is not None and REQUEST_ID.fullmatch(shown) else "hg-" + secrets.token_hex(12)
-
-
-def loops(headers: MultiMapping[str]) -> bool:
-    """Whether the request has been through a router of ours already."""
-    return any("headgate-route" in each for each in headers.getall("Via", ()))
-
-
-# -- Lengths and times the router cannot see and has to guess: learned from what passes by --------------
-
-TOKENS_PER_BYTE = 0.25  # before anything was learned
-SMOOTHING = 0.05
-FIRST_TOKEN = 0.5  # seconds, before any stream of a class was seen
-MEAN_OUTPUT = 128.0
-
-
-class Estimates:
-    """Per class: prompt tokens per byte, time to first token, output tokens."""
-
-    def __init__(self) -> None:
-        self.error = 0.0  # mean relative error of prompt lengths
-        self._ratio: dict[str, float] = {}
-        self._first: dict[str, float] = {}
-        self._output: dict[str, float] = {}
-
-    def prompt(self, kind: str, asked: Asked) -> int:
-        """Prompt tokens of a request, at least 1."""
-        if asked.prompt_tokens is not None:
-            return asked.prompt_tokens
-        return max(1, round(asked.prompt_bytes * self._ratio.get(kind, TOKENS_PER_BYTE)))
-
-    def saw_usage(self, kind: str, asked: Asked, prompt: int, output: int) -> None:
-        if prompt > 0 and asked.prompt_bytes > 0 and asked.prompt_tokens is None:
-            wrong = abs(self.prompt(kind, asked) - prompt) / prompt
-            self.error += SMOOTHING * (wrong - self.error)
-            _blend(self._ratio, kind, prompt / asked.prompt_bytes)
-        if output > 0:
-            _blend(self._output, kind, float(output))
-
-    def saw_first_token(self, kind: str, seconds: float) -> None:
-        """A stream's first token came so long after it was sent to its engine."""
-        _blend(self._first, kind, seconds)
-
-    def first_token(self, kind: str) -> float:
-        """Seconds from sending a request to its first token, for answers that do not stream."""
-        return self._first.get(kind, FIRST_TOKEN)
-
-    def output(self, kind: str) -> float:
-        """Mean output tokens of the class."""
-        return self._output.get(kind, MEAN_OUTPUT)
-
-
-def _blend(table: dict[str, float], kind: str, value: float) -> None:
-    old = table.get(kind)
-    table[kind] = value if old is None else old + SMOOTHING * (value - old)
-
-
-# -- What a prompt begins with, as keys of its first parts: enough to send it where its prefix is cached
+# -- keys of the first parts of a prompt, for prefix caches
 
 BYTES = 4  # of a token, in text; a token id is four bytes, too
 FIRST = 128  # tokens of the first parts
@@ -659,7 +392,7 @@ class Content(NamedTuple):
     session: bytes | None
 
 
-def content_of(asked: Asked) -> Content:
+def content_of(asked: AskedRequest) -> Content:
     """Keys of a prompt's parts. A match is a sixteenth too short at most, for parts grow with their place.
 
     Token ids are taken as such; text and messages as the bytes of their JSON, in which a longer conversation
@@ -682,7 +415,7 @@ def content_of(asked: Asked) -> Content:
     return Content(pieces, sum(size for _, size in pieces), session or None)
 
 
-def _measured(asked: Asked) -> tuple[bytes, int]:
+def _measured(asked: AskedRequest) -> tuple[bytes, int]:
     """The beginning of the prompt in bytes, and the length of all of it in tokens of four bytes."""
     whole = memoryview(asked.text)
     if asked.prompt_tokens is None:  # without the bracket at the end
@@ -696,3 +429,228 @@ def _measured(asked: Asked) -> tuple[bytes, int]:
     except (msgspec.DecodeError, OverflowError, ValueError):  # the engine will say what is wrong with it
         return b"", asked.prompt_tokens
     return ids[:MOST_BYTES], asked.prompt_tokens
+
+
+# -- lengths and times, learned from what passes by
+
+TOKENS_PER_BYTE = 0.25  # before anything was learned
+SMOOTHING = 0.05
+FIRST_TOKEN = 0.5  # seconds, before any stream of a class was seen
+MEAN_OUTPUT = 128.0
+
+
+class Estimates:
+    """Per class: prompt tokens per byte, time to first token, output tokens."""
+
+    def __init__(self) -> None:
+        self.error = 0.0  # mean relative error of prompt lengths
+        self._ratio: dict[str, float] = {}
+        self._first: dict[str, float] = {}
+        self._output: dict[str, float] = {}
+
+    def prompt(self, kind: str, asked: AskedRequest) -> int:
+        if asked.prompt_tokens is not None:
+            return asked.prompt_tokens
+        return max(1, round(asked.prompt_bytes * self._ratio.get(kind, TOKENS_PER_BYTE)))
+
+    def saw_usage(self, kind: str, asked: AskedRequest, prompt: int, output: int) -> None:
+        if prompt > 0 and asked.prompt_bytes > 0 and asked.prompt_tokens is None:
+            wrong = abs(self.prompt(kind, asked) - prompt) / prompt
+            self.error += SMOOTHING * (wrong - self.error)
+            _blend(self._ratio, kind, prompt / asked.prompt_bytes)
+        if output > 0:
+            _blend(self._output, kind, float(output))
+
+    def saw_first_token(self, kind: str, seconds: float) -> None:
+        _blend(self._first, kind, seconds)
+
+    def first_token(self, kind: str) -> float:
+        """Seconds from sending a request to its first token, for answers that do not stream."""
+        return self._first.get(kind, FIRST_TOKEN)
+
+    def output(self, kind: str) -> float:
+        return self._output.get(kind, MEAN_OUTPUT)
+
+
+def _blend(table: dict[str, float], kind: str, value: float) -> None:
+    old = table.get(kind)
+    table[kind] = value if old is None else old + SMOOTHING * (value - old)
+
+
+# -- headers that pass, and in which direction
+
+HOP_BY_HOP = frozenset(
+    ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
+     "trailer", "trailers", "transfer-encoding", "upgrade")
+)  # fmt: skip
+FROM_CLIENT = HOP_BY_HOP | frozenset(
+    ("host", "content-length", "content-encoding", "accept-encoding", "expect", "authorization", "x-api-key",
+     "x-request-id", "via", "x-vllm-priority", "x-data-parallel-rank", "x-prefiller-host-port", "cookie")
+)  # fmt: skip
+FROM_CLIENT_PREFIX = ("x-headgate-", "x-emulate-", "x-gateway-")
+FROM_ENGINE = HOP_BY_HOP | frozenset(("server", "date", "content-length", "via", "set-cookie", "alt-svc"))
+VIA = "1.1 headgate-route"
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+def to_engine(
+    headers: MultiMapping[str], request_id: str, authorization: str | None, priority: int, passes_key: bool
+) -> CIMultiDict[str]:
+    """The headers of an upstream call: the client's end-to-end ones, ours instead of what it may not say."""
+    kept = _passed(headers, FROM_CLIENT, FROM_CLIENT_PREFIX)
+    kept["Accept-Encoding"] = "identity"  # compressed events could not be read
+    kept["X-Request-Id"] = request_id
+    kept["Via"] = ", ".join((*headers.getall("Via", ()), VIA))
+    if authorization is not None:
+        kept["Authorization"] = authorization
+    elif passes_key and "Authorization" in headers:
+        kept["Authorization"] = headers["Authorization"]
+    if priority:
+        kept["X-Vllm-Priority"] = str(priority)
+    return kept
+
+
+def to_client(headers: MultiMapping[str]) -> CIMultiDict[str]:
+    """An engine's end-to-end headers."""
+    return _passed(headers, FROM_ENGINE, ("x-headgate-",))
+
+
+def _passed(headers: MultiMapping[str], not_these: frozenset[str], nor: tuple[str, ...]) -> CIMultiDict[str]:
+    """All but these, those that begin so, and further hop-by-hop ones, which `Connection` names."""
+    named = {name.strip().lower() for name in ",".join(headers.getall("Connection", ())).split(",")}
+    kept: CIMultiDict[str] = CIMultiDict()
+    for name, value in headers.items():
+        low = name.lower()
+        if low not in not_these and low not in named and not low.startswith(nor):
+            kept.add(name, value)
+    return kept
+
+
+def request_id(shown: str | None) -> str:
+    """The client's own id if it is harmless, else a new one."""
+    return shown if shown is not None and REQUEST_ID.fullmatch(shown) else "hg-" + secrets.token_hex(12)
+
+
+def loops(headers: MultiMapping[str]) -> bool:
+    """Whether the request has been through a router of ours already."""
+    return any("headgate-route" in via for via in headers.getall("Via", ()))
+
+
+# -- what clients share: connections, requests, memory
+
+SHARE = 8  # times what is left: as much may one client hold
+
+
+class Shares:
+    """A bounded number of things, of which no client can take all.
+
+    A client may take more if it then holds no more than SHARE times what is left. So one alone gets eight
+    ninths of them, which a service behind a single proxy hardly notices, and others always find some: the
+    more clients there are that take what they can, the less each of them gets. `each` is a fixed bound.
+    """
+
+    def __init__(self, most: int, each: int | None = None) -> None:
+        self.most, self.each, self.held = most, each, 0
+        self._of: dict[str, int] = {}  # by client, of those that hold something
+
+    def take(self, client: str, many: int = 1) -> bool:
+        fits = self.fits(client, many)
+        if fits:
+            self._hold(client, many)
+        return fits
+
+    def fits(self, client: str, many: int = 1) -> bool:
+        free, mine = self.most - self.held, self._of.get(client, 0) + many
+        shared = mine == many or mine <= SHARE * (free - many)  # one that holds nothing may have the last
+        return many <= free and shared and (self.each is None or mine <= self.each)
+
+    def give_back(self, client: str, many: int = 1) -> None:
+        self._hold(client, -many)
+
+    def _hold(self, client: str, many: int) -> None:
+        self.held += many
+        self._of[client] = self._of.get(client, 0) + many
+        if not self._of[client]:
+            del self._of[client]
+
+
+class BodyBytes(Shares):
+    """Bytes of the bodies of requests, and of whole answers that clients have not read yet."""
+
+    @contextmanager
+    def answer(self, client: str, body: object) -> Iterator[bool]:
+        """An answer is never refused, but while it is there fewer requests fit; is it within the share?"""
+        many = len(body) if isinstance(body, bytes) else 0
+        fits = self.fits(client, many)
+        self._hold(client, many)
+        try:
+            yield fits
+        finally:
+            self.give_back(client, many)
+
+
+# -- refusals, in OpenAI's shape
+
+INVALID = "invalid_request_error"
+TYPES = {
+    400: INVALID, 401: "authentication_error", 404: "not_found_error", 405: INVALID, 408: "timeout_error",
+    411: INVALID, 413: INVALID, 415: INVALID, 429: "rate_limit_error", 431: INVALID, 502: "server_error",
+    503: "overloaded_error", 504: "timeout_error", 508: "server_error",
+}  # fmt: skip
+
+
+class RefusedError(Exception):
+    """A request the router answers itself; `reason` is a short label for metrics."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
+        self.key = ""  # whose key it came with
+        self.tries = 0  # engines that were tried
+        self.waited = 0.0  # seconds in the queue
+        self.written = False  # is it in the access log?
+
+
+def error_object(status: int, message: str) -> dict[str, object]:
+    """`{"error": ...}` as OpenAI's clients read it."""
+    kind = TYPES.get(status, "server_error" if status >= 500 else INVALID)
+    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
+
+
+NAMED = {"Server": "headgate"}  # else aiohttp names itself and its version
+
+
+def answer(error: RefusedError) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of a refusal."""
+    headers = {"Content-Type": "application/json", **own_headers(error.tries, error.waited)}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(error.retry_after)
+    return error.status, headers, json.dumps(error_object(error.status, error.message)).encode()
+
+
+def own_headers(tries: int, waited: float) -> dict[str, str]:
+    """What every answer says: engines tried, and milliseconds in the queue."""
+    return {**NAMED, "x-headgate-tries": str(tries), "x-headgate-wait-ms": f"{1000 * waited:.1f}"}
+
+
+ANTHROPIC_TYPES = {503: "overloaded_error", 504: "timeout_error"}
+
+
+def error_event(status: int, message: str, path: str = "", torn: bool = False, number: int = 0) -> bytes:
+    """The event that ends a broken stream; nothing follows it. Its shape is what clients of the path read.
+
+    OpenAI's client takes any event with an `error`, Anthropic's only one that is named so. A torn event is
+    closed first, so that this one is read by itself. `number` is that of the event, for /v1/responses.
+    """
+    error: dict[str, object] = {"message": message, "type": "server_error", "param": None, "code": status}
+    body: dict[str, object] = {"error": error}
+    name = b"event: error\n"
+    if path == "/v1/messages":
+        error = {"type": ANTHROPIC_TYPES.get(status, "api_error"), "message": message}
+        body = {"type": "error", "error": error}
+    elif path == "/v1/responses":
+        flat = {"code": "server_error", "message": message, "param": None, "sequence_number": number}
+        body = {"type": "error", **flat, **body}
+    else:
+        name = b""
+    return (b"\n\n" if torn else b"") + name + b"data: " + json.dumps(body).encode() + b"\n\n"

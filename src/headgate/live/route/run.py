@@ -1,4 +1,4 @@
-"""Runs a router: SIGTERM and SIGINT drain, a second one exits, SIGHUP and a changed file reload."""
+"""Runs a router: SIGTERM and SIGINT drain, a second one exits, SIGHUP and a changed file reload; a demo."""
 
 from __future__ import annotations
 
@@ -98,7 +98,6 @@ async def _reload(app: RouterApp) -> None:
 
 
 async def _follow_file(path: str | None, reload: Callable[[], None]) -> None:
-    """Reload when the configuration file changes."""
     seen = _stamp(path)
     while path is not None:
         await asyncio.sleep(LOOK_EVERY)
@@ -123,7 +122,7 @@ async def _first(*works: Coroutine[Any, Any, object]) -> None:
         task.cancel()
 
 
-# -- Emulated engines, a router before them and clients, in one process: the router without a GPU -------
+# -- the demo: emulated engines, a router and clients
 
 CARD, SPEED, SLOTS, ENGINES = "cal-h200-qwen3-8b", 0.2, 8, 4
 RATES = {"chat": 8.0, "batch": 5.0}  # requests a second, beyond what the engines can serve
@@ -135,7 +134,7 @@ DOWN_AT, UP_AT = 8.0, 16.0  # seconds: engine 1 dies and comes back
 
 
 @dataclass
-class Tally:
+class ClientTally:
     """What clients of one class have seen."""
 
     sent: int = 0
@@ -152,13 +151,12 @@ class Demo:
 
     def __init__(self, app: RouterApp, fleet: Emulators) -> None:
         self.app, self.fleet = app, fleet
-        self.tallies = {name: Tally() for name in RATES}
+        self.tallies = {name: ClientTally() for name in RATES}
         self.event = "all engines are up"
         self._draw = random.Random(1)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Clients come, and one engine dies and comes back."""
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as client:
             try:

@@ -10,10 +10,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy
 from headgate.cost.likeness import Likeness, shape_of
-from headgate.live.engine.plug_in import Facts, PlugIn
+from headgate.live.engine.plug_in import EngineFacts, PlugIn
 from headgate.live.engine.policy import build_policy
 from headgate.live.engine.process import LOG
-from headgate.live.engine.requests import Terms
+from headgate.live.engine.requests import RequestTerms
 from headgate.live.engine.settings import Settings
 from headgate.live.vllm import VLLM
 from headgate.live.vllm.plugin import Headgate
@@ -73,7 +73,6 @@ def _refuse(settings: Settings, config: Any) -> None:
 
 
 def _policy(settings: Settings, scheduler: Any) -> tuple[BatchPolicy, dict[str, Any]]:
-    """The policy for this engine's limits, and its parameters."""
     return build_policy(
         settings,
         VLLM,
@@ -88,7 +87,6 @@ def _policy(settings: Settings, scheduler: Any) -> tuple[BatchPolicy, dict[str, 
 
 
 def _graph(config: Any) -> int | None:
-    """Tokens of the engine's largest CUDA graph; None where it has none or does not say."""
     size = getattr(config.compilation_config, "max_cudagraph_capture_size", None)
     return size if isinstance(size, int) and size > 0 else None
 
@@ -117,14 +115,12 @@ def _kv_tokens(scheduler: Any) -> int:
     return int((scheduler.cache_config.num_gpu_blocks - 1) * scheduler.block_size // groups)
 
 
-def _terms(request: Any, plug_in: PlugIn) -> Terms:
-    """Class, promises and predicted output of a request."""
+def _terms(request: Any, plug_in: PlugIn) -> RequestTerms:
     sampling = request.sampling_params
     return plug_in.promises(sampling.extra_args if sampling is not None else None)
 
 
-def _facts(scheduler: Any) -> Facts:
-    """What metrics, traces and the log tell of this engine."""
+def _facts(scheduler: Any) -> EngineFacts:
     config = scheduler.vllm_config
     limits = {
         VLLM.slots: scheduler._headgate_slots(),
@@ -132,7 +128,7 @@ def _facts(scheduler: Any) -> Facts:
         VLLM.longest: scheduler.max_model_len,
         "block_size": scheduler.block_size,
     }
-    return Facts(
+    return EngineFacts(
         names=VLLM,
         version=".".join(map(str, version())),
         model=str(config.model_config.model),

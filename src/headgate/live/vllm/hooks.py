@@ -51,7 +51,6 @@ class Hooks(Guard):
         self._schedule, self._update = schedule, update  # vLLM's own
 
     def schedule(self, throttle_prefills: Any = False) -> Any:
-        """Have vLLM compose a step as the policy plans it."""
         state, vllm = self._scheduler._pause_state, self._schedule
         if state is not UNPAUSED:
             self.guarded(self._live.paused)
@@ -96,7 +95,6 @@ class Hooks(Guard):
             raise error from None
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """The tokens of a step are known."""
         books = self._books
         ran = self.guarded(books.done, scheduler_output)
         result = self._update(scheduler_output, model_runner_output)
@@ -108,7 +106,6 @@ class Hooks(Guard):
         return result
 
     def freed(self, request: Request) -> None:
-        """A request is gone."""
         self.guarded(self._left, request)
 
     def _left(self, request: Request) -> None:

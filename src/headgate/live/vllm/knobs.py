@@ -11,7 +11,7 @@ from vllm.v1.request import Request, RequestStatus
 from headgate.core.ledger import Entry
 from headgate.core.plan import ALL, NONE, Decodes, Plan
 from headgate.live.engine.live import Live
-from headgate.live.vllm.queues import NOTHING, Gate, GatedQueue
+from headgate.live.vllm.queues import NOTHING, GatedQueue, QueueGate
 from headgate.live.vllm.request_map import RequestMap
 
 WAITING, PREEMPTED = RequestStatus.WAITING, RequestStatus.PREEMPTED
@@ -36,7 +36,7 @@ class Knobs:
         self._block: int = scheduler.block_size
         self._slots = SLOTS[0] if hasattr(scheduler, SLOTS[0]) else SLOTS[1]
         self._requests = books.requests
-        self._gate = Gate()
+        self._gate = QueueGate()
         names = [name for name in QUEUES if hasattr(scheduler, name)]
         for name in names:
             setattr(scheduler, name, GatedQueue(getattr(scheduler, name), self._gate))
@@ -83,7 +83,6 @@ class Knobs:
         return self.turn(plan)
 
     def _count_slots(self, idle: int) -> None:
-        """A session that waits for input keeps its slot."""
         live, ledger = self._live, self._ledger
         self._idle = idle
         slots = max(1, getattr(self._scheduler, self._slots) - idle)

@@ -30,9 +30,8 @@ class Headgate:
         self._headgate_blocks = self.cache_config.num_gpu_blocks - 1  # one block is never used
         slots = self._headgate_slots()
         limits = Limits(self.max_num_scheduled_tokens, slots, self.block_size, 1 + self.num_spec_tokens)
-        total = (
-            self._headgate_blocks * self.block_size // self._headgate_groups
-        )  # a block's share in each group
+        # a block's share in each group
+        total = self._headgate_blocks * self.block_size // self._headgate_groups
         self._headgate = Live(
             duties.policy,
             limits,
@@ -41,7 +40,7 @@ class Headgate:
             watchdog=duties.watchdog,
             evict=self._headgate_evict,
             reject=self._headgate_reject,
-            look=self._headgate_look,
+            look=lambda entry: self._headgate_books.look(entry),
         )
         self._headgate_books = RequestMap(self, self._headgate, duties.promises)
         live, books = self._headgate, self._headgate_books
@@ -52,13 +51,11 @@ class Headgate:
 
     @property
     def _headgate_broken(self: Any) -> bool:
-        """Has our part failed?"""
         return bool(self._headgate_hooks.broken)
 
-    # -- what vLLM calls ----------------------------------------------------------------------------
+    # -- what vLLM calls
 
     def add_request(self: Any, request: Request) -> None:
-        """A request arrives, or the next input of a session we know."""
         known = request.request_id in self.requests
         super().add_request(request)  # type: ignore[misc]
         if not known:
@@ -80,7 +77,7 @@ class Headgate:
             self._headgate_hooks.guarded(self._headgate_books.stopped, request, tokens)
         return finished
 
-    # -- our part -----------------------------------------------------------------------------------
+    # -- our part
 
     def _headgate_evict(self: Any, entry: Entry) -> None:
         """The plan drops its KV: vLLM preempts it, and `_preempt_request` tells the books."""
@@ -94,9 +91,6 @@ class Headgate:
         request = self._headgate_books.requests[entry.id]
         self._headgate_books.turned_away.append(request)
         self.finish_requests([request.request_id], RequestStatus.FINISHED_IGNORED)
-
-    def _headgate_look(self: Any, entry: Entry) -> None:
-        self._headgate_books.look(entry)
 
     def _headgate_slots(self: Any) -> int:
         return int(getattr(self, "max_num_active_reqs", self.max_num_running_reqs))

@@ -15,7 +15,7 @@ NOTHING: deque[Request] = deque()  # no request is taken from it or added
 
 
 @dataclass(slots=True)
-class Gate:
+class QueueGate:
     """Of all queues of an engine. Shut: no request that waits can be seen."""
 
     shut: bool = False
@@ -29,7 +29,7 @@ class GatedQueue(RequestQueue):
     a good part of it: then all leave in one walk. Its length stays true.
     """
 
-    def __init__(self, inner: RequestQueue, gate: Gate) -> None:
+    def __init__(self, inner: RequestQueue, gate: QueueGate) -> None:
         self._inner = inner
         self._gate = gate
         self.members: set[Request] = set(inner)
@@ -38,12 +38,10 @@ class GatedQueue(RequestQueue):
         self._gone: set[Request] = set()  # taken before that and still in vLLM's queue, never at its head
 
     def shut(self, requests: Iterable[Request]) -> None:
-        """From now on only these can be seen, as far as they are here."""
         members = self.members
         self.visible = deque([request for request in requests if request in members])
 
     def open(self) -> None:
-        """All can be seen again."""
         self.visible = None
         if not self.taken:
             return
@@ -70,17 +68,15 @@ class GatedQueue(RequestQueue):
         self.open()
         return back
 
-    # -- what vLLM calls ---------------------------------------------------------------------------
+    # -- what vLLM calls
 
     def peek_request(self) -> Request:
-        """The next one that may be seen."""
         self._refuse_if_shut()
         if self.visible is None:
             return self._inner.peek_request()
         return self.visible[0]
 
     def pop_request(self) -> Request:
-        """Take the next one that may be seen."""
         self._refuse_if_shut()
         if self.visible is None:
             request = self._inner.pop_request()

@@ -39,7 +39,11 @@ class Refusals:
 
     def __init__(self, app: Callable[..., Awaitable[None]], status: int | None = None) -> None:
         self._app = app
-        self._status = status or _chosen_status()
+        if status is None:  # what the operator chose
+            from headgate.live.vllm.settings import read_settings
+
+            status = read_settings().refuse
+        self._status = status or 503
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """One request."""
@@ -85,12 +89,4 @@ class Refusals:
 
 
 def _only_role(body: bytes) -> bool:
-    """The first event of a chat stream, before any token."""
     return b'"role":"assistant"' in body and body.count(b"data: ") == 1 and b'"content":""' in body
-
-
-def _chosen_status() -> int:
-    """What the operator chose, from the settings."""
-    from headgate.live.vllm.settings import read_settings
-
-    return read_settings().refuse or 503

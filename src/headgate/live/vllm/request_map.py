@@ -13,7 +13,7 @@ from headgate.core.build import quick
 from headgate.core.ledger import Entry
 from headgate.core.policy import End
 from headgate.kv.siblings import Siblings
-from headgate.live.engine.events import Chunk
+from headgate.live.engine.events import PromptPiece
 from headgate.live.engine.live import Live
 from headgate.live.engine.plug_in import Promises
 from headgate.live.vllm.seams import PROMOTE
@@ -53,7 +53,7 @@ class RequestMap:
         self._groups: int = scheduler._headgate_groups
         self._promote = next(getattr(scheduler, name) for name in PROMOTE if hasattr(scheduler, name))
 
-    # -- comings and goings -------------------------------------------------------------------------
+    # -- comings and goings
 
     def arrive(self, request: Request) -> None:
         """A request, or the next input of a session: the policy hears of it as soon as it can run."""
@@ -130,7 +130,6 @@ class RequestMap:
             break
 
     def look(self, entry: Entry) -> None:
-        """It was evicted, and waits: how much of it is still in the prefix cache?"""
         self._lookup.look(entry, self.requests[entry.id])
 
     def set_aside(self, requests: list[Request]) -> None:
@@ -146,12 +145,10 @@ class RequestMap:
         self._live.away(entry)
 
     def stopped(self, request: Request, tokens: int) -> None:
-        """A session has answered one input and waits for the next."""
         self.left(request, End.STOPPED, tokens)
         self._unready[request.request_id] = request
 
     def left(self, request: Request, how: End, tokens: int) -> None:
-        """It is gone, with that many output tokens."""
         name = request.request_id
         entry = self.entries.get(name)
         if self._unready or self._aside:
@@ -187,7 +184,7 @@ class RequestMap:
             waiting.move_to_end(id)
         self._in_order = True
 
-    # -- steps --------------------------------------------------------------------------------------
+    # -- steps
 
     def free_blocks(self) -> int:
         """Of KV. Where vLLM's counter is where it has always been, its function need not be called."""
@@ -237,7 +234,6 @@ class RequestMap:
                 return
 
     def _seat(self, names: list[str], scheduled: dict[str, int]) -> None:
-        """They have got a seat, or theirs again."""
         for name in names:
             if name in self._unready:  # it became ready, and vLLM saw it, while the step was composed
                 self._join(self._unready.pop(name))
@@ -271,7 +267,7 @@ class RequestMap:
             if entry.id in ledger.waiting:  # evicted while the step was in flight
                 entry.todo = request.num_tokens - entry.hit
 
-    def _chunks(self, scheduled: dict[str, int]) -> list[Chunk]:
+    def _chunks(self, scheduled: dict[str, int]) -> list[PromptPiece]:
         chunks = []
         for entry in self._live.ledger.prefilling.values():
             request = self.requests[entry.id]
@@ -279,7 +275,7 @@ class RequestMap:
             if tokens:
                 computed = request.num_computed_tokens
                 left = request.num_tokens - computed if request.is_prefill_chunk else 0
-                chunks.append(quick(Chunk, (entry, tokens, computed - tokens, left)))
+                chunks.append(quick(PromptPiece, (entry, tokens, computed - tokens, left)))
         return chunks
 
     def _decodes(self, scheduled: dict[str, int]) -> list[int]:
@@ -302,7 +298,7 @@ class Lookup:
     """The same question vLLM asks when it admits a request, asked earlier, so that policies can count on it.
 
     vLLM enters a block into the cache when the step that computes it is composed, so the requests of a group
-    find in the same step what the first of them brings. Whoever waits counts on that, too (`Siblings`).
+    find in the same step what the first of them brings. Requests that wait count on that, too (`Siblings`).
     Only where one group of layers has all the KV and it is computed here: with several groups, or KV from
     elsewhere, a waiting request has all its prompt to do until vLLM admits it.
     """
@@ -321,7 +317,6 @@ class Lookup:
 
     @property
     def found_nothing(self) -> bool:
-        """Was nothing of the next in turn in the cache?"""
         head = self._head
         return head is not None and not head.blocks
 
@@ -383,7 +378,6 @@ class Lookup:
         self._siblings.unseat(entry.id)
 
     def gone(self, entry: Entry) -> None:
-        """It has left, or cannot run for now."""
         self._siblings.drop(entry.id)
 
     def _look(self, request: Request, remember: bool) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from headgate.live.route.request import (
     NAME,
     TURN,
     UNBOUNDED,
-    Asked,
+    AskedRequest,
     RefusedError,
     Turns,
     at_once,
@@ -169,7 +169,7 @@ def told(body: bytes) -> object:
         return refused.reason
     return [
         tuple(map(bytes, value)) if name == "salt" else bytes(value) if name in ("text", "session") else value
-        for name in Asked.__struct_fields__
+        for name in AskedRequest.__struct_fields__
         for value in (getattr(asked, name),)
     ]
 

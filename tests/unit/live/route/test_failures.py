@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from fake_engines import Call, stream
-from headgate.live.route.engines import State as BreakerState
+from headgate.live.route.engines import BreakerState as BreakerState
 from router_world import routed, run, until
 
 Script = Callable[[Call], Awaitable[None]]

@@ -1,6 +1,6 @@
 from headgate.live.route.config import client_at
 from headgate.live.route.deliver.legs import FLOOR, RetryBudget, backoff
-from headgate.live.route.engines import Breaker, State
+from headgate.live.route.engines import Breaker, BreakerState
 from headgate.live.route.request import BodyBytes, RefusedError, Shares, answer, error_event
 
 
@@ -11,9 +11,9 @@ def test_five_failures_in_a_row_open_it() -> None:
     breaker.succeeded()
     for _ in range(4):
         breaker.failed(1.0)
-    assert breaker.state is State.CLOSED
+    assert breaker.state is BreakerState.CLOSED
     breaker.failed(2.0)
-    assert breaker.state is State.OPEN
+    assert breaker.state is BreakerState.OPEN
     assert breaker.allows(11.9) == 0
     assert breaker.reopens_at == 12.0
 
@@ -21,12 +21,12 @@ def test_five_failures_in_a_row_open_it() -> None:
 def test_half_of_the_last_twenty_open_it() -> None:
     breaker = Breaker()
     for turn in range(20):
-        assert breaker.state is State.CLOSED
+        assert breaker.state is BreakerState.CLOSED
         if turn % 2:
             breaker.failed(0.0)
         else:
             breaker.succeeded()
-    assert breaker.state is State.OPEN
+    assert breaker.state is BreakerState.OPEN
 
 
 def test_one_probe_at_a_time_and_two_successes_close_it() -> None:
@@ -40,10 +40,10 @@ def test_one_probe_at_a_time_and_two_successes_close_it() -> None:
     assert breaker.allows(10.0) == 1
     breaker.sent()
     breaker.succeeded()
-    assert breaker.state is State.HALF_OPEN
+    assert breaker.state is BreakerState.HALF_OPEN
     breaker.sent()
     breaker.succeeded()
-    assert breaker.state is State.CLOSED
+    assert breaker.state is BreakerState.CLOSED
     assert breaker.allows(10.0) is None
 
 
@@ -138,8 +138,8 @@ def test_a_client_of_ipv6_is_its_network() -> None:
 
 
 def test_error_bodies() -> None:
-    made = answer(RefusedError(429, "queue", "later", 7))
-    assert made.headers["Retry-After"] == "7"
-    assert b'"type": "rate_limit_error"' in made.body
+    _, headers, body = answer(RefusedError(429, "queue", "later", 7))
+    assert headers["Retry-After"] == "7"
+    assert b'"type": "rate_limit_error"' in body
     assert error_event(502, 'a"\n\nb').count(b"\n\n") == 1
     assert error_event(502, "x", torn=True).startswith(b"\n\ndata: ")

@@ -10,19 +10,19 @@ import pytest
 from headgate.live.route.config import (
     Class,
     Config,
+    ConfigTable,
     Discovery,
     EngineAt,
     FrontSettings,
     Health,
     Kv,
-    Limits,
-    Part,
+    RouteLimits,
     Router,
 )
 
 PAGE = (Path(__file__).parents[4] / "docs" / "route.md").read_text("utf-8")
-TABLES: dict[str, type[Part]] = {
-    "[front]": FrontSettings, "[limits]": Limits, "[router]": Router, "[[classes]]": Class,
+TABLES: dict[str, type[ConfigTable]] = {
+    "[front]": FrontSettings, "[limits]": RouteLimits, "[router]": Router, "[[classes]]": Class,
     "[[engines]]": EngineAt,
     "[discovery]": Discovery, "[health]": Health, "[kv]": Kv,
 }  # fmt: skip

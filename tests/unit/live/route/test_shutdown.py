@@ -11,9 +11,9 @@ from multidict import CIMultiDict
 
 from fake_engines import Call, FakeEngine, never, one_token, stream
 from headgate.live.route.config import checked
+from headgate.live.route.deliver import handover as split
 from headgate.live.route.deliver.connections import Fault, LegError
-from headgate.live.route.deliver.relay import Leg, Times
-from headgate.live.route.deliver.service import handover as split
+from headgate.live.route.deliver.relay import CallLimits, Leg
 from headgate.live.route.run import _serve
 from headgate.live.route.server import LAST_WORDS
 from router_world import PATIENCE, routed, run, until
@@ -105,7 +105,7 @@ def test_a_second_signal_exits_at_once() -> None:
 
 
 def test_a_call_cut_before_it_is_made_is_not_made() -> None:
-    leg = Leg(None, "http://x", "/v1/completions", Times(1, 1, 1, 1, 1))  # type: ignore[arg-type]
+    leg = Leg(None, "http://x", "/v1/completions", CallLimits(1, 1, 1, 1, 1))  # type: ignore[arg-type]
     leg.break_off("enough")
     with pytest.raises(LegError, match="enough") as cut:
         asyncio.run(leg.start(b"{}", CIMultiDict()))
@@ -115,13 +115,13 @@ def test_a_call_cut_before_it_is_made_is_not_made() -> None:
 def test_no_call_is_open_while_the_body_of_a_prefill_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         async with routed(stream, stream, router={"name": "split:prefill=1"}) as world:
-            open, make = [], split.making_prefill
+            open, make = [], split.prefill_body
 
             def making(*given: Any) -> Any:
                 open.append(sum(each.legs for each in world.app.upstreams.values()))
                 return make(*given)
 
-            monkeypatch.setattr(split, "making_prefill", making)
+            monkeypatch.setattr(split, "prefill_body", making)
             assert (await world.stream()).status == 200
             assert open and not any(open)
 

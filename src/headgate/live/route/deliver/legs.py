@@ -1,4 +1,4 @@
-"""One request inside the router, from its body to its last byte."""
+"""Requests and their calls to engines: accounts of both, retries, limits in tokens a minute."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from multidict import CIMultiDict
 
 from headgate.live.route.config import Class, Config
 from headgate.live.route.deliver.connections import Connections, Fault, LegError
-from headgate.live.route.deliver.relay import Leg, Times
-from headgate.live.route.engines import State, Upstream
-from headgate.live.route.observe import Metrics, clean
-from headgate.live.route.request import Asked, Body, Estimates, RefusedError, Turns, to_engine
+from headgate.live.route.deliver.relay import CallLimits, Leg
+from headgate.live.route.engines import BreakerState, Upstream
+from headgate.live.route.observe import RouterMetrics, clean
+from headgate.live.route.request import AskedRequest, Body, Estimates, RefusedError, Turns, to_engine
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 
 @dataclass
-class Job:
+class RoutedRequest:
     """What the router knows of a request; written to the access log and the trace when it ends."""
 
     request: web.BaseRequest
     path: str
-    asked: Asked
+    asked: AskedRequest
     kind: Class
     key: str  # the name of its API key
     id: str
@@ -55,7 +55,6 @@ class Job:
     stalled: bool = False  # its client did not read
 
     def log_record(self, now: float) -> dict[str, Any]:
-        """The line of the access log."""
         return {
             "time": round(self.wall, 3),
             "id": clean(self.id),
@@ -111,62 +110,7 @@ def _since(origin: float, moment: float | None) -> float | None:
     return None if moment is None else round(moment - origin, 6)
 
 
-# -- How often a request may be tried again: per request, and for all of them together ------------------
-
-SPAN = 60.0  # seconds over which the share is taken
-FLOOR = 10  # retries a minute that are always allowed, so that a quiet router retries too
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds
-
-
-class RetryBudget:
-    """At most a share of the requests of the last minute may be retries. Counted by the second."""
-
-    def __init__(self, share: float) -> None:
-        self.share = share
-        self.denied = 0
-        self._requests: deque[tuple[int, int]] = deque()
-        self._retries: deque[tuple[int, int]] = deque()
-        self._sums = [0, 0]
-
-    def arrived(self, now: float) -> None:
-        self._add(0, self._requests, now)
-
-    def take(self, now: float) -> bool:
-        """Whether one more retry is within the budget; it is counted if so."""
-        self._forget(0, self._requests, now)
-        self._forget(1, self._retries, now)
-        if self._sums[1] >= max(FLOOR, self.share * self._sums[0]) or self.share == 0:
-            self.denied += 1
-            return False
-        self._add(1, self._retries, now)
-        return True
-
-    def _add(self, which: int, seconds: deque[tuple[int, int]], now: float) -> None:
-        second = int(now)
-        if seconds and seconds[-1][0] == second:
-            seconds[-1] = second, seconds[-1][1] + 1
-        else:
-            seconds.append((second, 1))
-            self._forget(which, seconds, now)
-        self._sums[which] += 1
-
-    def _forget(self, which: int, seconds: deque[tuple[int, int]], now: float) -> None:
-        while seconds and seconds[0][0] <= now - SPAN:
-            self._sums[which] -= seconds.popleft()[1]
-
-
-def backoff(attempt: int, draw: Callable[[], float]) -> float:
-    """Seconds before the next try: 50 ms doubled, at most 1 s, with half of it drawn.
-
-    Args:
-        attempt: tries so far, at least 1.
-        draw: a number from [0, 1).
-    """
-    pause: float = min(FIRST_PAUSE * 2.0 ** (attempt - 1), LONGEST_PAUSE)
-    return pause * (0.5 + 0.5 * draw())
-
-
-# -- Calls to engines with their accounting: open legs, breakers, faults --------------------------------
+# -- calls, with open legs, breakers and faults
 
 log = logging.getLogger("headgate.route")
 SHUTTING_DOWN = "the router is shutting down"
@@ -179,13 +123,14 @@ class Legs:
         self,
         connections: Connections,
         config: Config,
-        metrics: Metrics,
+        metrics: RouterMetrics,
         changed: Callable[[Upstream], None],
         now: Callable[[], float],
         upstreams: Mapping[int, Upstream],
     ) -> None:
         self.config, self.metrics, self.now = config, metrics, now
-        self._connections, self._changed, self._upstreams = connections, changed, upstreams
+        self.changed = changed  # what an engine may be sent may have changed
+        self._connections, self._upstreams = connections, upstreams
         self.stopping = False
         self.open_calls: set[OpenLeg] = set()
         self.turns = Turns()  # for all work on bodies
@@ -198,7 +143,7 @@ class Legs:
         if self.stopping and not last:
             raise LegError(Fault.CUT, SHUTTING_DOWN, retry=False)
         limits = self.config.limits
-        times = Times(
+        times = CallLimits(
             limits.connect,
             limits.first_token,
             limits.idle,
@@ -214,26 +159,8 @@ class Legs:
         for call in list(self.open_calls):
             call.leg.break_off(SHUTTING_DOWN)
 
-    def began(self, upstream: Upstream) -> None:
-        upstream.legs += 1
-        upstream.breaker.sent()
-
-    def ended(self, upstream: Upstream, told: bool) -> None:
-        """One fewer; `told` if its result was booked."""
-        upstream.legs -= 1
-        if not told:
-            upstream.breaker.gone()
-        self._changed(upstream)
-
-    def tell(self, upstream: Upstream) -> None:
-        """What it may be sent may have changed."""
-        self._changed(upstream)
-
-    def good(self, upstream: Upstream) -> None:
-        upstream.breaker.succeeded()
-
     def failed(self, upstream: Upstream, fault: LegError) -> None:
-        """It did not; the breaker counts what is surely the engine's failure."""
+        """The breaker counts what is surely the engine's failure."""
         self.metrics.faults.labels(str(upstream.id), fault.fault.value).inc()
         if fault.fault is Fault.BUSY:
             upstream.busy = True
@@ -247,7 +174,7 @@ class Legs:
     def blame(self, upstream: Upstream, better: Upstream) -> None:
         """Another engine has served the request that this one answered with an error."""
         self._count(upstream, True, f"it answered with an error to what engine {better.id} served")
-        self._changed(upstream)
+        self.changed(upstream)
 
     def _count(self, upstream: Upstream, answered: bool, why: str) -> None:
         may_open = not answered or self._may_close_off(upstream)
@@ -257,13 +184,13 @@ class Legs:
     def _may_close_off(self, upstream: Upstream) -> bool:
         """Would half of the engines that answer still be up? The last ones are used as long as they do."""
         now = self.now()
-        others = [each for each in self._upstreams.values() if each is not upstream and each.healthy]
-        others = [each for each in others if not (each.retired or each.draining)]
-        up = sum(each.up(now) for each in others)
-        closed_off = sum(each.breaker.on_answers and not each.up(now) for each in others)
+        others = [other for other in self._upstreams.values() if other is not upstream and other.healthy]
+        others = [other for other in others if not (other.retired or other.draining)]
+        up = sum(other.up(now) for other in others)
+        closed_off = sum(other.breaker.on_answers and not other.up(now) for other in others)
         return up >= closed_off + 1
 
-    def headers(self, job: Job, upstream: Upstream, id: str = "") -> CIMultiDict[str]:
+    def headers(self, job: RoutedRequest, upstream: Upstream, id: str = "") -> CIMultiDict[str]:
         """The headers of a call for this request to this engine; `id` where it is not the request's own."""
         passes = self.config.front.pass_authorization
         return to_engine(job.request.headers, id or job.id, upstream.authorization, job.kind.priority, passes)
@@ -275,10 +202,11 @@ class OpenLeg(AbstractContextManager["OpenLeg"]):
     def __init__(self, legs: Legs, upstream: Upstream, leg: Leg) -> None:
         self.leg, self.upstream = leg, upstream
         self._legs, self._told, self._open = legs, False, True
-        legs.began(upstream)
+        upstream.legs += 1
+        upstream.breaker.sent()
         legs.open_calls.add(self)
 
-    async def start(self, job: Job, body: Body, id: str = "") -> None:
+    async def start(self, job: RoutedRequest, body: Body, id: str = "") -> None:
         """Send it and wait for the first token or the whole answer; raises LegError, which is booked."""
         sent = self._legs.now()
         try:
@@ -291,9 +219,9 @@ class OpenLeg(AbstractContextManager["OpenLeg"]):
         elif self.leg.streaming:
             self.upstream.took_first_token(self._legs.now() - sent)
             self.upstream.breaker.cleared()
-            if self.upstream.breaker.state is State.HALF_OPEN:
+            if self.upstream.breaker.state is BreakerState.HALF_OPEN:
                 self.good()  # a probe has told enough; the next may come
-                self._legs.tell(self.upstream)
+                self._legs.changed(self.upstream)
 
     def fail(self, fault: LegError) -> None:
         if not self._told:
@@ -303,7 +231,7 @@ class OpenLeg(AbstractContextManager["OpenLeg"]):
     def good(self) -> None:
         if not self._told:
             self._told = True
-            self._legs.good(self.upstream)
+            self.upstream.breaker.succeeded()
 
     def close(self) -> None:
         """Close the connection, then free the place. Again does nothing."""
@@ -312,7 +240,10 @@ class OpenLeg(AbstractContextManager["OpenLeg"]):
             self._legs.open_calls.discard(self)
             self.leg.close()
             self.upstream.events += self.leg.scanner.events
-            self._legs.ended(self.upstream, self._told)
+            self.upstream.legs -= 1
+            if not self._told:
+                self.upstream.breaker.gone()
+            self._legs.changed(self.upstream)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -320,7 +251,60 @@ class OpenLeg(AbstractContextManager["OpenLeg"]):
         self.close()
 
 
-# -- Limits in tokens a minute, per API key and per class: prompts and outputs count, requests do not ---
+# -- how often a request may be tried again
+
+SPAN = 60.0  # seconds over which the share is taken
+FLOOR = 10  # retries a minute that are always allowed, so that a quiet router retries too
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds
+
+
+class RetryBudget:
+    """At most a share of the requests of the last minute may be retries. Counted by the second."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.denied = 0
+        self._requests, self._retries = _LastMinute(), _LastMinute()
+
+    def arrived(self, now: float) -> None:
+        self._requests.add(now)
+
+    def take(self, now: float) -> bool:
+        most = max(FLOOR, self.share * self._requests.sum(now))
+        if self._retries.sum(now) >= most or self.share == 0:
+            self.denied += 1
+            return False
+        self._retries.add(now)
+        return True
+
+
+class _LastMinute:
+    """How many there were, by the second."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[list[int]] = deque()
+        self._sum = 0
+
+    def add(self, now: float) -> None:
+        if not self._seconds or self._seconds[-1][0] != int(now):
+            self._seconds.append([int(now), 0])
+        self._seconds[-1][1] += 1
+        self._sum += 1
+        self.sum(now)
+
+    def sum(self, now: float) -> int:
+        while self._seconds and self._seconds[0][0] <= now - SPAN:
+            self._sum -= self._seconds.popleft()[1]
+        return self._sum
+
+
+def backoff(attempt: int, draw: Callable[[], float]) -> float:
+    """Seconds before the next try, after so many: 50 ms doubled, at most 1 s, with half of it drawn."""
+    pause: float = min(FIRST_PAUSE * 2.0 ** (attempt - 1), LONGEST_PAUSE)
+    return pause * (0.5 + 0.5 * draw())
+
+
+# -- tokens a minute, per key and per class
 
 MINUTE = 60.0
 SOONEST, LATEST = 1, 60  # seconds of Retry-After
@@ -338,14 +322,12 @@ class Allowance:
         self._level, self._at = float(per_minute), 0.0
 
     def level(self, now: float) -> float:
-        """Tokens there now."""
         if now > self._at:
             filled = self._level + (now - self._at) * self.per_minute / MINUTE
             self._level, self._at = min(filled, float(self.per_minute)), now
         return self._level
 
     def wait(self, tokens: float, now: float) -> float:
-        """Seconds until so many may be used, 0 if now."""
         missing = min(tokens, self.per_minute) - self.level(now)
         return max(0.0, missing * MINUTE / self.per_minute)
 
@@ -362,8 +344,7 @@ class TokenLimits:
         self.classes: dict[str, Allowance] = {}
 
     def set(self, keys: Mapping[str, int], classes: Mapping[str, int]) -> None:
-        """Tokens a minute by name; names that are not there have no limit."""
-        self.keys, self.classes = _kept(self.keys, keys), _kept(self.classes, classes)
+        self.keys, self.classes = _limited(self.keys, keys), _limited(self.classes, classes)
 
     def check_key(self, key: str, now: float) -> None:
         """Refuse before the body is read where no request of the key could be let in, whatever is in it."""
@@ -372,19 +353,19 @@ class TokenLimits:
             _check("API key", allowance, 1, now)
 
     @contextmanager
-    def charged(self, job: Job, now: Callable[[], float], estimates: Estimates) -> Iterator[None]:
+    def charged(self, job: RoutedRequest, now: Callable[[], float], estimates: Estimates) -> Iterator[None]:
         """Charge a request before it is served and settle when it has ended; 429 where it must wait.
 
         A request that the router or its engines fail costs nothing. One whose client hangs up does, from the
         moment it is sent: the engine works on its prompt whether or not a token has come back.
         """
-        named = (("API key", self.keys.get(job.key)), ("class", self.classes.get(job.kind.name)))
-        limits = [(what, each) for what, each in named if each is not None]
+        named = {"API key": self.keys.get(job.key), "class": self.classes.get(job.kind.name)}
+        limits = {what: allowance for what, allowance in named.items() if allowance is not None}
         expected = job.prompt + min(estimates.output(job.kind.name), job.asked.limit)
-        for what, each in limits:
-            _check(what, each, expected, now())
-        for _, each in limits:
-            each.use(expected, now())
+        for what, allowance in limits.items():
+            _check(what, allowance, expected, now())
+        for allowance in limits.values():
+            allowance.use(expected, now())
         gone = False
         try:
             yield
@@ -393,8 +374,8 @@ class TokenLimits:
             raise
         finally:
             used = _used(job, expected, gone)
-            for _, each in limits:
-                each.use(used - expected, now())
+            for allowance in limits.values():
+                allowance.use(used - expected, now())
 
 
 def _check(what: str, allowance: Allowance, tokens: float, now: float) -> None:
@@ -403,18 +384,15 @@ def _check(what: str, allowance: Allowance, tokens: float, now: float) -> None:
         raise RefusedError(429, "tokens", f"the {what} may use {allowance.per_minute} tokens a minute", after)
 
 
-def _used(job: Job, expected: float, gone: bool) -> float:
+def _used(job: RoutedRequest, expected: float, gone: bool) -> float:
     """Tokens of a request that has ended; `gone` if its client ended it."""
     if job.first_token is not None:
         return job.prompt + job.output
     if not gone or job.placed is None:
         return 0
-    return job.prompt if job.asked.stream else expected  # without a stream nobody knows how far it is
+    return job.prompt if job.asked.stream else expected  # without a stream it is not known how far it is
 
 
-def _kept(before: Mapping[str, Allowance], wanted: Mapping[str, int]) -> dict[str, Allowance]:
-    made = {}
-    for name, per_minute in wanted.items():
-        old = before.get(name)
-        made[name] = old if old is not None and old.per_minute == per_minute else Allowance(per_minute)
-    return made
+def _limited(before: Mapping[str, Allowance], wanted: Mapping[str, int]) -> dict[str, Allowance]:
+    kept = {name: old for name, old in before.items() if wanted.get(name) == old.per_minute}
+    return {name: kept.get(name) or Allowance(per_minute) for name, per_minute in wanted.items()}

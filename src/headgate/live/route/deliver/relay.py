@@ -1,4 +1,4 @@
-"""Server-sent events seen while their bytes pass through."""
+"""One call to an engine: bytes pass untouched, events are seen, time is limited, hang-ups reach it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from aiohttp.abc import AbstractStreamWriter
 from multidict import CIMultiDict
 
 from headgate.live.route.deliver.connections import (
-    Answer,
     Connections,
+    EngineAnswer,
     Fault,
     LegError,
     Tap,
@@ -26,286 +26,13 @@ from headgate.live.route.deliver.connections import (
     judge_status,
     usage_of,
 )
-from headgate.live.route.request import Body, connection_names, error_object, to_client
-
-EVENT_CAP = 1 << 20  # bytes of one event that are kept; a longer one is passed on unread
-DONE = b"[DONE]"
-HEAD = 256  # bytes of an event passed on unread in which its name is looked for
-ERROR_HEAD = 48  # an error event names its one key within so many bytes
-LAST_EVENTS: dict[str, frozenset[bytes]] = {  # how streams of a path end, besides with [DONE]
-    "/v1/completions": frozenset(),
-    "/v1/chat/completions": frozenset(),
-    "/v1/messages": frozenset((b"message_stop", b"error")),
-    "/v1/responses": frozenset((b"response.completed", b"response.failed", b"response.incomplete", b"error")),
-}
-FAILURES = frozenset((b"error", b"response.failed"))
-
-
-class EventScanner:
-    """Finds the ends of events in a stream of bytes, wherever it is cut.
-
-    `feed` returns the bytes that may be passed on: whole events only, so that a stream whose engine dies can
-    still be ended with a well-formed error event. A tail longer than `cap` is passed on as it is. Streams
-    with carriage returns are passed on at once: the end of an event is not known before the next byte.
-    """
-
-    __slots__ = (
-        "_cap", "_ends", "_first", "_head", "_last", "_raw", "_skipping", "_tail",
-        "done", "error", "events", "usage",
-    )  # fmt: skip
-
-    def __init__(self, cap: int = EVENT_CAP, path: str = "") -> None:
-        self._ends = LAST_EVENTS.get(path, frozenset())
-        self.events = 0  # events with data
-        self.done = False  # `[DONE]` came, or what else ends a stream of this path
-        self.error: bytes | None = None  # the data of the newest event that looks like an error
-        self.usage: bytes | None = None  # the data of the newest event with a usage object
-        self._first: bytes | None = None
-        self._cap = cap
-        self._tail = bytearray()  # of an event not yet ended, line ends as LF
-        self._raw = False  # a carriage return was seen: nothing is held back
-        self._last = 0  # the newest byte, where CR and LF may belong together
-        self._skipping = False  # inside an event longer than the cap
-        self._head = b""  # the first lines of that one, where its name is
-
-    @property
-    def first(self) -> bytes | None:
-        """The data of the first event, None before it is complete."""
-        return self._first
-
-    @property
-    def torn(self) -> bool:
-        """Whether the client has the beginning of an event whose end never came."""
-        return self._skipping or (self._raw and bool(self._tail))
-
-    def feed(self, chunk: bytes) -> bytes:
-        """Look at the next bytes; what is returned may be sent to the client now."""
-        if (
-            not self._ends
-            and chunk.startswith(b"data: {")
-            and chunk.endswith(b"\n\n")
-            and chunk.count(b"\n") == 2
-            and self._first is not None
-            and not (self._tail or self._skipping or self._raw)
-            and not (b"\r" in chunk or b'"usage"' in chunk or b'"error"' in chunk)
-        ):
-            self.events += 1  # one event with a token, as most reads of a socket bring
-            return chunk
-        if self._raw or b"\r" in chunk:
-            return self._feed_raw(chunk)
-        if not self._tail and not self._skipping and chunk.endswith(b"\n\n"):
-            self._read(chunk)
-            return chunk
-        return self._feed_parts(chunk)
-
-    def rest(self) -> bytes:
-        """Bytes held back at the end of the stream: the beginning of an event that never ended.
-
-        The last event counts also where the empty line behind it is missing.
-        """
-        piece = bytes(self._tail).rstrip(b"\n")
-        if piece and not self._skipping and self._is_last(piece, payload(_data_lines(piece))):
-            self.done = True
-        return b"" if self._raw or self._skipping else bytes(self._tail)
-
-    def _feed_parts(self, chunk: bytes) -> bytes:
-        """The general way, for streams with LF alone."""
-        if self._skipping:
-            return self._skip(chunk)
-        tail = self._tail
-        start = max(len(tail) - 1, 0)
-        tail += chunk
-        end = tail.rfind(b"\n\n", start)
-        if end < 0:
-            return self._give_up() if len(tail) > self._cap else b""
-        whole = bytes(tail[: end + 2])
-        del tail[: end + 2]
-        self._read(whole)
-        return whole + self._give_up() if len(tail) > self._cap else whole
-
-    def _give_up(self) -> bytes:
-        """Pass on an event that is too long to be kept."""
-        passed = bytes(self._tail)
-        self._head = passed[:HEAD].rpartition(b"\n")[0]
-        self._tail.clear()
-        self._tail += passed[-1:]
-        self._skipping = True
-        self._note_first(b"")
-        return passed
-
-    def _skip(self, chunk: bytes) -> bytes:
-        """Look for the end of an event that is not kept."""
-        joined = bytes(self._tail) + chunk
-        end = joined.find(b"\n\n")
-        self._tail.clear()
-        if end < 0:
-            self._tail += joined[-1:]
-            return chunk
-        self._skipping = False
-        self.events += 1
-        if self._is_last(self._head, b""):
-            self.done = True
-        cut = end + 2 - (len(joined) - len(chunk))
-        return chunk[:cut] + (self.feed(chunk[cut:]) if cut < len(chunk) else b"")
-
-    def _feed_raw(self, chunk: bytes) -> bytes:
-        """Pass on at once; look at a copy whose line ends are LF."""
-        held = b"" if self._raw or self._skipping else bytes(self._tail)
-        self._raw = True
-        plain = chunk[1:] if self._last == 13 and chunk[:1] == b"\n" else chunk
-        self._last = chunk[-1] if chunk else self._last
-        self._feed_parts(plain.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
-        return held + chunk
-
-    def _read(self, whole: bytes) -> None:
-        for piece in whole.split(b"\n\n"):
-            if piece:
-                self._event(piece)
-
-    def _event(self, piece: bytes) -> None:
-        data = piece
-        if b"\n" in piece or not piece.startswith(b"data:"):
-            data = _data_lines(piece)
-            if not data:
-                return
-        self.events += 1
-        if self._first is None:
-            self._note_first(payload(data))
-        if b'"usage"' in data and b'"usage":null' not in data:
-            self.usage = payload(data)
-        elif b'"error"' in data[:ERROR_HEAD]:
-            self.error = payload(data)
-        if self._is_last(piece, payload(data)):
-            self.done = True
-
-    def _is_last(self, piece: bytes, data: bytes) -> bool:
-        """Whether nothing may follow this event. One without a name is known by its type."""
-        if data.strip() == DONE:
-            return True
-        if not self._ends:
-            return False
-        name = _name(piece)
-        if not name and any(each in data for each in self._ends):
-            name = str(decoded(data).get("type")).encode()
-        if name in FAILURES:
-            self.error = data
-        return name in self._ends
-
-    def _note_first(self, data: bytes) -> None:
-        if self._first is None:
-            self._first = data
-
-
-def _data_lines(piece: bytes) -> bytes:
-    """The data of an event as one line; comments, names and ids are left out."""
-    lines = [payload(line) for line in piece.split(b"\n") if line.startswith(b"data:")]
-    return b"data: " + b"\n".join(lines) if lines else b""
-
-
-def _name(piece: bytes) -> bytes:
-    """The name of an event, empty where it has none."""
-    names = [line[6:].strip() for line in piece.split(b"\n") if line.startswith(b"event:")]
-    return names[-1] if names else b""
-
-
-def payload(line: bytes) -> bytes:
-    """What follows `data:` and at most one space."""
-    return line[6:] if line[5:6] == b" " else line[5:]
-
-
-# -- Writes an answer to its client: straight to the transport while the client keeps up ----------------
-
-HIGH = 1 << 16  # bytes not yet sent above which the router waits for the client
-
-
-class ClientWriter:
-    """`now` writes a chunk without waiting and without a coroutine, which is most of the cost of an event.
-
-    It may be used after the first `write`, which sends the head. Where it cannot be used, or the client does
-    not keep up, it says so and `write` waits.
-    """
-
-    __slots__ = ("_chunked", "_response", "_transport", "_writer", "chunked")
-
-    def __init__(
-        self, response: web.StreamResponse, writer: AbstractStreamWriter, transport: asyncio.Transport | None
-    ) -> None:
-        self._response, self._writer = response, writer
-        self.chunked: bool = response.chunked or getattr(writer, "chunked", False)
-        self._chunked = transport if self.chunked else None  # other answers are framed by their length
-        self._transport: asyncio.Transport | None = None  # None before the head is sent
-
-    async def write(self, data: bytes) -> None:
-        """Write it, and wait until the client has read enough."""
-        await self._response.write(data)
-        self._transport = self._chunked if data else self._transport
-        if self._transport is not None and self._transport.get_write_buffer_size() > HIGH:
-            await self._writer.drain()
-
-    def now(self, data: bytes) -> bool:
-        """Write it at once; False: nothing was written."""
-        transport = self._transport
-        if transport is None or transport.is_closing() or transport.get_write_buffer_size() > HIGH:
-            return False
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return True
-
-
-# -- Whether an answer makes progress: an engine that falls silent, or a client that does not read ------
-
-
-class Progress:
-    """One timer per answer. A silent engine is cut after `idle` seconds, a client after `stall`.
-
-    `writing` is set while the router waits for the client. The timer looks again when the limit could be
-    over, so that an event costs two assignments and no timer.
-    """
-
-    __slots__ = ("_handle", "_idle", "_last", "_loop", "_on_idle", "_on_stall", "_stall", "silent", "stalled",
-                 "writing")  # fmt: skip
-
-    def __init__(
-        self,
-        idle: float,
-        stall: float,
-        on_idle: Callable[[], None],
-        on_stall: Callable[[], None],
-        loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        self.silent = self.stalled = self.writing = False
-        self._loop = asyncio.get_running_loop() if loop is None else loop
-        self._idle, self._stall, self._on_idle, self._on_stall = idle, stall, on_idle, on_stall
-        self._last = self._loop.time()
-        self._handle = self._loop.call_later(min(idle, stall), self._check)
-
-    def touch(self) -> None:
-        """The other side begins to be waited for."""
-        self._last = self._loop.time()
-
-    def stop(self) -> None:
-        """The answer has ended."""
-        self._handle.cancel()
-
-    def _check(self) -> None:
-        limit = self._stall if self.writing else self._idle
-        left = self._last + limit - self._loop.time()
-        if left > 0.001:
-            self._handle = self._loop.call_later(min(left, self._stall), self._check)
-        elif self.writing:
-            self.stalled = True
-            self._on_stall()
-        else:
-            self.silent = True
-            self._on_idle()
-
-
-# -- One upstream call: bytes pass untouched, events are seen, time is limited, hang-ups reach the engine
+from headgate.live.route.request import Body, error_object, to_client
 
 ERROR_BODY = 1 << 20  # bytes of an engine's error that are passed on
 HELD_EVENTS = 2  # events without text that are held back at most
 
 
-class Times(NamedTuple):
+class CallLimits(NamedTuple):
     """Limits of one call, in seconds and bytes."""
 
     connect: float
@@ -316,8 +43,8 @@ class Times(NamedTuple):
     retry_500: bool = False
 
 
-class Counted(Protocol):
-    """Whoever wants to know how far a stream is."""
+class CountsEvents(Protocol):
+    """What wants to know how far a stream is."""
 
     generated: int
 
@@ -328,7 +55,7 @@ class Leg:
     Until `start` has returned the client has seen nothing and the request may be tried elsewhere.
     """
 
-    def __init__(self, connections: Connections, url: str, path: str, times: Times) -> None:
+    def __init__(self, connections: Connections, url: str, path: str, times: CallLimits) -> None:
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.streaming = False
@@ -337,7 +64,7 @@ class Leg:
         self.head = b""  # to be sent to the client first
         self.scanner = EventScanner(times.event, path)
         self._connections, self._url, self._path, self._times = connections, url, path, times
-        self._answer: Answer | None = None
+        self._answer: EngineAnswer | None = None
         self._usage: Usage | None = None
         self._sent_rest = False
         self._cut = ""  # why we broke it off ourselves
@@ -364,7 +91,7 @@ class Leg:
             self.close()
             raise
 
-    async def pump(self, client: ClientWriter, progress: Progress, counted: Counted) -> bytes:
+    async def pump(self, client: ClientWriter, progress: Progress, counted: CountsEvents) -> bytes:
         """Pass the rest on as it comes, up to the last bytes, which are returned.
 
         Raises LegError when the engine breaks off or falls silent. `counted` is told the events so far, from
@@ -391,7 +118,7 @@ class Leg:
         return last
 
     async def _copy(
-        self, answer: Answer, client: ClientWriter, progress: Progress, counted: Counted
+        self, answer: EngineAnswer, client: ClientWriter, progress: Progress, counted: CountsEvents
     ) -> bytes:
         scanner, scans, write_now = self.scanner, self.scans, client.now
         feed, touch, content = scanner.feed, progress.touch, answer.content
@@ -421,16 +148,14 @@ class Leg:
 
     @property
     def usage(self) -> Usage | None:
-        """What the engine counted, None if it did not say."""
         return self._usage or usage_of(self.scanner.usage)
 
     @property
     def torn(self) -> bool:
-        """Whether the client has half an event."""
         return self.scanner.torn or self._sent_rest
 
     def break_off(self, why: str) -> None:
-        """Cut the call; whoever reads it gets a LegError that says why."""
+        """Cut the call; reading it raises a LegError that says why."""
         self._cut = why
         if self._answer is not None:
             self._close()
@@ -452,11 +177,11 @@ class Leg:
             self._tap.wake()
 
     async def _send(self, body: Body, headers: CIMultiDict[str]) -> None:
-        self._answer = found = await self._connections.post(
+        self._answer = answer = await self._connections.post(
             self._url, self._path, body, headers, self._times.connect
         )
-        self.status = found.status
-        self.headers = to_client(found.headers.items(), connection_names(found.headers))
+        self.status = answer.status
+        self.headers = to_client(answer.headers)
 
     async def _begin(self) -> None:
         assert self._answer is not None
@@ -466,7 +191,10 @@ class Leg:
             await self._read_error(kind)
         elif kind.startswith("text/event-stream"):
             self.streaming, self.scans = True, plain
-            await (self._first_event() if plain else self._first_bytes())
+            if plain:
+                await self._first_event()
+            else:
+                self.head = await self._answer.content.readany()
         elif kind.startswith("text/"):  # a page of something before the engine
             raise LegError(Fault.GARBAGE, "the engine's answer is a text, not JSON or events")
         else:
@@ -477,8 +205,8 @@ class Leg:
         if body is None:
             # vLLM repeats what it does not understand: the length follows the request, not the engine
             message = f"the engine's error {self.status} is larger than {ERROR_BODY} bytes"
-            told = json.dumps(error_object(self.status, message)).encode()
-            raise LegError(Fault.STATUS, message, self.status, told, retry=False)
+            error = json.dumps(error_object(self.status, message)).encode()
+            raise LegError(Fault.STATUS, message, self.status, error, retry=False)
         after = self.headers.get("Retry-After")
         _raise(judge_status(self.status, body, kind, self._times.retry_500, after))
         self.head, self.whole = body, True
@@ -504,10 +232,6 @@ class Leg:
                 self.head = b"".join(parts)
                 return None
         return b"".join(parts)
-
-    async def _first_bytes(self) -> None:
-        assert self._answer is not None
-        self.head = await self._answer.content.readany()
 
     async def _first_event(self) -> None:
         """Read until the first event that says something; an event without text is held back with it."""
@@ -549,3 +273,259 @@ def _raise(fault: LegError | None) -> None:
             raise fault
     finally:
         del fault
+
+
+# -- server-sent events, seen while their bytes pass
+
+EVENT_CAP = 1 << 20  # bytes of one event that are kept; a longer one is passed on unread
+DONE = b"[DONE]"
+HEAD = 256  # bytes of an event passed on unread in which its name is looked for
+ERROR_HEAD = 48  # an error event names its one key within so many bytes
+LAST_EVENTS: dict[str, frozenset[bytes]] = {  # how streams of a path end, besides with [DONE]
+    "/v1/completions": frozenset(),
+    "/v1/chat/completions": frozenset(),
+    "/v1/messages": frozenset((b"message_stop", b"error")),
+    "/v1/responses": frozenset((b"response.completed", b"response.failed", b"response.incomplete", b"error")),
+}
+FAILURES = frozenset((b"error", b"response.failed"))
+
+
+class EventScanner:
+    """Finds the ends of events in a stream of bytes, wherever it is cut.
+
+    `feed` returns the bytes that may be passed on: whole events only, so that a stream whose engine dies can
+    still be ended with a well-formed error event. A tail longer than `cap` is passed on as it is. Streams
+    with carriage returns are passed on at once: the end of an event is not known before the next byte.
+    """
+
+    __slots__ = (
+        "_cap", "_ends", "_head", "_last", "_raw", "_skipping", "_tail",
+        "done", "error", "events", "first", "usage",
+    )  # fmt: skip
+
+    def __init__(self, cap: int = EVENT_CAP, path: str = "") -> None:
+        self._ends = LAST_EVENTS.get(path, frozenset())
+        self.events = 0  # events with data
+        self.done = False  # `[DONE]` came, or what else ends a stream of this path
+        self.error: bytes | None = None  # the data of the newest event that looks like an error
+        self.usage: bytes | None = None  # the data of the newest event with a usage object
+        self.first: bytes | None = None  # the data of the first event, None before it is complete
+        self._cap = cap
+        self._tail = bytearray()  # of an event not yet ended, line ends as LF
+        self._raw = False  # a carriage return was seen: nothing is held back
+        self._last = 0  # the newest byte, where CR and LF may belong together
+        self._skipping = False  # inside an event longer than the cap
+        self._head = b""  # the first lines of that one, where its name is
+
+    @property
+    def torn(self) -> bool:
+        return self._skipping or (self._raw and bool(self._tail))
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Look at the next bytes; what is returned may be sent to the client now."""
+        if (
+            not self._ends
+            and chunk.startswith(b"data: {")
+            and chunk.endswith(b"\n\n")
+            and chunk.count(b"\n") == 2
+            and self.first is not None
+            and not (self._tail or self._skipping or self._raw)
+            and not (b"\r" in chunk or b'"usage"' in chunk or b'"error"' in chunk)
+        ):
+            self.events += 1  # one event with a token, as most reads of a socket bring
+            return chunk
+        if self._raw or b"\r" in chunk:
+            return self._feed_raw(chunk)
+        if not self._tail and not self._skipping and chunk.endswith(b"\n\n"):
+            self._read(chunk)
+            return chunk
+        return self._feed_parts(chunk)
+
+    def rest(self) -> bytes:
+        """Bytes held back at the end of the stream: the beginning of an event that never ended.
+
+        The last event counts also where the empty line behind it is missing.
+        """
+        piece = bytes(self._tail).rstrip(b"\n")
+        if piece and not self._skipping and self._is_last(piece, payload(_data_lines(piece))):
+            self.done = True
+        return b"" if self._raw or self._skipping else bytes(self._tail)
+
+    def _feed_parts(self, chunk: bytes) -> bytes:
+        """The general way, for streams with LF alone."""
+        if self._skipping:
+            return self._skip(chunk)
+        tail = self._tail
+        start = max(len(tail) - 1, 0)
+        tail += chunk
+        end = tail.rfind(b"\n\n", start)
+        if end < 0:
+            return self._give_up() if len(tail) > self._cap else b""
+        whole = bytes(tail[: end + 2])
+        del tail[: end + 2]
+        self._read(whole)
+        return whole + self._give_up() if len(tail) > self._cap else whole
+
+    def _give_up(self) -> bytes:
+        passed = bytes(self._tail)
+        self._head = passed[:HEAD].rpartition(b"\n")[0]
+        self._tail.clear()
+        self._tail += passed[-1:]
+        self._skipping = True
+        self.first = self.first or b""
+        return passed
+
+    def _skip(self, chunk: bytes) -> bytes:
+        joined = bytes(self._tail) + chunk
+        end = joined.find(b"\n\n")
+        self._tail.clear()
+        if end < 0:
+            self._tail += joined[-1:]
+            return chunk
+        self._skipping = False
+        self.events += 1
+        if self._is_last(self._head, b""):
+            self.done = True
+        cut = end + 2 - (len(joined) - len(chunk))
+        return chunk[:cut] + (self.feed(chunk[cut:]) if cut < len(chunk) else b"")
+
+    def _feed_raw(self, chunk: bytes) -> bytes:
+        """Pass on at once; look at a copy whose line ends are LF."""
+        held = b"" if self._raw or self._skipping else bytes(self._tail)
+        self._raw = True
+        plain = chunk[1:] if self._last == 13 and chunk[:1] == b"\n" else chunk
+        self._last = chunk[-1] if chunk else self._last
+        self._feed_parts(plain.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
+        return held + chunk
+
+    def _read(self, whole: bytes) -> None:
+        for piece in whole.split(b"\n\n"):
+            if piece:
+                self._event(piece)
+
+    def _event(self, piece: bytes) -> None:
+        data = piece
+        if b"\n" in piece or not piece.startswith(b"data:"):
+            data = _data_lines(piece)
+            if not data:
+                return
+        self.events += 1
+        if self.first is None:
+            self.first = payload(data)
+        if b'"usage"' in data and b'"usage":null' not in data:
+            self.usage = payload(data)
+        elif b'"error"' in data[:ERROR_HEAD]:
+            self.error = payload(data)
+        if self._is_last(piece, payload(data)):
+            self.done = True
+
+    def _is_last(self, piece: bytes, data: bytes) -> bool:
+        """Whether nothing may follow this event. One without a name is known by its type."""
+        if data.strip() == DONE:
+            return True
+        if not self._ends:
+            return False
+        name = _name(piece)
+        if not name and any(each in data for each in self._ends):
+            name = str(decoded(data).get("type")).encode()
+        if name in FAILURES:
+            self.error = data
+        return name in self._ends
+
+
+def _data_lines(piece: bytes) -> bytes:
+    lines = [payload(line) for line in piece.split(b"\n") if line.startswith(b"data:")]
+    return b"data: " + b"\n".join(lines) if lines else b""
+
+
+def _name(piece: bytes) -> bytes:
+    names = [line[6:].strip() for line in piece.split(b"\n") if line.startswith(b"event:")]
+    return names[-1] if names else b""
+
+
+def payload(line: bytes) -> bytes:
+    """What follows `data:` and at most one space."""
+    return line[6:] if line[5:6] == b" " else line[5:]
+
+
+# -- to the client
+
+HIGH = 1 << 16  # bytes not yet sent above which the router waits for the client
+
+
+class ClientWriter:
+    """`now` writes a chunk without waiting and without a coroutine, which is most of the cost of an event.
+
+    It may be used after the first `write`, which sends the head. Where it cannot be used, or the client does
+    not keep up, it says so and `write` waits.
+    """
+
+    __slots__ = ("_chunked", "_response", "_transport", "_writer", "chunked")
+
+    def __init__(
+        self, response: web.StreamResponse, writer: AbstractStreamWriter, transport: asyncio.Transport | None
+    ) -> None:
+        self._response, self._writer = response, writer
+        self.chunked: bool = response.chunked or getattr(writer, "chunked", False)
+        self._chunked = transport if self.chunked else None  # other answers are framed by their length
+        self._transport: asyncio.Transport | None = None  # None before the head is sent
+
+    async def write(self, data: bytes) -> None:
+        await self._response.write(data)
+        self._transport = self._chunked if data else self._transport
+        if self._transport is not None and self._transport.get_write_buffer_size() > HIGH:
+            await self._writer.drain()
+
+    def now(self, data: bytes) -> bool:
+        """Write it at once; False: nothing was written."""
+        transport = self._transport
+        if transport is None or transport.is_closing() or transport.get_write_buffer_size() > HIGH:
+            return False
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+
+# -- whether an answer makes progress
+
+
+class Progress:
+    """One timer per answer. A silent engine is cut after `idle` seconds, a client after `stall`.
+
+    `writing` is set while the router waits for the client. The timer looks again when the limit could be
+    over, so that an event costs two assignments and no timer.
+    """
+
+    __slots__ = ("_handle", "_idle", "_last", "_loop", "_on_idle", "_on_stall", "_stall", "silent", "stalled",
+                 "writing")  # fmt: skip
+
+    def __init__(
+        self,
+        idle: float,
+        stall: float,
+        on_idle: Callable[[], None],
+        on_stall: Callable[[], None],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.silent = self.stalled = self.writing = False
+        self._loop = asyncio.get_running_loop() if loop is None else loop
+        self._idle, self._stall, self._on_idle, self._on_stall = idle, stall, on_idle, on_stall
+        self._last = self._loop.time()
+        self._handle = self._loop.call_later(min(idle, stall), self._check)
+
+    def touch(self) -> None:
+        self._last = self._loop.time()
+
+    def stop(self) -> None:
+        self._handle.cancel()
+
+    def _check(self) -> None:
+        limit = self._stall if self.writing else self._idle
+        left = self._last + limit - self._loop.time()
+        if left > 0.001:
+            self._handle = self._loop.call_later(min(left, self._stall), self._check)
+        elif self.writing:
+            self.stalled = True
+            self._on_stall()
+        else:
+            self.silent = True
+            self._on_idle()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import socket
 import struct
@@ -17,13 +16,12 @@ from headgate.core.fleet import Move, Stage
 from headgate.core.policy import End
 from headgate.live.route.deliver.connections import Fault, LegError
 from headgate.live.route.deliver.handover import KvParams, Splitter
-from headgate.live.route.deliver.legs import SHUTTING_DOWN, Job, Legs, OpenLeg, RetryBudget, backoff
-from headgate.live.route.deliver.relay import ClientWriter, Counted, Progress
+from headgate.live.route.deliver.legs import SHUTTING_DOWN, Legs, OpenLeg, RetryBudget, RoutedRequest, backoff
+from headgate.live.route.deliver.relay import ClientWriter, CountsEvents, Progress
 from headgate.live.route.engines import Upstream
-from headgate.live.route.gate.gate import Gate, Lapsed, Refused, State, Ticket
+from headgate.live.route.gate.gate import Gate, Lapsed, Refused, Ticket, TicketState
 from headgate.live.route.request import Estimates, RefusedError, content_of, error_event, own_headers
 
-log = logging.getLogger("headgate.route")
 PANIC_AT_ONCE = 8  # tries while no engine is up
 PASSED_ON = ("status", "busy")  # faults whose answer the client gets when nothing else is left
 
@@ -40,7 +38,7 @@ class Service:
         self.splitter = Splitter(gate, upstreams, legs, now)
         self._panics = 0
 
-    async def serve(self, job: Job) -> web.StreamResponse:
+    async def serve(self, job: RoutedRequest) -> web.StreamResponse:
         """The answer; raises RefusedError where the router itself answers."""
         self.budget.arrived(job.arrived)
         if not any(each.up(self.now()) for each in self.upstreams.values()):
@@ -54,7 +52,7 @@ class Service:
         finally:
             await handling.close()
 
-    def _arrive(self, job: Job) -> Ticket:
+    def _arrive(self, job: RoutedRequest) -> Ticket:
         kind = job.kind
         patience = inf if kind.patience is None else kind.patience
         try:
@@ -73,10 +71,10 @@ class Service:
     def _refusal(self, refusal: Refused) -> RefusedError:
         if refusal.reason == "draining":
             return RefusedError(503, "draining", SHUTTING_DOWN, refusal.retry_after)
-        said = "no engine is up" if refusal.status == 503 else f"too many requests: {refusal.reason}"
-        return RefusedError(refusal.status, refusal.reason.replace(" ", "-"), said, refusal.retry_after)
+        why = "no engine is up" if refusal.status == 503 else f"too many requests: {refusal.reason}"
+        return RefusedError(refusal.status, refusal.reason.replace(" ", "-"), why, refusal.retry_after)
 
-    async def _panic(self, job: Job) -> web.StreamResponse:
+    async def _panic(self, job: RoutedRequest) -> web.StreamResponse:
         """No engine is up: try the least bad one once, outside the gate; then 503."""
         able = [each for each in self.upstreams.values() if not each.draining and not each.retired]
         refused = RefusedError(503, "no-engines", "no engine is up", 5)
@@ -96,8 +94,7 @@ class Service:
         finally:
             self._panics -= 1
 
-    def may_retry(self, job: Job, fault: LegError) -> bool:
-        """Whether another try is within the limits of this request and of all."""
+    def may_retry(self, job: RoutedRequest, fault: LegError) -> bool:
         limits = self.legs.config.limits
         if not fault.retry or self.legs.stopping or job.tries >= limits.tries:
             return False
@@ -108,8 +105,7 @@ class Service:
             return False
         return self.budget.take(self.now())
 
-    def final(self, job: Job, fault: LegError) -> web.StreamResponse:
-        """The answer when no try is left: the engine's own where it gave one."""
+    def final(self, job: RoutedRequest, fault: LegError) -> web.StreamResponse:
         if fault.fault.value in PASSED_ON and fault.status:
             headers = own_headers(job.tries, (job.placed or job.arrived) - job.arrived)
             if fault.content_type:
@@ -130,13 +126,13 @@ class Service:
 class _Handling:
     """One request from the gate to its end; owns its ticket and at most one call."""
 
-    def __init__(self, service: Service, job: Job, ticket: Ticket) -> None:
+    def __init__(self, service: Service, job: RoutedRequest, ticket: Ticket) -> None:
         self.service, self.job, self.ticket = service, job, ticket
         self.call: OpenLeg | None = None
         self.how = End.ABORTED
         self._timer: asyncio.TimerHandle | None = None
         self._last_failed = -1
-        self._detached = False  # a prefill that outlives its client ends the ticket
+        self._detached = False  # a call that outlives its client ends the ticket
         self._doubted: Upstream | None = None  # it answered with an error that may be the request's own
 
     async def run(self) -> web.StreamResponse:
@@ -156,7 +152,8 @@ class _Handling:
                 service.legs.metrics.retries.labels(fault.fault.value).inc()
                 self._go_back()
                 continue
-            self._first_token()
+            job.first_token = service.now()
+            service.gate.first_token(self.ticket)
             if self._doubted is not None and self._doubted is not call.upstream:
                 self._compare(self._doubted, call.upstream, call.leg.status)
             response = await deliver(job, call, service, self.ticket)
@@ -192,12 +189,11 @@ class _Handling:
     def _go_back(self) -> None:
         """To the head of the queue. After two tries, or to find out whose an error is, it is sent whole."""
         self._last_failed = self.ticket.engine
-        if self.ticket.state not in (State.QUEUED, State.GONE):
+        if self.ticket.state not in (TicketState.QUEUED, TicketState.GONE):
             whole = self.job.tries >= 2 or self._doubted is not None
             self.service.gate.back(self.ticket, whole=True if whole else None)
 
     async def _call(self, move: Move) -> OpenLeg:
-        """The call at its place, up to its first token."""
         upstream = self.service.upstreams[move.replica]
         if move.stage is Stage.PREFILL:
             return await self._split(upstream)
@@ -206,11 +202,9 @@ class _Handling:
     async def _place(self) -> Move:
         service, job = self.service, self.job
         while True:
-            try:
+            with suppress(Lapsed):
                 move = await service.gate.place(self.ticket)
                 break
-            except Lapsed:
-                continue
         if job.placed is None:
             job.placed = service.now()
         job.engine = move.replica
@@ -220,7 +214,6 @@ class _Handling:
         return move
 
     async def _start(self, upstream: Upstream, params: KvParams | None = None) -> OpenLeg:
-        """The call there; with the KV of its prompt where that was elsewhere."""
         service, job = self.service, self.job
         call = self.call = service.legs.open(upstream, job.path)
         if not job.asked.stream:
@@ -233,7 +226,7 @@ class _Handling:
             if params is None:
                 await call.start(job, job.asked.body)
             else:
-                await service.splitter.decode(job, self.ticket, call, params, self._detach_call)
+                await service.splitter.decode(job, self.ticket, call, params, self._detach)
         finally:
             self._stop_timer()
         if job.asked.stream and call.leg.streaming:
@@ -259,31 +252,19 @@ class _Handling:
             raise
         job.engine = move.replica
         job.engines.append(move.replica)
-        call = await self._decode(service.upstreams[move.replica], params)
+        try:
+            call = await self._start(service.upstreams[move.replica], params)
+        finally:
+            service.splitter.release(job, params)  # if the decode never took them
         leg = call.leg
         if leg.status >= 500:  # the parameters are spent and nothing was shown: a new prompt, elsewhere
             why = f"the decode was answered {leg.status}"
             raise LegError(Fault.STATUS, why, leg.status, leg.head, leg.headers.get("Content-Type", ""))
         return call
 
-    async def _decode(self, target: Upstream, params: KvParams) -> OpenLeg:
-        try:
-            return await self._start(target, params)
-        finally:
-            self.service.splitter.release(self.job, params)  # if the decode never took them
-
-    def _detach_call(self) -> None:
-        """The decode goes on without its client until its engine has the KV, and ends call and ticket."""
-        self._detached, self.call = True, None
-
     def _detach(self) -> None:
-        """The prefill goes on without its client and ends the ticket when it is done."""
-        self._detached = True
-
-    def _first_token(self) -> None:
-        job = self.job
-        job.first_token = self.service.now()
-        self.service.gate.first_token(self.ticket)
+        """A prefill or decode goes on without its client, and ends call and ticket."""
+        self._detached, self.call = True, None
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -297,14 +278,13 @@ class _Handling:
             self.call = None
 
     async def close(self) -> None:
-        """Close the connection, then free the seat."""
         self._drop_call()
         if not self._detached:
             self.ticket.cached = self.job.cached
             self.service.gate.end(self.ticket, self.how, self.job.output)
 
 
-# -- Passes an engine's answer to the client, from the first token on, as fast as the client reads ------
+# -- the engine's answer, as fast as the client reads
 
 NO_LINGER = struct.pack("ii", 1, 0)
 FAILED_STATUS = {Fault.IDLE: 504, Fault.CUT: 503}
@@ -317,7 +297,7 @@ class _Streamed(web.StreamResponse):
 
 
 async def deliver(
-    job: Job, call: OpenLeg, service: Service, counted: Counted | None = None
+    job: RoutedRequest, call: OpenLeg, service: Service, counted: CountsEvents | None = None
 ) -> web.StreamResponse:
     """The engine's status, headers and bytes. A stream that breaks ends with an error event."""
     leg, headers = call.leg, call.leg.headers
@@ -349,7 +329,7 @@ async def deliver(
     return response
 
 
-async def write_out(job: Job, response: web.StreamResponse, stall: float) -> None:
+async def write_out(job: RoutedRequest, response: web.StreamResponse, stall: float) -> None:
     """Write a whole answer, which no longer holds a seat; a client that does not read it is cut."""
     progress = Progress(stall, stall, lambda: abort(job.request), lambda: abort(job.request))
     progress.writing = True
@@ -362,12 +342,12 @@ async def write_out(job: Job, response: web.StreamResponse, stall: float) -> Non
 
 
 async def _pass_on(
-    job: Job,
+    job: RoutedRequest,
     call: OpenLeg,
     response: web.StreamResponse,
     client: ClientWriter,
     progress: Progress,
-    counted: Counted,
+    counted: CountsEvents,
 ) -> None:
     leg = call.leg
     try:
@@ -393,7 +373,7 @@ async def _pass_on(
             abort(job.request)  # a body that ends early must not look whole
 
 
-def _booked(job: Job, call: OpenLeg, service: Service) -> None:
+def _booked(job: RoutedRequest, call: OpenLeg, service: Service) -> None:
     """What the engine counted, or what was seen of it."""
     leg, usage = call.leg, call.leg.usage
     if leg.status < 500 and job.outcome != "failed":

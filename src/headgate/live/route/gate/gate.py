@@ -6,27 +6,24 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import Move, Stage
 from headgate.core.policy import End
 from headgate.core.request import Slo
+from headgate.core.roster import Roster
 from headgate.live.route.config import ClassLimits
 from headgate.live.route.gate.guard import GuardedRouter
-from headgate.live.route.gate.queue import NO_SLO, EngineState, Lapsed, Refused, State, Ticket
+from headgate.live.route.gate.queue import NO_SLO, EngineState, Lapsed, Refused, Ticket, TicketState
 from headgate.live.route.request import Content
 
-if TYPE_CHECKING:
-    from headgate.live.route.gate.guard import GuardedRouter
-
-
-__all__ = ["ClassLimits", "EngineState", "Gate", "Lapsed", "Refused", "State", "Ticket"]
+__all__ = ["ClassLimits", "EngineState", "Gate", "Lapsed", "Refused", "Ticket", "TicketState"]
 
 OF_LEASE = 0.6  # of the time for which KV is kept, a request may wait for its decode place
 SERVED = (End.STOPPED, End.LIMIT)
 SHUT = 5  # seconds of Retry-After when the router ends
-ON_ENGINE = (State.PREFILLING, State.DECODING)
+ON_ENGINE = (TicketState.PREFILLING, TicketState.DECODING)
 
 
 class Gate(GuardedRouter):
@@ -37,11 +34,11 @@ class Gate(GuardedRouter):
     upstream connection is closed. Only `place` waits; everything else returns at once. Events of one turn of
     the loop are booked first and routed together, arrivals are routed at once, as in the simulator.
 
-    A router that raises, answers nonsense or moves nobody for `watchdog` seconds although a request waits and
-    an engine has a place is disabled, once and loudly: `fallen` says why, and least-loaded goes on.
+    A router that raises, answers nonsense or moves nothing for `watchdog` seconds although a request waits
+    and an engine has a place is disabled, once and loudly: `fallen` says why, and least-loaded goes on.
     """
 
-    # -- the life of a request ------------------------------------------------------------------------
+    # -- the life of a request
 
     def arrive(
         self,
@@ -81,7 +78,7 @@ class Gate(GuardedRouter):
         self.counts["arrived"] += 1
         self._tell(self.desk.arrived, ticket, now)
         self._routed(now)
-        if ticket.state is State.QUEUED:
+        if ticket.state is TicketState.QUEUED:
             self._bound(ticket, now, most_wait)
         if isinstance(ticket.answer, Refused):
             raise ticket.answer
@@ -93,7 +90,7 @@ class Gate(GuardedRouter):
         When the wait is cancelled the request keeps its place; `end` must still be told.
         """
         while ticket.answer is None and not ticket.lapsed:
-            if ticket.state is State.GONE:
+            if ticket.state is TicketState.GONE:
                 raise RunError(f"{ticket} has ended and waits for nothing")
             ticket.waiter = asyncio.get_running_loop().create_future()
             try:
@@ -114,10 +111,10 @@ class Gate(GuardedRouter):
 
         A request that was sent for its prompt alone, but came back without KV parameters, stays there too.
         """
-        if ticket.state is not State.PREFILLING:
+        if ticket.state is not TicketState.PREFILLING:
             return
         now, apart = self._look(), self.roster.places[ticket.id].stage is Stage.PREFILL
-        ticket.state = State.DECODING
+        ticket.state = TicketState.DECODING
         if apart:  # the router expects it in `handoff`, and must not hear that its prompt is done
             self.roster.end_prompt(ticket, self.roster.replicas[ticket.engine], True)
         else:
@@ -129,12 +126,12 @@ class Gate(GuardedRouter):
 
         At 60 % of the lease `place` raises Lapsed.
         """
-        if ticket.state is not State.PREFILLING:
+        if ticket.state is not TicketState.PREFILLING:
             raise RunError(f"{ticket} has no prompt under way that could be done")
         now = self._look()
         if self.closed:
             raise Refused(503, "draining", SHUT)
-        ticket.state = State.HANDED_OVER
+        ticket.state = TicketState.HANDED_OVER
         ticket.tell(None)
         self._tell(self.desk.parted, ticket, ticket.engine, now)
         self._deadlines.set(ticket, now + OF_LEASE * lease)
@@ -148,7 +145,7 @@ class Gate(GuardedRouter):
         """
         if self.closed:
             raise Refused(503, "draining", SHUT)
-        if ticket.state is State.QUEUED or ticket.state is State.GONE:
+        if ticket.state is TicketState.QUEUED or ticket.state is TicketState.GONE:
             raise RunError(f"{ticket} is on no engine and cannot come back from one")
         ticket.tries += 1
         ticket.avoid |= {ticket.engine}
@@ -163,10 +160,10 @@ class Gate(GuardedRouter):
         """
         self.counts["ended_twice"] += ticket.ended
         ticket.ended = True
-        if ticket.state is State.GONE:
+        if ticket.state is TicketState.GONE:
             return
         now, state = self._look(), ticket.state
-        ticket.state, ticket.generated = State.GONE, max(tokens, ticket.generated)
+        ticket.state, ticket.generated = TicketState.GONE, max(tokens, ticket.generated)
         del self.tickets[ticket.id]
         if state in ON_ENGINE:
             self._tell(self.desk.ended, ticket, ticket.engine, now, how)
@@ -179,13 +176,12 @@ class Gate(GuardedRouter):
         self.closed = True
         now = self._look()
         for ticket in [*self.tickets.values()]:
-            if ticket.state is State.QUEUED or ticket.state is State.HANDED_OVER:
+            if ticket.state is TicketState.QUEUED or ticket.state is TicketState.HANDED_OVER:
                 self._refuse(ticket, now, "draining")
 
-    # -- engines, classes and routers -----------------------------------------------------------------
+    # -- engines, classes and routers
 
     def add_engine(self, state: EngineState) -> int:
-        """One more engine; its number may be that of one that was retired and is empty."""
         id = self.desk.add_engine(state.checked())
         self.engines_changed()
         return id
@@ -221,102 +217,82 @@ class Gate(GuardedRouter):
         self.engines_changed()
 
     def retire(self, id: int) -> None:
-        """The engine is gone from the configuration; requests on it end there."""
         self.desk.retire(id)
         self.engines_changed()
 
     def set_classes(self, kinds: Sequence[str], limits: Mapping[str, ClassLimits]) -> None:
-        """After a reload: classes that are new are added, the others keep their queues."""
         for kind in kinds:
             self.roster.add_kind(kind)
         self.set_limits(limits)
 
-    def predicted_wait(self, kind: str) -> float:
-        """Seconds that a request of the class would wait if it came now."""
-        kind = self.roster.kind(kind)
-        return self.waits.predicted(kind, len(self.roster.queues[kind]), self._look())
+    # -- books
 
     def books(self) -> dict[str, Any]:
-        """Who is where, by class and engine, and what went wrong so far."""
-        return summary(self)
+        """Which request is where, by class and engine, and what went wrong so far. All of it is JSON."""
+        roster, desk = self.roster, self.desk
+        return {
+            "router": type(self.router).__name__,
+            "fallen": self.fallen,
+            "queued": {kind: len(queue) for kind, queue in roster.queues.items()},
+            "handed_over": len(roster.handoff),
+            "engines": {
+                id: {
+                    "role": roster.replicas[id].role,
+                    "up": state.up,
+                    "room": list(roster.replicas[id].room),
+                    "prompts": roster.replicas[id].prompts,
+                    "decodes": roster.replicas[id].decodes,
+                }
+                for id, state in desk.engines.items()
+            },
+            "retiring": {id: roster.replicas[id].load for id in roster.retired if roster.replicas[id].load},
+            "counts": dict(self.counts),
+            "refused": dict(self.refused),
+            "gauges": self.gauges() if self.fallen is None else {},
+        }
 
     def check(self) -> list[str]:
-        """Every invariant of the books that does not hold, in words; none if all is well."""
-        return faults(self)
-
-
-# -- The gate's books: a summary for operators, and every invariant that can be checked from them -------
-
-
-def summary(gate: GuardedRouter) -> dict[str, Any]:
-    """Who is where, by class and engine, and what went wrong so far. Everything in it is JSON."""
-    roster, desk = gate.roster, gate.desk
-    return {
-        "router": type(gate.router).__name__,
-        "fallen": gate.fallen,
-        "queued": {kind: len(queue) for kind, queue in roster.queues.items()},
-        "handed_over": len(roster.handoff),
-        "engines": {
-            id: {
-                "role": roster.replicas[id].role,
-                "up": state.up,
-                "room": list(roster.replicas[id].room),
-                "prompts": roster.replicas[id].prompts,
-                "decodes": roster.replicas[id].decodes,
+        """Every invariant that does not hold: one place for each request, and counters that agree."""
+        roster, faults = self.roster, []
+        for ticket in self.tickets.values():
+            queued = ticket.id in roster.waiting and ticket.id in roster.queues[ticket.kind]
+            stay = roster.places.get(ticket.id)
+            between = ticket.id in roster.handoff
+            is_there = {
+                TicketState.QUEUED: queued and stay is None and not between,
+                TicketState.PREFILLING: bool(stay and not stay.decoding and not between and not queued),
+                TicketState.HANDED_OVER: bool(stay and not stay.decoding and between and not queued),
+                TicketState.DECODING: bool(stay and stay.decoding and not between and not queued),
             }
-            for id, state in desk.engines.items()
-        },
-        "retiring": {id: roster.replicas[id].load for id in roster.retired if roster.replicas[id].load},
-        "counts": dict(gate.counts),
-        "refused": dict(gate.refused),
-        "gauges": gate.gauges() if gate.fallen is None else {},
-    }
+            if not is_there.get(ticket.state, False):
+                faults.append(
+                    f"{ticket} is not where it says: queued={queued}, place={stay}, between={between}"
+                )
+            elif stay is not None and stay.replica != ticket.engine:
+                faults.append(f"{ticket} is on engine {stay.replica}")
+        inside = len(roster.waiting) + len(roster.places)
+        if inside != len(self.tickets):
+            faults.append(f"{inside} requests in the roster, {len(self.tickets)} in the gate")
+        return faults + _engine_faults(self.roster)
 
 
-def faults(gate: GuardedRouter) -> list[str]:
-    """Every invariant that does not hold: one place for each request, and counters that agree with them."""
-    roster, found = gate.roster, []
-    for ticket in gate.tickets.values():
-        queued = ticket.id in roster.waiting and ticket.id in roster.queues[ticket.kind]
-        stay = roster.places.get(ticket.id)
-        between = ticket.id in roster.handoff
-        is_there = {
-            State.QUEUED: queued and stay is None and not between,
-            State.PREFILLING: bool(stay and not stay.decoding and not between and not queued),
-            State.HANDED_OVER: bool(stay and not stay.decoding and between and not queued),
-            State.DECODING: bool(stay and stay.decoding and not between and not queued),
-        }
-        if not is_there.get(ticket.state, False):
-            found.append(f"{ticket} is not where it says: queued={queued}, place={stay}, between={between}")
-        elif stay is not None and stay.replica != ticket.engine:
-            found.append(f"{ticket} is on engine {stay.replica}")
-    here = len(roster.waiting) + len(roster.places)
-    if here != len(gate.tickets):
-        found.append(f"{here} requests in the roster, {len(gate.tickets)} in the gate")
-    return found + _engine_faults(gate)
-
-
-def _engine_faults(gate: GuardedRouter) -> list[str]:
-    """Counters of every engine against those who are on it."""
-    roster, found = gate.roster, []
+def _engine_faults(roster: Roster) -> list[str]:
+    faults = []
     prompts: Counter[tuple[int, str]] = Counter()
     decodes: Counter[tuple[int, str]] = Counter()
     for id, stay in roster.places.items():
         if id not in roster.handoff:
             (decodes if stay.decoding else prompts)[stay.replica, stay.request.kind] += 1
     for seat in roster.replicas:
-        for name, counted, said in (
-            ("prompts", prompts, seat.prefilling),
-            ("decodes", decodes, seat.decoding),
-        ):
-            wrong = {kind: n for kind, n in said.items() if n != counted[seat.id, kind]}
-            if wrong:
-                found.append(f"engine {seat.id}: {name} {wrong} are not there")
+        booked = ("prompts", prompts, seat.prefilling), ("decodes", decodes, seat.decoding)
+        for name, counted, by_kind in booked:
+            if wrong := {kind: n for kind, n in by_kind.items() if n != counted[seat.id, kind]}:
+                faults.append(f"engine {seat.id}: {name} {wrong} are not there")
         if seat.prompts != sum(seat.prefilling.values()) or seat.decodes != sum(seat.decoding.values()):
-            found.append(f"{seat} does not add up")
+            faults.append(f"{seat} does not add up")
     for kind, number in roster.prefilling.items():
         if number != sum(seat.prefilling[kind] for seat in roster.replicas):
-            found.append(f"class {kind!r}: {number} prompts in the fleet do not add up")
+            faults.append(f"class {kind!r}: {number} prompts in the fleet do not add up")
     if roster.free_seats != sum(seat.seats for seat in roster.replicas):
-        found.append(f"{roster.free_seats} free seats do not add up")
-    return found
+        faults.append(f"{roster.free_seats} free seats do not add up")
+    return faults

@@ -16,25 +16,20 @@ from headgate.core.fleet import Move, RoutePolicy, Stage
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.live.route.config import ClassLimits, Waits
-from headgate.live.route.gate.queue import SOONEST, Deadlines, Desk, EngineState, Refused, State, Ticket
+from headgate.live.route.gate.queue import SOONEST, Deadlines, Desk, EngineState, Refused, Ticket, TicketState
 from headgate.methods.balance.balance import LeastLoaded
 
 log = logging.getLogger("headgate.route")
 PATIENT_DOG = 60.0  # seconds without any move although a request waits and an engine has a place
+MOST_GAUGES = 512
 COUNTS = ("arrived", "moved", "returned", "lapsed", "ended_twice", "disabled", "fallback_failed")
 
 
 class Scheduler(Protocol):
     """As much of an event loop as the gate needs besides futures."""
 
-    def call_soon(self, callback: Callable[[], object], /) -> Any:
-        """Run it when the present callback has ended."""
-
-    def call_later(self, delay: float, callback: Callable[[], object], /) -> Any:
-        """Run it after so many seconds."""
-
-
-MOST_GAUGES = 512
+    def call_soon(self, callback: Callable[[], object], /) -> Any: ...
+    def call_later(self, delay: float, callback: Callable[[], object], /) -> Any: ...
 
 
 class GuardedRouter:
@@ -63,7 +58,7 @@ class GuardedRouter:
         self.desk = Desk(router, kinds, self._sent, self._turn_away, self._set_wake)
         self.roster = self.desk.roster
         self.waits = Waits(limits or {}, draw)
-        self.tickets: dict[int, Ticket] = {}  # everybody who has not ended
+        self.tickets: dict[int, Ticket] = {}  # all that have not ended
         self.fallen: str | None = None
         self.counts = dict.fromkeys(COUNTS, 0)
         self.refused: dict[str, int] = {}  # by reason
@@ -74,7 +69,7 @@ class GuardedRouter:
         self._on_fall = on_fall
         self._number = 0
         self._soon = False
-        self.closed = False  # nobody is let in or placed any more
+        self.closed = False  # no request is let in or placed any more
         for state in engines:
             self.desk.add_engine(state.checked())
         self.engines_changed()
@@ -87,14 +82,12 @@ class GuardedRouter:
 
     @property
     def router(self) -> RoutePolicy:
-        """The router that decides now."""
         return self.desk.router
 
     def loop(self) -> Scheduler:
         return self._loop or asyncio.get_running_loop()
 
     def settle(self) -> None:
-        """Route what has happened since the router was last asked."""
         self._soon = False
         if self.desk.pending:
             now = self._look()
@@ -102,7 +95,6 @@ class GuardedRouter:
             self._routed(now)
 
     def swap(self, router: RoutePolicy) -> None:
-        """Another router decides from now on; it takes over whatever is inside."""
         self.fallen = None
         self._look()
         self._tell(self._serve, router)
@@ -123,11 +115,10 @@ class GuardedRouter:
         elif self.desk.wakes_at <= self.roster.now + SOONEST:  # the loop's clock is not quite ours
             self._set_wake(self.desk.wakes_at)
 
-    # -- the router hears and is asked ----------------------------------------------------------------
+    # -- the router hears and is asked
 
     @property
     def seconds(self) -> float:
-        """Time since it began, as the router is told it."""
         return self._clock() - self._origin
 
     def _look(self) -> float:
@@ -181,29 +172,28 @@ class GuardedRouter:
         try:
             self._serve(LeastLoaded(max(1, len(self.roster.replicas))))
             self.desk.route(now)
-        except Exception as error:  # ours is broken too: nobody may wait for ever
+        except Exception as error:  # ours is broken too: no request may wait for ever
             log.exception("least-loaded cannot take over: %s", one_line(error))
             for ticket in [*self.tickets.values()]:
-                if ticket.state is State.QUEUED:
+                if ticket.state is TicketState.QUEUED:
                     self._refuse(ticket, now, "router", tell_router=False)
 
     def _serve(self, router: RoutePolicy) -> None:
-        """This router decides, with the roles it wants, knowing who is where."""
+        """This router decides, with the roles it wants, knowing which request is where."""
         before = self.desk.router
         self.desk.serve(router)
         self.desk.arrange()
         router.adopt(self.roster, before)
         self.desk.pending = True
 
-    # -- what the router wants ------------------------------------------------------------------------
+    # -- what the router wants
 
     def _sent(self, request: Request, move: Move) -> None:
-        """The router has chosen an engine."""
         ticket, now = self.tickets[request.id], self.roster.now
         decode = move.stage is Stage.DECODE
         if not decode:
             self.waits.served(ticket.kind, now)
-        ticket.state, ticket.engine = State.DECODING if decode else State.PREFILLING, move.replica
+        ticket.state, ticket.engine = TicketState.DECODING if decode else TicketState.PREFILLING, move.replica
         self.counts["moved"] += 1
         self._deadlines.moved(now)
         ticket.tell(move)
@@ -214,7 +204,7 @@ class GuardedRouter:
     def _set_wake(self, when: float) -> None:
         self.loop().call_later(max(0.0, when - self.roster.now) + SOONEST, self.wake)
 
-    # -- waiting --------------------------------------------------------------------------------------
+    # -- waiting
 
     def _bound(self, ticket: Ticket, now: float, most_wait: float) -> None:
         """One that was not placed at once waits, if it may."""
@@ -231,8 +221,7 @@ class GuardedRouter:
         self._arm(now)
 
     def _take_back(self, ticket: Ticket, now: float, whole: bool) -> None:
-        """To the head of its queue."""
-        ticket.state, ticket.whole, ticket.queued = State.QUEUED, whole, now
+        ticket.state, ticket.whole, ticket.queued = TicketState.QUEUED, whole, now
         ticket.tell(None)
         self.counts["returned"] += 1
         self._tell(self.desk.returned, ticket, now)
@@ -241,12 +230,11 @@ class GuardedRouter:
     def _refuse(
         self, ticket: Ticket, now: float, reason: str, how: End = End.REFUSED, tell_router: bool = True
     ) -> None:
-        """It is not served, and is told when to come again."""
         up = any(state.up for state in self.desk.engines.values()) and not self.closed
         reason = reason if up or self.closed else "no engines"
         ahead = len(self.roster.queues[ticket.kind])
         self.refused[reason] = self.refused.get(reason, 0) + 1
-        ticket.state = State.GONE
+        ticket.state = TicketState.GONE
         del self.tickets[ticket.id]
         if tell_router:
             self._tell(self.desk.left, ticket, now, how)
@@ -254,10 +242,9 @@ class GuardedRouter:
             self.roster.leave(ticket)
         ticket.tell(Refused(429 if up else 503, reason, self.waits.retry_after(ticket.kind, ahead, now)))
 
-    # -- time -----------------------------------------------------------------------------------------
+    # -- time
 
     def _arm(self, now: float) -> None:
-        """Look again when the next deadline comes."""
         due = self._deadlines.next_look
         if self._timer is not None and self._timer_at <= due:
             return
@@ -269,13 +256,12 @@ class GuardedRouter:
             self._timer = self.loop().call_later(max(0.0, due - now) + SOONEST, self.tick)
 
     def tick(self) -> None:
-        """Deadlines that have come, and the watchdog."""
         self._timer = None
         now = self._look()
         for ticket in self._deadlines.due(now):
-            if ticket.state is State.QUEUED:
+            if ticket.state is TicketState.QUEUED:
                 self._refuse(ticket, now, "queue time", End.ABANDONED)  # routers learn patience from it
-            elif ticket.state is State.HANDED_OVER:
+            elif ticket.state is TicketState.HANDED_OVER:
                 self.counts["lapsed"] += 1
                 ticket.lapsed = True
                 self._take_back(ticket, now, whole=True)

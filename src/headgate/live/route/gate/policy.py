@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headgate.methods.fluid.plan import FluidPlan
 
 
-STEP_TOKENS = 8192  # of an engine's step, where nobody says
+STEP_TOKENS = 8192  # of an engine's step, where it is not known
 PROMPTS = 16  # at once, where nothing is known of prompts
 KV_TOKENS = 400_000  # of an engine without a card: what an index of its prefixes remembers
 BLOCK = 16
@@ -37,16 +37,14 @@ class LivePolicy:
 
     def __init__(self, config: GateConfig, engines: int) -> None:
         self.config = config
-        self.router = made(config, engines)
+        self.router = live_router(config, engines)
 
     def check(self, new: GateConfig, engines: int) -> None:
-        """Refuses a configuration whose router cannot be made."""
         if new.router != self.config.router or new.classes != self.config.classes:
-            made(new, engines)
+            live_router(new, engines)
 
     def swap(self, new: GateConfig, engines: int, gate: Gate) -> None:
-        """Another router takes over what is inside."""
-        self.config, self.router = new, made(new, engines)
+        self.config, self.router = new, live_router(new, engines)
         gate.swap(self.router)
 
     def prompts_at_once(self, seats: int) -> int:
@@ -56,7 +54,6 @@ class LivePolicy:
         return min(max(1, guess), seats)
 
     def described(self, now: float) -> dict[str, Any] | None:
-        """The newest plan for people: its age, classes, rates, what is served, shadow prices."""
         if not isinstance(self.router, Online):
             return None
         newest, plan = self.router.plans[-1], self.router.plan
@@ -91,7 +88,7 @@ def rests_on(config: GateConfig, seats: Collection[int]) -> str:
     return f"router {config.router.name}, {planned}, {each} seats an engine"
 
 
-def made(config: GateConfig, engines: int) -> RoutePolicy:
+def live_router(config: GateConfig, engines: int) -> RoutePolicy:
     """The router of a configuration, for so many engines."""
     name, own = split_name(config.router.name, "router")
     settings: dict[str, Any] = {**own, **config.router.settings}
@@ -130,12 +127,11 @@ def _content(request: Request) -> Content | None:
     return request.content
 
 
-# -- The plan a router begins with: what the configuration says of its classes, on engines of a card ----
+# -- the plan a router begins with
 
 log = logging.getLogger("headgate.route")
 PROMPT, OUTPUT, RATE = 512.0, 256.0, 1.0  # where the configuration says nothing of any class
 OTHERS = 0.05  # of the rates that are given: the rate of a class without one
-BUDGET = 8192  # tokens of one step
 
 
 def first_plan(config: GateConfig, engines: int) -> FluidPlan:
@@ -157,13 +153,13 @@ def first_plan(config: GateConfig, engines: int) -> FluidPlan:
     outputs = sum(flow.rate * flow.output for flow in flows)
     context = sum(flow.rate * flow.output * (flow.prompt + flow.output / 2) for flow in flows) / outputs
     seats = max(1, min(config.fewest_seats, int(card.kv_tokens / max(context, 1.0))))
-    pace = pace_of(card.cost, seats, min(BUDGET, card.max_batch_tokens), prompt, context)
+    pace = pace_of(card.cost, seats, min(STEP_TOKENS, card.max_batch_tokens), prompt, context)
     prices = TokenPrices(router.prices.prompt, router.prices.output)
     return plan_fluid(Instance(flows, pace, prices).checked())
 
 
 def _flows(config: GateConfig, engines: int) -> tuple[Flow, ...]:
-    """What is not said of a class is as in the mean of the others; nobody waits longer than `queue_ttl`."""
+    """What is not said of a class is as in the mean of the others; none waits longer than `queue_ttl`."""
     classes = (config.default, *config.classes)
     rates = [each.rate for each in classes if each.rate]
     rate = OTHERS * sum(rates) if rates else RATE
@@ -182,6 +178,6 @@ def _flows(config: GateConfig, engines: int) -> tuple[Flow, ...]:
     )
 
 
-def _mean(given: list[float | None], unsaid: float) -> float:
-    said = [each for each in given if each]
-    return sum(said) / len(said) if said else unsaid
+def _mean(values: list[float | None], unsaid: float) -> float:
+    known = [value for value in values if value]
+    return sum(known) / len(known) if known else unsaid

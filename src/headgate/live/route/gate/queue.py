@@ -1,4 +1,4 @@
-"""One request inside the gate: what routers may read of it, where it is, and what its handler waits for."""
+"""What the gate keeps books of: requests with a place and a deadline, engines with rooms and roles."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from headgate.core.fleet import ANY, CLOSED, DECODE, MIXED, PREFILL, SOLO, Move,
 from headgate.core.request import Request, Slo
 from headgate.live.route.request import Content
 
+# -- requests
+
 NO_SLO = Slo()
 NOWHERE: frozenset[int] = frozenset()
 
 
-class State(Enum):
+class TicketState(Enum):
     """Where a request is. It is in exactly one of these."""
 
     QUEUED = "queued"  # in the queue of its class
@@ -35,11 +37,8 @@ class Refused(Exception):  # noqa: N818  (an answer to the client, not a fault)
     def __init__(self, status: int, reason: str, retry_after: int) -> None:
         super().__init__(f"{status} {reason}; retry after {retry_after} s")
         self.status = status  # 429: the queue is full or too slow; 503: no engine, or the router ends
-        self.reason = reason  # one of REASONS
+        self.reason = reason  # queue full, queue time, wait too long, router, no engines or draining
         self.retry_after = retry_after
-
-
-REASONS = ("queue full", "queue time", "wait too long", "router", "no engines", "draining")
 
 
 class Lapsed(Exception):  # noqa: N818  (news, not a fault)
@@ -56,30 +55,10 @@ class Ticket:
     """
 
     __slots__ = (
-        "answer",
-        "arrival",
-        "avoid",
-        "cached",
-        "content",
-        "deadline",
-        "ended",
-        "engine",
-        "generated",
-        "guess",
-        "id",
-        "kind",
-        "lapsed",
-        "last_token",
-        "limit",
-        "priority",
-        "prompt",
-        "queued",
-        "slo",
-        "state",
-        "tries",
-        "waiter",
-        "whole",
-    )
+        "answer", "arrival", "avoid", "cached", "content", "deadline", "ended", "engine", "generated",
+        "guess", "id", "kind", "lapsed", "last_token", "limit", "priority", "prompt", "queued", "slo",
+        "state", "tries", "waiter", "whole",
+    )  # fmt: skip
 
     evictions = 0
     wasted = 0
@@ -97,13 +76,13 @@ class Ticket:
         whole: bool = False,
         content: Content | None = None,
     ) -> None:
-        self.content = content  # None: nobody asks what it shares with others
+        self.content = content  # None: no router asks what it shares with others
         self.id, self.kind, self.arrival = id, kind, arrival
         self.queued = arrival  # when it entered its queue; later where a failed leg brought it back
         self.prompt, self.limit, self.guess = prompt, limit, guess
         self.priority, self.slo = priority, slo
         self.whole = whole  # never split, whatever the router says
-        self.state = State.QUEUED
+        self.state = TicketState.QUEUED
         self.engine = -1  # where it is; for HANDED_OVER where its KV is
         self.tries = 0  # engines it was sent to that failed
         self.avoid = NOWHERE  # those engines
@@ -122,8 +101,7 @@ class Ticket:
 
     @property
     def todo(self) -> int:
-        """Prompt tokens still to prefill."""
-        return self.prompt if self.state in (State.QUEUED, State.PREFILLING) else 0
+        return self.prompt if self.state in (TicketState.QUEUED, TicketState.PREFILLING) else 0
 
     def tell(self, answer: Move | Refused | None) -> None:
         """The handler that waits for a place learns what became of it; None: it has to wait again."""
@@ -132,13 +110,11 @@ class Ticket:
             self.waiter.set_result(None)
 
     def __repr__(self) -> str:
-        return (
-            f"Ticket({self.id}, {self.kind!r}, {self.state.value}, engine={self.engine}, tries={self.tries})"
-        )
+        where = f"{self.state.value}, engine={self.engine}"
+        return f"Ticket({self.id}, {self.kind!r}, {where}, tries={self.tries})"
 
 
-# -- Engines before the gate: what each may take by its role, and which roles the router's wish gives ---
-#    them
+# -- engines: rooms and roles
 
 AUTO = "auto"  # the router chooses the role
 UNBOUNDED = 1 << 30
@@ -166,7 +142,6 @@ class EngineState:
         self.most = UNBOUNDED  # requests it may have in all: a breaker that tries it again allows one
 
     def checked(self) -> EngineState:
-        """The same, or an error that names what cannot be."""
         if self.seats < 1 or self.prompts < 1 or self.taken < 0:
             raise InputError(
                 f"an engine with {self.seats} seats, {self.prompts} prompts at once and {self.taken} seats "
@@ -217,23 +192,21 @@ def assign(
 
     `wanted` are the roles that the router wants for the engines that are up, in any order.
     """
-    found = {id: each.role for id, each in engines.items() if each.role != AUTO}
-    left = Counter(wanted) - Counter(role for id, role in found.items() if engines[id].up)
-    free = [id for id, each in engines.items() if each.role == AUTO and each.up]
+    roles = {id: state.role for id, state in engines.items() if state.role != AUTO}
+    left = Counter(wanted) - Counter(role for id, role in roles.items() if engines[id].up)
+    free = [id for id, state in engines.items() if state.role == AUTO and state.up]
     for id in free:
         if left[now[id]] > 0:
-            found[id] = now[id]
+            roles[id] = now[id]
             left[now[id]] -= 1
-    rest = list(left.elements())
+    rest = left.elements()
     for id in free:
-        if id not in found:
-            found[id] = rest.pop(0) if rest else now[id]
-    for id in engines:
-        found.setdefault(id, now[id])
-    return found
+        if id not in roles:
+            roles[id] = next(rest, now[id])
+    return {**now, **roles}
 
 
-# -- The dispatch of a gate: engines that differ, requests that cannot be split, and those nobody places
+# -- dispatch to engines that differ
 
 SOONEST = 0.001  # seconds: a wake-up that lies in the past
 
@@ -260,18 +233,15 @@ class Desk(Dispatch):
         super().__init__(router, (), lambda role: CLOSED, kinds, send, refuse, wake, SOONEST)
 
     def add_engine(self, state: EngineState) -> int:
-        """One more engine; its role comes with `arrange`."""
         seat = self.roster.add(state.role if state.role != AUTO else "any", CLOSED)
         self.engines[seat.id] = state
         return seat.id
 
     def retire(self, id: int) -> None:
-        """No request is sent there any more."""
         self.roster.retire(id)
         del self.engines[id]
 
     def arrange(self) -> None:
-        """Roles as the router wants them for the engines that are up, and the room of each."""
         self._paired = paired(self.engines)
         up = sum(each.up for each in self.engines.values())
         now = {id: self.roster.replicas[id].role for id in self.engines}
@@ -334,7 +304,7 @@ class Desk(Dispatch):
         roster, decode = self.roster, move.stage is Stage.DECODE
         ticket = (roster.handoff if decode else roster.waiting).get(move.request)
         if not isinstance(ticket, Ticket):
-            return move  # a number that nobody has is refused by the roster
+            return move  # an unknown number is refused by the roster
         engine, stage = move.replica, move.stage
         if engine in ticket.avoid and 0 <= engine < len(roster.replicas):
             places = (roster.open if decode else roster.idle)[roster.replicas[engine].role]
@@ -352,7 +322,7 @@ class Desk(Dispatch):
         return min(free, key=lambda seat: seat.load).id if free else engine
 
 
-# -- Deadlines of requests that wait, and whether the router has moved anybody lately -------------------
+# -- deadlines, and the watchdog
 
 OUT_OF_DATE = 256  # deadlines beyond one for each request inside, after which the heap is cleared of them
 
@@ -366,7 +336,7 @@ class Deadlines:
             raise InputError(f"watchdog is {watchdog} s; give a time above 0")
         self.watchdog, self._tickets = watchdog, tickets
         self._heap: list[tuple[float, int]] = []
-        self._held_since = inf  # since when somebody has waited without a break
+        self._held_since = inf  # since when some request has waited without a break
         self._moved = -inf
 
     def set(self, ticket: Ticket, when: float) -> None:
@@ -379,34 +349,32 @@ class Deadlines:
                 heapify(self._heap)
 
     def moved(self, now: float) -> None:
-        """The router has moved a request."""
         self._moved = now
 
     def held(self, now: float, waiting: bool) -> None:
-        """Does anybody wait after the router was asked?"""
+        """Does any request wait after the router was asked?"""
         self._held_since = (now if self._held_since == inf else self._held_since) if waiting else inf
 
     @property
     def next_look(self) -> float:
-        """When to look again at the latest."""
         dog = self._dog()
         return self._heap[0][0] if self._heap and self._heap[0][0] < dog else dog
 
     def due(self, now: float) -> list[Ticket]:
         """Those whose time is over. Their state tells what that means."""
-        found = []
+        due = []
         while self._heap and self._heap[0][0] <= now:
             when, id = heappop(self._heap)
             if self._holds(when, id):
-                found.append(self._tickets[id])
-        return found
+                due.append(self._tickets[id])
+        return due
 
     def _holds(self, when: float, id: int) -> bool:
         ticket = self._tickets.get(id)
         return ticket is not None and ticket.deadline == when
 
     def starving(self, now: float) -> bool:
-        """Has nobody been moved for too long, although somebody waits? Then time begins anew."""
+        """Was no request moved for too long, although one waits? Then time begins anew."""
         if now < self._dog():
             return False
         self._moved = now
