@@ -73,7 +73,7 @@ def fast(engine: Engine, policy: Callable[[], BatchPolicy], workload: Workload, 
     best = float("inf")
     for _ in range(tries):
         began = time.process_time()
-        recorder = Recorder(len(workload))
+        recorder = Recorder()
         Simulator(engine, policy(), workload, (recorder,)).run()
         recorder.tables()
         best = min(best, time.process_time() - began)
@@ -92,7 +92,7 @@ def plain_race() -> Result:
     }
     for name, policy in policies.items():
         began = time.process_time()
-        PlainEngine(engine, policy(), workload, (Recorder(len(workload)),)).run()
+        PlainEngine(engine, policy(), workload, (Recorder(),)).run()
         plain = time.process_time() - began
         ours = fast(engine, policy, workload)
         found[f"{name}: requests per second, plain"] = len(workload) / plain
@@ -127,7 +127,7 @@ def one_million(name: str) -> Result:
         workload, policy = worlds.conversations(1_000_000), Mixed(512, 16384)
     else:
         workload, policy = worlds.saturated(1_000_000, 1024, 128, 128), Exclusive(512, 32)
-    recorder = Recorder(len(workload))
+    recorder = Recorder()
     Simulator(worlds.engine(), policy, workload, (recorder,)).run()
     recorder.tables()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -170,7 +170,7 @@ def leases() -> Result:
     engine, workload = worlds.engine(), worlds.saturated(4000, 2048)
     leased = fast(engine, lambda: Exclusive(512, 48), workload)
     began = time.process_time()
-    Simulator(engine, Exclusive(512, 48), workload, (Recorder(4000),), leases=False).run()
+    Simulator(engine, Exclusive(512, 48), workload, (Recorder(),), leases=False).run()
     return {"seconds": leased, "asking at every step takes times": (time.process_time() - began) / leased}
 
 
@@ -181,7 +181,7 @@ def asynchronous() -> Result:
     for _ in range(5):
         for ahead in seconds:
             began = time.process_time()
-            recorder = Recorder(len(workload))
+            recorder = Recorder()
             policy = Mixed(engine.running, engine.batch_tokens)
             Simulator(engine, policy, workload, (recorder,), asynchronous=ahead).run()
             recorder.tables()

@@ -27,7 +27,7 @@ def headgate(requests: int) -> None:
 
     times = np.arange(requests) / RATE
     workload = Workload.of([PROMPT] * requests, [OUTPUT] * requests, arrival=times)
-    recorder = Recorder(requests)
+    recorder = Recorder()
     Simulator(worlds.engine(), Mixed(SEATS, BUDGET), workload, (recorder,)).run()
     recorder.tables()
 

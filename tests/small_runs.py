@@ -170,3 +170,18 @@ def open_run(total: int = 400, rate: float = 4.0, service: float = 0.2, seed: in
         steps.append(row | {"start": begun, "count": 2, "seconds": 2 * part, "decodes": 1, "kv": 12})
         stays.append({"request": id, "opened": begun, "gap": math.nan, "first_tick": 2 * id, "ticks": 2})
     return make_run(requests, steps, stays, **meta)
+
+
+def little(run: Run) -> tuple[float, float]:
+    """The time-average number in the system, and arrival rate times mean time in the system.
+
+    Both come from the columns `arrival` and `finished`, so their agreement says nothing of whether those
+    are right: to check a driver, compare either with a count that does not come from the request table.
+    """
+    arrival, finished = run.requests["arrival"], run.requests["finished"]
+    times = np.concatenate((arrival, finished))
+    order = np.argsort(times, kind="stable")
+    number = np.cumsum(np.repeat((1, -1), len(arrival))[order])
+    span = float(np.ptp(times))
+    average = float(np.sum(number[:-1] * np.diff(times[order]))) / span
+    return average, (len(arrival) / span) * float(np.mean(finished - arrival))

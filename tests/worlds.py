@@ -20,7 +20,7 @@ from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.cost.model import Shape, StepCost
 from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.replica import Replica
+from headgate.sim.engine.replica import VirtualEngine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Contents, Kind, Workload
 
@@ -202,7 +202,7 @@ def batches(
     """Serve the workload and say exactly who ran in each step: every request is compared before and after."""
     newest, found = _Newest(), []
 
-    class Watched(Replica):
+    class Watched(VirtualEngine):
         def advance(self, wake: float = inf) -> bool:
             ledger = self.ledger
             todo = [(r, r.todo) for r in (*ledger.prefilling.values(), *ledger.waiting.values())]

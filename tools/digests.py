@@ -57,7 +57,7 @@ def policies(at: World) -> list[BatchPolicy]:
 
 def digest(at: World, policy: BatchPolicy, asynchronous: bool) -> str:
     """A fingerprint of all tables of one run, to the last bit."""
-    recorder = Recorder(len(at.workload), [kind.name for kind in at.workload.kinds])
+    recorder = Recorder([kind.name for kind in at.workload.kinds])
     engine = at.engine._replace(cost=HOSTED) if asynchronous and at.number % 2 else at.engine
     Simulator(engine, policy, at.workload, (recorder,), asynchronous=asynchronous).run()
     return fingerprint(recorder)

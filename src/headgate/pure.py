@@ -21,8 +21,8 @@ class SourcesOnly:
         """As `importlib.abc.MetaPathFinder` says; None where the other finders should look."""
         if not name.startswith(ROOT):
             return None
-        found = (_finder(folder).find_spec(name) for folder in path or ())
-        return next((spec for spec in found if spec is not None), None)
+        specs = (_finder(folder).find_spec(name) for folder in path or ())
+        return next((spec for spec in specs if spec is not None), None)
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -21,16 +21,15 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from headgate.core.durations import duration
-from headgate.core.errors import InputError, first_fault
+from headgate.core.errors import Fields, InputError, first_fault
 
 # Strict, because a file that says slots = true or "5" is a mistake, not one slot or five.
 Whole = Annotated[int, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 FleetSize = Annotated[int, Field(strict=True, ge=1, le=10_000)]  # every engine is simulated
 Positive = Annotated[float, Field(strict=True, gt=0)]
-Rate = Annotated[
-    float, Field(strict=True, gt=0, le=1e6)
-]  # per second: more than any fleet that is simulated serves
+# per second: more than any fleet that is simulated serves
+Rate = Annotated[float, Field(strict=True, gt=0, le=1e6)]
 Tokens = Annotated[float, Field(strict=True, ge=1)]
 Switch = Annotated[bool, Field(strict=True)]
 
@@ -110,20 +109,19 @@ class SettingsModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_name(cls, values: Any) -> Any:
-        """Further names of a setting become its own."""
         return cls.renamed(values) if isinstance(values, dict) else values
 
     @classmethod
     def renamed(cls, values: dict[str, Any]) -> dict[str, Any]:
         """The same under the settings' own names; two names for one setting are a mistake."""
         own = {other: name for name, field in cls.model_fields.items() for other in also(field)}
-        found: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for name, value in values.items():
             setting = own.get(name, name)
-            if setting in found:
+            if setting in settings:
                 raise InputError(f"{name!r} and {setting!r} are one setting; drop one of the two")
-            found[setting] = value
-        return found
+            settings[setting] = value
+        return settings
 
 
 def also(field: FieldInfo) -> list[str]:
@@ -133,8 +131,7 @@ def also(field: FieldInfo) -> list[str]:
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
-Said = TypeVar("Said", bound=SettingsModel)
-Fields = Callable[[tuple[int | str, ...]], Iterable[str]]
+Checked = TypeVar("Checked", bound=SettingsModel)
 
 
 def read_toml(path: str | Path, what: str = "experiment file") -> dict[str, Any]:
@@ -168,18 +165,18 @@ def underscored(table: dict[str, Any], where: str) -> dict[str, Any]:
         if setting in settings:
             raise InputError(f"{where}{name!r} is given twice, with a dash and an underscore; drop one")
         if isinstance(value, list):
-            value = [underscored(each, where) if isinstance(each, dict) else each for each in value]
+            value = [underscored(item, where) if isinstance(item, dict) else item for item in value]
         settings[setting] = value
     return settings
 
 
 def checked(
-    kind: type[Said],
+    kind: type[Checked],
     settings: dict[str, Any],
     fields: Fields | None = None,
     where: str = "",
     written: bool = False,
-) -> Said:
+) -> Checked:
     """Settings of any kind, checked; `fields` names what may stand at a place, where tables are nested.
 
     `written` says that they are from a file, where a duration needs a unit.
@@ -195,7 +192,6 @@ def checked(
 
 
 def _plainly(fault: Mapping[str, Any]) -> str:
-    """What is wrong with a value and what it should be."""
     wanted = REMEDIES.get(fault["type"])
     if wanted is None:
         return str(fault["msg"])

@@ -13,7 +13,7 @@ import numpy as np
 from headgate.methods.fluid.flows import SEPARATE, EnginePace, Flow, Instance, TokenPrices
 from headgate.methods.fluid.levels import Levels
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.stats.figures import Order, half_width
+from headgate.stats.figures import PartOrder, half_width
 from headgate_papers.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING
 from headgate_papers.network.run import run_network
 
@@ -119,5 +119,5 @@ def interval(rows: list[dict[str, Any]], charge: str = "bundled") -> tuple[float
         half = half_width(np.array(runs))
     else:
         parts = [value / row["best"] for row in rows for value in row[f"{charge}_parts"]]
-        half = half_width(np.array(parts), Order.BATCHES)
+        half = half_width(np.array(parts), PartOrder.BATCHES)
     return float(np.mean(runs)), float("nan") if half is None else half

@@ -31,7 +31,7 @@ def test_everybody_is_served_or_leaves(name, data, engine, workload, hosted):
         engine = engine._replace(cost=WorkCost(GPU, HOST))
     policy = ALL_OF_THEM[name](data.draw, engine)
     again = copy.deepcopy(policy)
-    log, recorder = Log(), Recorder(len(workload), [kind.name for kind in workload.kinds])
+    log, recorder = Log(), Recorder([kind.name for kind in workload.kinds])
     simulator = Simulator(engine, policy, workload, (log, recorder), kind=Dated)
     simulator.run()
     assert sum(event[0] == "finished" for event in log.events) == len(workload)

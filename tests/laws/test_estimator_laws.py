@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.estimators.averages import Ema, Mean, Rate, TimedEma, Window
+from headgate.estimators.averages import Ema, Mean, Rate, TimedEma, WindowMean
 
 Update = Callable[[Any, float, int], None]
 
@@ -27,7 +27,7 @@ FAMILY: dict[str, tuple[Any, Update]] = {
     "ema": (Ema(7.3), plain),
     "timed": (TimedEma(1.0, 10.0), timed),
     "mean": (Mean(), plain),
-    "window": (Window(9), plain),
+    "window": (WindowMean(9), plain),
     "rate": (Rate(9), plain),
 }
 values = st.floats(0, 1e6)
@@ -72,7 +72,7 @@ def test_between_the_least_and_the_largest(name: str, seen: list[float]) -> None
 
 @given(seen=st.lists(values, min_size=1, max_size=9), data=st.data())
 def test_order_in_a_window_does_not_matter(seen: list[float], data: st.DataObject) -> None:
-    one, other = Window(9), Window(9)
+    one, other = WindowMean(9), WindowMean(9)
     for x in seen:
         one.update(x)
     for x in data.draw(st.permutations(seen)):

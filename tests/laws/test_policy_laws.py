@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headgate.core.plan import check
 from headgate.core.policy import End
-from headgate.sim.engine.replica import Replica
+from headgate.sim.engine.replica import VirtualEngine
 from headgate.sim.engine.simulator import Simulator
 from headgate.sim.engine.stingy_engine import serve_stingily
 from worlds import POLICIES, TESTING, Log, Relay, engines, run, workloads
@@ -94,7 +94,7 @@ def test_refusal_breaks_nothing(name, data, engine, workload):
 def test_take_over_half_way(name, data, engine, workload, when):
     fresh = MAKE[name](data.draw, engine)
 
-    class Changing(Replica):
+    class Changing(VirtualEngine):
         left = when
 
         def advance(self, wake=inf):
@@ -113,7 +113,7 @@ def test_take_over_half_way(name, data, engine, workload, when):
 @pytest.mark.parametrize("name", ALL_NAMES)
 @given(data=st.data(), engine=engines(), workload=workloads(impatient=True, promised=True))
 def test_books_add_up(name, data, engine, workload):
-    class Audited(Replica):
+    class Audited(VirtualEngine):
         def settle(self):
             super().settle()
             ledger, blocks = self.ledger, self.blocks

@@ -18,7 +18,7 @@ from headgate.cli.output import bar, check_json, write_json
 from headgate.core.errors import RunError
 
 if TYPE_CHECKING:
-    from headgate.experiment.laws import Trial
+    from headgate.experiment.laws import LawTrial
 
 
 INDENT = " " * 13
@@ -76,7 +76,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _print(trial: Trial) -> None:
+def _print(trial: LawTrial) -> None:
     """One line per law; a broken one with the first world it was broken in."""
     for verdict in trial.verdicts:
         word = "BROKEN" if verdict.broken else "kept" if trial.keeps(verdict) else "-"

@@ -33,7 +33,7 @@ from headgate.experiment.workers import ON, Workers
 
 if TYPE_CHECKING:
     from headgate.experiment.run import Maker, Prepared
-    from headgate.experiment.sweep import Over, Task
+    from headgate.experiment.sweep import Axis, SweepTask
     from headgate.record.tables import Run
     from headgate.report.runs.scenes import Scene
     from headgate.stats.measured import Measured
@@ -427,7 +427,7 @@ def sweep(
     _all_ended_well(runs, folder)
 
 
-def _notes(tasks: Sequence[Task], say: Any) -> None:
+def _notes(tasks: Sequence[SweepTask], say: Any) -> None:
     """What the runs leave out, each said once."""
     from headgate.cost.card import load_card, renamed
     from headgate.cost.likeness import error_bar
@@ -443,7 +443,7 @@ def _notes(tasks: Sequence[Task], say: Any) -> None:
         print(f"note: {note}", file=say)
 
 
-def _all_ended_well(runs: Sequence[tuple[Task, Run]], folder: Path) -> None:
+def _all_ended_well(runs: Sequence[tuple[SweepTask, Run]], folder: Path) -> None:
     """A run that failed is no reason to lose the others, but one to say so."""
     failed = [(task, run) for task, run in runs if run.meta["outcome"] != "finished"]
     if failed:
@@ -453,11 +453,11 @@ def _all_ended_well(runs: Sequence[tuple[Task, Run]], folder: Path) -> None:
 
 
 def make_tasks(
-    words: Experiment, axes: Sequence[Over], policy: list[str] | None, router: list[str] | None, seeds: int
-) -> list[Task]:
+    words: Experiment, axes: Sequence[Axis], policy: list[str] | None, router: list[str] | None, seeds: int
+) -> list[SweepTask]:
     """The whole grid; every policy is made once at every point, so that mistakes cost nothing."""
     from headgate.experiment.run import Prepared
-    from headgate.experiment.sweep import MOST, Task, expand_policies, is_word, variants, with_value
+    from headgate.experiment.sweep import MOST, SweepTask, expand_policies, is_word, variants, with_value
 
     of_runs = [axis for axis in axes if is_word(axis)]
     texts = expand_policies(
@@ -466,14 +466,14 @@ def make_tasks(
     places: list[tuple[Any, Experiment]] = [(None, words)]
     if of_runs:
         places = [(value, with_value(words, of_runs[0], value)) for value in of_runs[0].values]
-    tasks: list[Task] = []
+    tasks: list[SweepTask] = []
     for at, here in places:
         for suffix, own in variants(here, of_runs[1:]).items():
             prepared = Prepared(own)
             for text, chosen in _chosen(own, texts, router, prepared).items():
                 name, settings, routed = chosen.policy, chosen.settings, chosen.router
                 each = range(words.seed, words.seed + seeds)
-                tasks += [Task(at, text + suffix, own, name, settings, routed, seed) for seed in each]
+                tasks += [SweepTask(at, text + suffix, own, name, settings, routed, seed) for seed in each]
             if len(tasks) > MOST:
                 raise InputError(f"more than {MOST:,} runs; take fewer values or seeds")
     return tasks
@@ -492,7 +492,9 @@ def _chosen(
     return {text: each._replace(router=routed) for text, each in choose(texts, prepared).items()}
 
 
-def sweep_all(tasks: Sequence[Task], folder: Path, workers: Workers, say: Any) -> list[tuple[Task, Run]]:
+def sweep_all(
+    tasks: Sequence[SweepTask], folder: Path, workers: Workers, say: Any
+) -> list[tuple[SweepTask, Run]]:
     """Every run that is not there yet, each into its own folder as soon as it ends."""
     from headgate.experiment.sweep import carry_out_all
 
@@ -516,13 +518,13 @@ def sweep_all(tasks: Sequence[Task], folder: Path, workers: Workers, say: Any) -
     return _load(tasks, places)
 
 
-def _load(tasks: Sequence[Task], places: dict[str, Path]) -> list[tuple[Task, Run]]:
+def _load(tasks: Sequence[SweepTask], places: dict[str, Path]) -> list[tuple[SweepTask, Run]]:
     from headgate.record.tables import Run
 
     return [(task, Run.load(places[task.fingerprint])) for task in tasks]
 
 
-def _place(task: Task) -> str:
+def _place(task: SweepTask) -> str:
     """Where on the grid, as a path."""
     import re
 
@@ -530,7 +532,7 @@ def _place(task: Task) -> str:
     return f"{'' if task.at is None else f'{task.at}/'}{name}-seed{task.seed}"
 
 
-def _finished(place: Path, task: Task) -> bool:
+def _finished(place: Path, task: SweepTask) -> bool:
     """Whether the run stands there, whole. Another run in its place is refused rather than replaced."""
     from headgate.record.tables import Run
 
@@ -542,7 +544,7 @@ def _finished(place: Path, task: Task) -> bool:
     return bool(meta.get("outcome") == "finished")
 
 
-def _document(scenes: dict[Any, Scene], axes: Sequence[Over]) -> dict[str, Any]:
+def _document(scenes: dict[Any, Scene], axes: Sequence[Axis]) -> dict[str, Any]:
     """Every run with all its figures."""
     points = [
         {

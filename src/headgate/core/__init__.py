@@ -1,1 +1,1 @@
-"""The nouns everyone shares: request, view, plan, policy."""
+"""The nouns that all folders share: request, view, plan, policy; fleet and router."""

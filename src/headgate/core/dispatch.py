@@ -68,7 +68,7 @@ class Dispatch:
         self._tell_prefilled = None if listens.prefilled is FleetObserver.prefilled else router.prefilled
         self._tell_finished = None if listens.finished is FleetObserver.finished else router.finished
 
-    # -- what happens to requests -------------------------------------------------------------------------
+    # -- what happens to requests
 
     def arrived(self, request: Request, now: float) -> None:
         """It waits for its prompt."""
@@ -120,7 +120,7 @@ class Dispatch:
         self.pending = True
         self.router.returned(request, now)
 
-    # -- what happens to engines --------------------------------------------------------------------------
+    # -- what happens to engines
 
     def set_role(self, engine: int, role: str) -> bool:
         """It has another role from now on; False: it had that already."""
@@ -142,18 +142,16 @@ class Dispatch:
         self.engines_changed()
 
     def engines_changed(self) -> None:
-        """The roster's engines are not what they were."""
         self.pending = True
         self.router.engines_changed(self.roster)
 
-    # -- what the router wants ----------------------------------------------------------------------------
+    # -- what the router wants
 
     def woken(self, now: float) -> bool:
         """Has a time come that the router asked for?"""
-        if not self._asking.woken(now):
-            return False
-        self.pending = True
-        return True
+        due = self._asking.woken(now)
+        self.pending = self.pending or due
+        return due
 
     @property
     def wakes_at(self) -> float:
@@ -166,18 +164,14 @@ class Dispatch:
         self._asking.ask(now)
 
     def _move(self, move: Move, now: float) -> None:
-        found, seat = self.roster.find(move)
-        stage = move.stage
-        if stage is DECODE:
-            self.roster.start_decode(found, seat)
+        request, seat = self.roster.find(move)
+        if move.stage is DECODE:
+            self.roster.start_decode(request, seat)
         else:
-            self.roster.start_prompt(found, seat, stage)
-        self._send(found, move)
+            self.roster.start_prompt(request, seat, move.stage)
+        self._send(request, move)
         if self._tell_moved:
-            self._tell_moved(found, move, now)
-
-
-# -- Asks a fleet's router which requests move now, until it answers none -------------------------------
+            self._tell_moved(request, move, now)
 
 
 class AskRouter:
@@ -189,7 +183,7 @@ class AskRouter:
     an error.
     """
 
-    __slots__ = ("_move", "_refuse", "_roster", "_router", "_set_role", "_set_wake", "_soonest", "_wake")
+    __slots__ = ("_move", "_refuse", "_roster", "_router", "_set_role", "_set_wake", "_soonest", "wakes_at")
 
     def __init__(
         self,
@@ -204,7 +198,7 @@ class AskRouter:
         self._router, self._roster = router, roster
         self._set_role, self._soonest = set_role, soonest
         self._move, self._refuse, self._set_wake = move, refuse, set_wake
-        self._wake = inf
+        self.wakes_at = inf  # the time the router asked for; inf: none
 
     def ask(self, now: float) -> None:
         """Until no request is moved or turned away."""
@@ -223,24 +217,18 @@ class AskRouter:
                 self._sleep(wake, now)
                 return
 
-    @property
-    def wakes_at(self) -> float:
-        """The time the router asked for; inf: none."""
-        return self._wake
-
     def woken(self, now: float) -> bool:
-        """Has the time come that the router asked for?"""
-        if now < self._wake:
+        if now < self.wakes_at:
             return False
-        self._wake = inf
+        self.wakes_at = inf
         return True
 
     def _sleep(self, wake: float, now: float) -> None:
-        if wake >= self._wake:
+        if wake >= self.wakes_at:
             return
         if wake <= now:
             if not self._soonest:
                 raise RunError(f"{type(self._router).__name__} asks to be woken at {wake}, but it is {now}")
             wake = now + self._soonest
-        self._wake = wake
+        self.wakes_at = wake
         self._set_wake(wake)

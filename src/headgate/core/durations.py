@@ -12,13 +12,8 @@ from headgate.core.errors import InputError
 
 # Each unit as (multiply, divide): dividing by 1000 rounds once, multiplying by 0.001 would round twice.
 UNITS: dict[str, tuple[float, float]] = {
-    "us": (1, 1_000_000),
-    "ms": (1, 1000),
-    "s": (1, 1),
-    "min": (60, 1),
-    "h": (3600, 1),
-}
-
+    "us": (1, 1_000_000), "ms": (1, 1000), "s": (1, 1), "min": (60, 1), "h": (3600, 1)
+}  # fmt: skip
 LONGEST_TEXT = 64  # characters; no duration needs more
 # Possessive quantifiers (++, *+) never give a character back: a text that does not match fails in linear time
 _WRITTEN = re.compile(r"\s*+((?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?)\s*+([a-z]*+)\s*+")
@@ -42,10 +37,10 @@ def price(text: str) -> float:
 def _parts(text: str) -> tuple[str, str]:
     if len(text) > LONGEST_TEXT:
         raise InputError(f"{text[:20]!r}... is not a duration; write 500ms, 0.5s, 2min or 1h")
-    found = _WRITTEN.fullmatch(text)
-    if found is None or (found[2] and found[2] not in UNITS):
+    match = _WRITTEN.fullmatch(text)
+    if match is None or (match[2] and match[2] not in UNITS):
         raise InputError(f"{text!r} is not a duration; write 500ms, 0.5s, 2min or 1h")
-    return found[1], found[2]
+    return match[1], match[2]
 
 
 def _seconds(text: str, number: str, unit: str) -> float:

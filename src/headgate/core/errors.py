@@ -8,6 +8,7 @@ from traceback import extract_tb
 from typing import Any
 
 UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
+Fields = Callable[[tuple[int | str, ...]], Iterable[str]]  # what may stand at a place of a nested table
 
 
 class InputError(ValueError):
@@ -25,8 +26,8 @@ class RunInterruptedError(RunError):
 def one_line(error: BaseException) -> str:
     """An exception in one line, with the place it came from."""
     frame = extract_tb(error.__traceback__)[-1]
-    said = " ".join(str(error).split())
-    return f"{type(error).__name__}: {said} (in {frame.name}, {frame.filename}:{frame.lineno})"
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message} (in {frame.name}, {frame.filename}:{frame.lineno})"
 
 
 def unknown(what: str, name: str, choices: Iterable[str]) -> InputError:
@@ -38,9 +39,7 @@ def unknown(what: str, name: str, choices: Iterable[str]) -> InputError:
     return InputError(f"unknown {what} {name!r}; {remedy}")
 
 
-def first_fault(
-    faults: Sequence[Mapping[str, Any]], fields: Callable[[tuple[int | str, ...]], Iterable[str]]
-) -> str:
+def first_fault(faults: Sequence[Mapping[str, Any]], fields: Fields) -> str:
     """The first of a validator's faults as text, with the remedy, and how many more there are.
 
     `fields` names what may stand at a place. A misspelled field is two faults, one unknown and one missing;

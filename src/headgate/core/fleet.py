@@ -1,4 +1,4 @@
-"""The same one level up: what a router may read of a fleet, and what it answers."""
+"""Routers: what one may read of a fleet (Fleet, Replica, Place), and what it answers (Routing, Move)."""
 
 from __future__ import annotations
 

@@ -24,20 +24,9 @@ class Entry(Identity):
     """One request in the ledger; policies see it as a read-only `Request`."""
 
     __slots__ = (
-        "_joined",
-        "_last",
-        "_ledger",
-        "_tokens",
-        "cached",
-        "end",
-        "evictions",
-        "hit",
-        "loose",
-        "queued",
-        "seat",
-        "todo",
-        "wasted",
-    )
+        "_joined", "_last", "_ledger", "_tokens", "cached", "end", "evictions", "hit", "loose", "queued",
+        "seat", "todo", "wasted",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -88,7 +77,6 @@ class Entry(Identity):
 
     @property
     def last_token(self) -> float | None:
-        """When its newest output token came."""
         if self._joined == NOT_ROLLING or self._joined == self._ledger.tick:
             return self._last
         return self._ledger.ticked
@@ -135,23 +123,9 @@ class Ledger:
     """Live state of one engine, as policies read it. Drivers feed it transitions."""
 
     __slots__ = (
-        "_fresh",
-        "_retired",
-        "admitted",
-        "context",
-        "decoding",
-        "held",
-        "kv_free",
-        "kv_shared",
-        "kv_total",
-        "limits",
-        "now",
-        "prefilling",
-        "rolling",
-        "tick",
-        "ticked",
-        "waiting",
-    )
+        "_fresh", "_retired", "admitted", "context", "decoding", "held", "kv_free", "kv_shared", "kv_total",
+        "limits", "now", "prefilling", "rolling", "tick", "ticked", "waiting",
+    )  # fmt: skip
 
     def __init__(self, limits: Limits, kv_total: int) -> None:
         self.limits = limits
@@ -174,20 +148,18 @@ class Ledger:
     @property
     def oldest_token(self) -> float:
         """Looks at requests that do not share the newest tick, and at no others."""
-        found = self.ticked if self.rolling > len(self._fresh) else inf
+        oldest = self.ticked if self.rolling > len(self._fresh) else inf
         for some in (self._fresh, self.held, self._retired):
             for entry in some.values():
                 if entry._last is not None:
-                    found = min(found, entry._last)
-        return found
+                    oldest = min(oldest, entry._last)
+        return oldest
 
     def arrive(self, entry: Entry) -> None:
-        """It joins the end of the queue."""
         entry._ledger = self
         self.waiting[entry.id] = entry
 
     def admit(self, entry: Entry) -> None:
-        """It leaves the queue for its seat."""
         del self.waiting[entry.id]
         self.prefilling[entry.id] = entry
         entry.seat = self.admitted
@@ -196,34 +168,23 @@ class Ledger:
     def join(self, entry: Entry, now: float, rolling: bool) -> None:
         """Its prompt is done and has brought one token; it decodes from now on."""
         del self.prefilling[entry.id]
-        self.decoding[entry.id] = entry
         entry._tokens += 1
         entry._last = now
-        if rolling:
-            self._roll(entry)
-        else:
-            self.held[entry.id] = entry
+        self._decode(entry, rolling)
 
     def take_in(self, entry: Entry, rolling: bool) -> None:
         """It comes from another engine with its KV and decodes here from now on."""
         entry._ledger = self
-        self.decoding[entry.id] = entry
         entry.seat = self.admitted
         self.admitted += 1
-        if rolling:
-            self._roll(entry)
-        else:
-            self.held[entry.id] = entry
+        self._decode(entry, rolling)
 
     def take_back(self, entry: Entry) -> None:
-        """It comes from another engine without its KV, which must be computed again before anybody's."""
+        """It comes from another engine without its KV, which must be computed again before all others'."""
         entry._ledger = self
-        entry.todo = entry.prompt + entry._tokens
         entry.hit = entry.loose = 0
-        entry.wasted += entry.todo - 1
-        entry.evictions += 1
-        self.waiting[entry.id] = entry
-        self.waiting.move_to_end(entry.id, last=False)
+        entry.wasted += entry.prompt + entry._tokens - 1
+        self._wait_first(entry)
 
     def ticks(self, count: int, now: float) -> None:
         """The rolling set got a token in each of `count` steps, the last of which ended now."""
@@ -268,16 +229,18 @@ class Ledger:
                 self.context += more
 
     def evict(self, entry: Entry) -> None:
-        """Its KV is gone; all its tokens must be prefilled again, before anybody else's."""
+        """Its KV is gone; all its tokens must be prefilled again, before those of all others."""
         entry.wasted += entry.held_kv
         self._remove_running(entry)
+        self._wait_first(entry)
+
+    def _wait_first(self, entry: Entry) -> None:
         entry.todo = entry.prompt + entry._tokens
         entry.evictions += 1
         self.waiting[entry.id] = entry
         self.waiting.move_to_end(entry.id, last=False)
 
     def leave(self, entry: Entry) -> None:
-        """It is gone for good, wherever it was."""
         if entry._joined != NOT_ROLLING:
             self._stop(entry)
             del self.decoding[entry.id]
@@ -302,6 +265,13 @@ class Ledger:
         self.prefilling.pop(entry.id, None)
         self.decoding.pop(entry.id, None)
 
+    def _decode(self, entry: Entry, rolling: bool) -> None:
+        self.decoding[entry.id] = entry
+        if rolling:
+            self._roll(entry)
+        else:
+            self.held[entry.id] = entry
+
     def _roll(self, entry: Entry) -> None:
         entry._joined = self.tick
         self._fresh[entry.id] = entry
@@ -320,8 +290,6 @@ class Ledger:
         self.context -= entry.prompt + entry._tokens - 1
 
 
-# -- Notices a request that is not served, so that a bad policy stops the run instead of spoiling it ----
-
 LEAST_STEPS = 32
 
 
@@ -333,7 +301,7 @@ class Watchdog:
     the engine is just full. Detection takes one to two limits.
 
     Where the driver says how many `steps` have run, a look needs `LEAST_STEPS` since the last one: an engine
-    that stands still (a suspended machine, a step of minutes) starves everybody, and no policy is to blame.
+    that stands still (a suspended machine, a step of minutes) starves all, and no policy is to blame.
     """
 
     def __init__(self, limit: float) -> None:
@@ -365,11 +333,6 @@ class Watchdog:
         if not stuck:
             return None
         first = min(stuck)
-        where = (
-            "waiting"
-            if first in ledger.waiting
-            else "half-prefilled"
-            if first in ledger.prefilling
-            else "held"
-        )
+        running = "half-prefilled" if first in ledger.prefilling else "held"
+        where = "waiting" if first in ledger.waiting else running
         return f"request {first} ({where}) and {len(stuck) - 1} more made no progress for {self.limit:g} s"

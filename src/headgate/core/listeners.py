@@ -37,25 +37,15 @@ class Listeners:
         ]
 
     def ran(
-        self,
-        start: float,
-        ends: list[float],
-        decodes: int,
-        context: int,
-        prefill: int,
-        behind: int,
-        kv: int,
+        self, start: float, ends: list[float], decodes: int, context: int, prefill: int, behind: int, kv: int
     ) -> None:
-        """Tell of steps, first those that count them, who are enough where no observer wants each end."""
+        """Tell of steps, first those that count them, which suffice where no observer wants each end."""
         for counter in self.counting:
             counter.ran(start, ends[0], ends[-1], len(ends), decodes, context, prefill, behind, kv)
         if self.each_end:
             steps = Steps(start, ends, decodes, context, prefill, behind, kv)
             for hook in self.each_end:
                 hook(steps)
-
-
-# -- An observer of steps for whom nothing is laid out: compiled code calls it without a Python object --
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -67,15 +57,7 @@ class StepCounter(Observer):
         self.ran(start, ends[0], ends[-1], len(ends), decodes, context, prefill, behind, kv)
 
     def ran(
-        self,
-        start: float,
-        first: float,
-        last: float,
-        count: int,
-        decodes: int,
-        context: int,
-        prefill: int,
-        behind: int,
-        kv: int,
-    ) -> None:
+        self, start: float, first: float, last: float, count: int, decodes: int, context: int, prefill: int,
+        behind: int, kv: int,
+    ) -> None:  # fmt: skip
         """The engine ran so many steps; when the first and the last of them ended."""

@@ -1,4 +1,4 @@
-"""What a batch policy answers: Plan, Until, and check()."""
+"""What a batch policy answers: Plan and Until; what is wrong with a plan; its lease while it is in force."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Plan(NamedTuple):
 def plan_of(
     decode: Decodes | frozenset[int], prefill: tuple[int, ...], budget: float, chunk: float, until: Until
 ) -> Plan:
-    """A plan that evicts and rejects nobody, made quicker than by its own constructor."""
+    """A plan without evictions and rejections, made quicker than by its own constructor."""
     return quick(Plan, (decode, prefill, budget, chunk, (), until, ()))
 
 
@@ -159,11 +159,7 @@ def _bad_rejections(plan: Plan, view: Ledger) -> list[str]:
 
 
 def _some(ids: list[int]) -> str:
-    """The first few of them."""
     return str(ids) if len(ids) <= SHOWN else f"{ids[:SHOWN]} and {len(ids) - SHOWN} more"
-
-
-# -- The lease of the plan in force: counters that run down, and whether one of them has ended it -------
 
 
 class Lease:
@@ -176,7 +172,6 @@ class Lease:
         self.ended = True
 
     def begin(self, until: Until) -> None:
-        """A new plan is in force from now on."""
         self.steps, self.time, self.arrivals, self.prefills, self.finishes = until
         self.ended = False
 
@@ -186,7 +181,6 @@ class Lease:
             self.ended = True
 
     def prefill(self) -> None:
-        """One prompt has been completed."""
         self.prefills -= 1
         if self.prefills <= 0:
             self.ended = True
@@ -197,7 +191,6 @@ class Lease:
             self.ended = True
 
     def ran(self, steps: int, now: float) -> None:
-        """That many steps have run, and the clock shows `now`."""
         self.steps -= steps
         if self.steps <= 0 or now >= self.time:
             self.ended = True

@@ -1,4 +1,4 @@
-"""BatchPolicy: hooks that listen, and plan() that decides."""
+"""The policy of one engine: hooks that listen (Observer), and plan(), which decides (BatchPolicy)."""
 
 from __future__ import annotations
 

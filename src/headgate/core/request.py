@@ -46,7 +46,7 @@ class Identity:
     prompt: int  # tokens
     limit: int  # most output tokens it may have
     kind: str = ""  # workload class, "" when there is only one
-    guess: int | None = None  # predicted output tokens, when someone predicts
+    guess: int | None = None  # predicted output tokens, where there is a prediction
     priority: int = 0  # smaller is more urgent, as in vLLM
     slo: Slo = NO_SLO  # what its user was promised
 
@@ -121,7 +121,7 @@ class Request(Protocol):
 
     @property
     def guess(self) -> int | None:
-        """Predicted output tokens, when someone predicts."""
+        """Predicted output tokens, where there is a prediction."""
 
     @property
     def priority(self) -> int:

@@ -25,20 +25,9 @@ class Roster:
     """Live state of a fleet, as routers read it."""
 
     __slots__ = (
-        "_idle",
-        "_open",
-        "free_seats",
-        "handoff",
-        "idle",
-        "now",
-        "open",
-        "places",
-        "prefilling",
-        "queues",
-        "replicas",
-        "retired",
-        "waiting",
-    )
+        "_idle", "_open", "free_seats", "handoff", "idle", "now", "open", "places", "prefilling", "queues",
+        "replicas", "retired", "waiting",
+    )  # fmt: skip
 
     def __init__(self, roles: Sequence[str], rooms: Callable[[str], Room], kinds: Sequence[str]) -> None:
         self.now = 0.0
@@ -48,8 +37,8 @@ class Roster:
         self.prefilling = dict.fromkeys(kinds, 0)
         self.replicas: list[Seat] = []
         self.retired: set[int] = set()
-        self._idle: dict[str, Pool] = {}
-        self._open: dict[str, Pool] = {}
+        self._idle: dict[str, OpenEngines] = {}
+        self._open: dict[str, OpenEngines] = {}
         self.waiting: dict[int, Request] = {}  # all requests in `queues`
         self.idle: dict[str, list[int]] = {}
         self.open: dict[str, list[int]] = {}
@@ -59,7 +48,7 @@ class Roster:
         for role in roles:
             self.add(role, rooms(role))
 
-    # -- engines ---------------------------------------------------------------------------------------
+    # -- engines
 
     def add(self, role: str, room: Room) -> Seat:
         """One more engine; it takes the number of a retired one that is empty, if there is one."""
@@ -99,7 +88,6 @@ class Roster:
         self._count(seat)
 
     def seat(self, id: int) -> Seat:
-        """An engine of the fleet, by number."""
         if not 0 <= id < len(self.replicas) or id in self.retired:
             raise RunError(f"there is no engine {id} among {len(self.replicas)}")
         return self.replicas[id]
@@ -111,17 +99,16 @@ class Roster:
 
     def _pools(self, role: str) -> None:
         if role not in self._idle:
-            self._idle[role], self._open[role] = Pool(), Pool()
+            self._idle[role], self._open[role] = OpenEngines(), OpenEngines()
             self.idle[role], self.open[role] = self._idle[role].members, self._open[role].members
 
-    # -- requests --------------------------------------------------------------------------------------
+    # -- requests
 
     def kind(self, name: str) -> str:
-        """The class of that name; the first one, which is the default, where nobody knows the name."""
+        """The class of that name; the first one, which is the default, where the name is not known."""
         return name if name in self.queues else next(iter(self.queues))
 
     def add_kind(self, name: str) -> None:
-        """One more class of requests, with an empty queue."""
         if name not in self.queues:
             self.queues[name] = OrderedDict()
             self.prefilling[name] = 0
@@ -129,7 +116,6 @@ class Roster:
                 seat.prefilling[name] = seat.decoding[name] = 0
 
     def arrive(self, request: Request) -> None:
-        """It waits for its prompt."""
         self.waiting[request.id] = request
         self.queues[request.kind][request.id] = request
 
@@ -154,11 +140,10 @@ class Roster:
         self.queues[request.kind].move_to_end(request.id, last=False)
 
     def waiting_one(self, id: int) -> Request:
-        """A request that waits for its prompt, by number."""
-        found = self.waiting.get(id)
-        if found is None:
+        request = self.waiting.get(id)
+        if request is None:
             raise RunError(f"request {id} does not wait for its prompt and cannot be turned away")
-        return found
+        return request
 
     def find(self, move: Move) -> tuple[Request, Seat]:
         """The request that is moved and its engine, if the move is allowed."""
@@ -167,16 +152,16 @@ class Roster:
             raise RunError(f"{move}: there are {len(self.replicas)} engines")
         seat = self.replicas[engine]
         if stage is DECODE:
-            found = self.handoff.get(id)
+            request = self.handoff.get(id)
             if seat.seats < 1:
                 raise RunError(f"{move}: no decode seat there")
         else:
-            found = self.waiting.get(id)
+            request = self.waiting.get(id)
             if seat.prompts >= seat.room.prompts or seat.prompts + seat.decodes >= seat.room.total:
                 raise RunError(f"{move}: no place for a prompt there")
-        if found is None:
+        if request is None:
             raise RunError(f"{move}: request {id} does not wait for that")
-        return found, seat
+        return request, seat
 
     def start_prompt(self, request: Request, seat: Seat, stage: Stage) -> None:
         """Its prompt runs there, and its output if it was sent whole."""
@@ -192,9 +177,7 @@ class Roster:
     def end_prompt(self, request: Request, seat: Seat, stays: bool) -> None:
         """It decodes in the same place, or waits for one."""
         kind = request.kind
-        seat.prefilling[kind] -= 1
-        seat.prompts -= 1
-        self.prefilling[kind] -= 1
+        self._leave_prompt(kind, seat)
         if stays:
             self.places[request.id].decoding = True
             seat.decoding[kind] += 1
@@ -206,13 +189,10 @@ class Roster:
     def drop_prompt(self, request: Request, seat: Seat) -> None:
         """It goes away from there before its prompt is done."""
         del self.places[request.id]
-        seat.prefilling[request.kind] -= 1
-        seat.prompts -= 1
-        self.prefilling[request.kind] -= 1
+        self._leave_prompt(request.kind, seat)
         self._count(seat)
 
     def start_decode(self, request: Request, seat: Seat) -> None:
-        """Its output comes from there."""
         del self.handoff[request.id]
         stay = self.places[request.id]
         stay.replica, stay.stage, stay.decoding = seat.id, DECODE, True
@@ -225,6 +205,11 @@ class Roster:
         seat.decoding[request.kind] -= 1
         seat.decodes -= 1
         self._count(seat)
+
+    def _leave_prompt(self, kind: str, seat: Seat) -> None:
+        seat.prefilling[kind] -= 1
+        seat.prompts -= 1
+        self.prefilling[kind] -= 1
 
     def _count(self, seat: Seat) -> None:
         """Its room has changed: the pools and the number of free seats follow."""
@@ -246,9 +231,6 @@ class Roster:
         if idle != seat.idle:
             seat.idle = idle
             self._idle[seat.role].put(seat.id, idle)
-
-
-# -- Parts of the roster: one engine's seats, one request's place, and pools of engines with room -------
 
 
 class Inside(Protocol):
@@ -302,18 +284,9 @@ class Seat:
     """One engine on the roster; routers see it as a read-only `Replica`."""
 
     __slots__ = (
-        "_roster",
-        "decodes",
-        "decoding",
-        "id",
-        "idle",
-        "inside",
-        "prefilling",
-        "prompts",
-        "role",
-        "room",
+        "_roster", "decodes", "decoding", "id", "idle", "inside", "prefilling", "prompts", "role", "room",
         "seats",
-    )
+    )  # fmt: skip
 
     def __init__(self, roster: Roster, id: int, role: str, room: Room, kinds: Sequence[str]) -> None:
         self._roster = roster
@@ -345,14 +318,13 @@ class Seat:
 
     @property
     def seen(self) -> float:
-        """The roster is always up to date."""
         return self._roster.now
 
     def __repr__(self) -> str:
         return f"Replica({self.id}, {self.role}, prompts={self.prompts}, decodes={self.decodes})"
 
 
-class Pool:
+class OpenEngines:
     """Engines in a list without holes: joined, left and drawn from in O(1)."""
 
     __slots__ = ("_place", "members")

@@ -2,8 +2,7 @@
 
 All keep one law: `update(x, n=n)` leaves exactly, to the last bit, what n single updates leave, so that a
 simulator may jump over n equal steps. Where a closed form would round differently values are folded one by
-one.
-`value` is None before the first update.
+one. `value` is None before the first update.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ class Ema:
         self._value: float | None = None
 
     def update(self, x: float, n: int = 1) -> None:
-        """Equal values, n of them."""
         for _ in range(n):
             before = self._value
             self._value = float(x) if before is None else before + self._weight * (x - before)
@@ -82,7 +80,6 @@ class Mean:
         self._count = 0
 
     def update(self, x: float, n: int = 1) -> None:
-        """Equal values, n of them."""
         for _ in range(n):
             self._total += x
         self._count += n
@@ -93,17 +90,18 @@ class Mean:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class Window:
+class WindowMean:
     """The mean of the last `size` values. Their order does not matter: the sum is exact, rounded once."""
 
     def __init__(self, size: int) -> None:
-        self._values: deque[float] = deque(maxlen=_whole("size", size))
+        if size < 1:
+            raise InputError(f"size={size}; it must be >= 1, keep at least one value")
+        self._values: deque[float] = deque(maxlen=size)
 
     def __len__(self) -> int:
         return len(self._values)
 
     def update(self, x: float, n: int = 1) -> None:
-        """Equal values, n of them."""
         if n == 1:
             self._values.append(x)
         else:
@@ -111,7 +109,6 @@ class Window:
 
     @property
     def value(self) -> float | None:
-        """The mean of the window."""
         return fsum(self._values) / len(self._values) if self._values else None
 
     @property
@@ -128,7 +125,7 @@ class Rate:
     """Events per second over the last `size` gaps between them: gaps seen by the seconds they took."""
 
     def __init__(self, size: int) -> None:
-        self._gaps = Window(size)
+        self._gaps = WindowMean(size)
 
     def update(self, seconds: float, n: int = 1) -> None:
         """Events, n of them, each this many seconds after the one before."""
@@ -146,10 +143,4 @@ class Rate:
 def _positive(name: str, x: float) -> float:
     if not (isfinite(x) and x > 0):
         raise InputError(f"{name}={x}; it must be finite and > 0, give a positive number")
-    return x
-
-
-def _whole(name: str, x: int) -> int:
-    if x < 1:
-        raise InputError(f"{name}={x}; it must be >= 1, keep at least one value")
     return x

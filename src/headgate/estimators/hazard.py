@@ -1,4 +1,6 @@
-"""OutputHazard: how likely a decode ends next, learned from requests that left and from those that run."""
+"""How likely a decode ends next: learned from requests that left and those that run (OutputHazard), its
+line by age, survival curves, and whether it rises with age.
+"""
 
 from __future__ import annotations
 
@@ -196,7 +198,7 @@ def _solve(moments: Sequence[float], d0: float, d1: float, through: int) -> Line
     return LinearHazard((a2 * d0 - a1 * d1) / determinant, (a0 * d1 - a1 * d0) / determinant, through)
 
 
-# -- Survival: the probability that a request still decodes after t iterations; three ways to get one ---
+# -- survival curves
 
 
 class Survival(NamedTuple):
@@ -251,21 +253,7 @@ def geometric_survival(ending: float) -> Survival:
 def sample_survival(lengths: ArrayLike) -> Survival:
     """The survival curve of complete outputs, in decode iterations: S(t) is the share above t."""
     seen = checked_lengths(lengths)
-    counts = np.bincount(seen)
-    above = len(seen) - np.cumsum(counts)
-    return Survival(above / len(seen))
-
-
-def curve_survival(curve: ArrayLike) -> Survival:
-    """A curve given as numbers S(0), S(1), ...; what lies beyond its end ends at once."""
-    values = np.asarray(curve, dtype=np.float64)
-    if values.ndim != 1 or not len(values) or values[0] != 1:
-        raise InputError("a survival curve must begin with S(0) = 1; give S(0), S(1), ... as a list")
-    if not (np.all(np.diff(values) <= 0) and values[-1] >= 0):
-        raise InputError(
-            "a survival curve must fall from 1 towards 0: need S(t) >= S(t+1) >= 0; fix the list"
-        )
-    return Survival(values)
+    return Survival((len(seen) - np.cumsum(np.bincount(seen))) / len(seen))
 
 
 def life_table(
@@ -311,14 +299,14 @@ def checked_lengths(lengths: ArrayLike) -> NDArray[np.int64]:
     return whole
 
 
-# -- Does the chance that an output ends rise with its age? A rank test and a regression, with p-values -
+# -- does the hazard rise with age?
 
 RISING, FALLING, LEVEL = "rising", "falling", "no trend"
 GROUPS = 30  # of ages, with equally many endings each, for the rank test
 SURE = 0.05  # p below which both tests must be before a trend is called one
 
 
-class Trend(NamedTuple):
+class RankTest(NamedTuple):
     """A rank test: `score` above zero means rising; `chance` is how often no trend would look so."""
 
     score: int
@@ -331,7 +319,7 @@ class HazardTrend(NamedTuple):
     """The hazard of a law of outputs at ages 1 .. t95: its line, and what two tests say of its slope."""
 
     line: LinearHazard
-    ranks: Trend  # Mann and Kendall's test
+    ranks: RankTest  # Mann and Kendall's test
     slope_chance: float  # two-sided p of the slope of the line
 
     @property
@@ -377,11 +365,10 @@ def _grouped(curve: NDArray[np.float64]) -> NDArray[np.float64]:
     marks = np.linspace(0.0, ended[-1], GROUPS + 1)[1:]
     edges = np.unique(np.concatenate(([0], np.searchsorted(ended, marks * (1 - ROUNDING)))))
     run = np.concatenate(([0.0], np.cumsum(curve[:-1])))
-    found: NDArray[np.float64] = np.diff(ended[edges]) / np.diff(run[edges])
-    return found
+    return np.asarray(np.diff(ended[edges]) / np.diff(run[edges]), np.float64)
 
 
-def mann_kendall(series: ArrayLike) -> Trend:
+def mann_kendall(series: ArrayLike) -> RankTest:
     """Mann and Kendall's test with the correction for ties, in m log m comparisons.
 
     Evidence for people; no policy decides by it, because at the windows in use it says little.
@@ -395,10 +382,10 @@ def mann_kendall(series: ArrayLike) -> Trend:
     for value in values[::-1].tolist():
         score += len(later) - bisect_right(later, value) - bisect_left(later, value)
         insort(later, value)
-    ties = np.unique(values, return_counts=True)[1]
-    variance = (_spread(count) - sum(_spread(int(size)) for size in ties)) / 18
+    ties = np.unique(values, return_counts=True)[1].tolist()
+    variance = (_spread(count) - sum(map(_spread, ties))) / 18
     deviations = (score - np.sign(score)) / sqrt(variance) if variance else 0.0
-    return Trend(score, variance, float(deviations), erfc(abs(deviations) / sqrt(2)))
+    return RankTest(score, variance, float(deviations), erfc(abs(deviations) / sqrt(2)))
 
 
 def _spread(count: int) -> int:

@@ -16,19 +16,19 @@ from headgate.core.errors import InputError
 from headgate.core.request import Request, uncached
 
 PRIOR = 10.0  # requests of a class that what is assumed of it counts for at the start; they fade like others
-ENOUGH = 30  # arrivals, or exits from a queue of which nobody was assumed to leave, before these are believed
+ENOUGH = 30  # arrivals, or exits from a queue that none was assumed to leave, before these are believed
 TINY = 1e-9  # of what is left of a window: too little to divide by
 MOST_CACHED = 0.99  # of a prompt: at least its last block is computed
 LONGEST_PATIENCE = 3600.0  # seconds; a class that is more patient than that counts as never giving up
 
 
-class Seen(NamedTuple):
+class ClassEstimate(NamedTuple):
     """One class of requests, as estimated."""
 
     rate: float  # arrivals per second
     prompt: float  # tokens
     output: float  # tokens
-    impatience: float  # 1 / mean patience in seconds; 0: nobody gives up
+    impatience: float  # 1 / mean patience in seconds; 0: no request gives up
     cached: float = 0.0  # of the prompt, tokens that engines found in their prefix caches
 
     @property
@@ -43,7 +43,6 @@ class Decaying:
     __slots__ = ("_at", "_seconds", "_value")
 
     def __init__(self, seconds: float) -> None:
-        """`seconds` is the time constant."""
         self._seconds, self._value, self._at = seconds, 0.0, 0.0
 
     def add(self, x: float, now: float) -> None:
@@ -58,12 +57,7 @@ class Decaying:
         self._at = now
 
     def value(self, now: float) -> float:
-        """What is left of it."""
         return self._value * exp((self._at - now) / self._seconds)
-
-
-def _shrunk(time: float, seconds: float) -> float:
-    return exp(-time / seconds) - 1.0
 
 
 class WindowRate:
@@ -88,13 +82,14 @@ class WindowRate:
         start = self._start if since is None else since
         if start is None or self._start is None:
             return 0.0
-        return self._events.value(now) / -(self._seconds * _shrunk(max(now - start, 1.0), self._seconds))
+        counted = self._seconds * (exp(-max(now - start, 1.0) / self._seconds) - 1.0)
+        return self._events.value(now) / -counted
 
 
 class ClassTraffic:
     """One class. What is assumed of it counts as a few requests that were seen before the start."""
 
-    def __init__(self, assumed: Seen, half_life: float, now: float, weight: float = PRIOR) -> None:
+    def __init__(self, assumed: ClassEstimate, half_life: float, now: float, weight: float = PRIOR) -> None:
         seconds = _time_constant(half_life)
         self.assumed, self._half_life, self._began = assumed, half_life, now
         self._rate = WindowRate(half_life)
@@ -128,7 +123,6 @@ class ClassTraffic:
         self._queue(1, now)
 
     def started(self, now: float) -> None:
-        """One leaves the queue for an engine."""
         self._queue(-1, now)
 
     def gave_up(self, now: float) -> None:
@@ -151,7 +145,7 @@ class ClassTraffic:
         self._found.add(float(cached), now)
         self._asked.add(float(prompt), now)
 
-    def seen(self, now: float) -> Seen:
+    def seen(self, now: float) -> ClassEstimate:
         """The estimates; a rate is as assumed until enough came, or a half-life has passed."""
         self._queue(0, now)
         rate, prompt, output, impatience, cached = self.assumed
@@ -168,7 +162,7 @@ class ClassTraffic:
         prompt, asked = max(prompt, 1.0), self._asked.value(now)
         if asked > TINY:  # a share, because requests end later than they come
             cached = min(self._found.value(now) / asked, MOST_CACHED) * prompt
-        return Seen(rate, prompt, max(output, 1.0), impatience, cached)
+        return ClassEstimate(rate, prompt, max(output, 1.0), impatience, cached)
 
     def _queue(self, change: int, now: float) -> None:
         self._waited.lasted(self._waiting, self._since, now)
@@ -176,17 +170,17 @@ class ClassTraffic:
         self._since = now
 
 
-class Traffic:
+class TrafficEstimator:
     """All classes, fed by what a router hears."""
 
-    def __init__(self, assumed: Mapping[str, Seen], half_life: float, now: float = 0.0) -> None:
+    def __init__(self, assumed: Mapping[str, ClassEstimate], half_life: float, now: float = 0.0) -> None:
         self._half_life = half_life
         self.kinds = {kind: ClassTraffic(seen, half_life, now) for kind, seen in assumed.items()}
         self._waiting: set[int] = set()
         self._running: dict[int, tuple[Request, int, float]] = {}  # tokens that are counted, and until when
 
     def arrived(self, request: Request, now: float) -> None:
-        """It joins the queue. A class nobody has heard of begins with what its first request shows."""
+        """It joins the queue. A class that is new begins with what its first request shows."""
         self._waiting.add(request.id)
         self._kind(request, now).arrived(request.prompt, now)
 
@@ -214,13 +208,11 @@ class Traffic:
             self.kinds[request.kind].queued(now)
 
     def finished(self, request: Request, now: float) -> None:
-        """It has all its tokens."""
         self.kinds[request.kind].found(request.prompt - uncached(request), request.prompt, now)
         self._count(request, now, True)
         self._running.pop(request.id, None)
 
     def left(self, request: Request, now: float, gave_up: bool) -> None:
-        """It went away, from the queue or from an engine."""
         kind = self.kinds[request.kind]
         if request.id in self._waiting:
             self._waiting.discard(request.id)
@@ -229,23 +221,23 @@ class Traffic:
             self._count(request, now, False)
             self._running.pop(request.id, None)
 
-    def seen(self, now: float) -> dict[str, Seen]:
-        """Every class, those who run counted as far as they have come."""
+    def seen(self, now: float) -> dict[str, ClassEstimate]:
+        """Every class, requests that run counted as far as they have come."""
         for request, *_ in [*self._running.values()]:
             self._count(request, now, False)
-        return {kind: each.seen(now) for kind, each in self.kinds.items()}
+        return {kind: traffic.seen(now) for kind, traffic in self.kinds.items()}
 
     def _kind(self, request: Request, now: float) -> ClassTraffic:
         if request.kind not in self.kinds:
-            first = Seen(0.0, float(request.prompt), 1.0, 0.0)
+            first = ClassEstimate(0.0, float(request.prompt), 1.0, 0.0)
             self.kinds[request.kind] = ClassTraffic(first, self._half_life, now, weight=0.0)
         return self.kinds[request.kind]
 
     def _count(self, request: Request, now: float, ended: bool) -> None:
-        found = self._running.get(request.id)
-        if found is not None:
+        if request.id in self._running:
+            _, counted, since = self._running[request.id]
             tokens = request.generated
-            self.kinds[request.kind].decoded(tokens - found[1], found[2], now, ended)
+            self.kinds[request.kind].decoded(tokens - counted, since, now, ended)
             self._running[request.id] = request, tokens, now
 
 

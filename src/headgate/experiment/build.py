@@ -1,4 +1,4 @@
-"""Words become objects: a workload, an engine, a policy."""
+"""Settings become objects: the engine, and the requests, drawn or read from a trace."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from headgate.core.errors import InputError, unknown
 from headgate.core.request import MEAN, Slo
 from headgate.cost.card import Card
 from headgate.experiment.settings import (
+    OWN,
     ClassSettings,
     Experiment,
-    Lengths,
+    LengthSettings,
     StageSettings,
     at_once,
     refuse_conflicts,
@@ -82,7 +83,7 @@ def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload,
 def too_long(workload: Workload, engine: Engine) -> int:
     """How many requests can never fit, because their prompt alone fills the model or the KV.
 
-    Such requests are refused one by one in a run; when nobody is left the input is wrong.
+    Such requests are refused one by one in a run; when none is left the input is wrong.
     """
     number = int(np.count_nonzero(workload.prompt >= engine.longest))
     if number == len(workload):
@@ -99,28 +100,17 @@ def _drawn(words: Experiment, seed: int) -> Workload:
     refuse_many(words.requests or sum(stage.requests for stage in words.stages))
     requests = words.requests or (None if words.stages else DEFAULT_REQUESTS)
     stages = [_stage(words, stage) for stage in words.stages]
-    name = words.workload if not words.classes else "mix"
+    lengths: dict[str, Any] = {"name": words.workload}
     if words.classes:
-        shares = [_share(share) for share in words.classes]
-        return generate(
-            requests, seed=seed, arrivals=process, classes=shares, clients=clients, stages=stages, name=name
-        )
-    prompt, output = _law(words, "prompt"), _law(words, "output")
-    return generate(
-        requests,
-        seed=seed,
-        arrivals=process,
-        prompt=prompt,
-        output=output,
-        clients=clients,
-        stages=stages,
-        name=name,
-    )
+        lengths = {"name": "mix", "classes": [_share(share) for share in words.classes]}
+    else:
+        lengths |= {"prompt": _law(words, "prompt"), "output": _law(words, "output")}
+    return generate(requests, seed=seed, arrivals=process, clients=clients, stages=stages, **lengths)
 
 
 def _with_sessions(words: Experiment, workload: Workload, seed: int) -> Workload:
     """System prompts and conversations, where the words ask for them."""
-    texts = [each.shared_prefix for each in words.classes] if words.classes else [words.shared_prefix]
+    texts = [share.shared_prefix for share in words.classes] if words.classes else [words.shared_prefix]
     if not (words.turns or any(texts)):
         return workload
     prefixes = [shared_prefix(text) if text else None for text in texts]
@@ -151,18 +141,18 @@ def _load(words: Experiment) -> tuple[int | None, ArrivalProcess | None]:
     return words.clients or (None if staged else DEFAULT_CLIENTS), None
 
 
-def _law(words: Lengths, which: str, mean: float | None = None) -> LengthLaw:
+def _law(words: LengthSettings, which: str, mean: float | None = None) -> LengthLaw:
     name = getattr(words, f"{which}_law") or words.workload
     mean = mean or getattr(words, which)
     if name.startswith(FROM_FILE):
         return length_law(name, mean)
-    own = {"gamma": "shape", "lognormal": "sigma", "uniform": "spread"}.get(name, "")
-    value = getattr(words, own) if own else None
-    return length_law(name, mean or DEFAULT_LENGTH, **({} if value is None else {own: value}))
+    given = {word: getattr(words, word) for word, law in OWN.items() if law == name}
+    parameters = {word: value for word, value in given.items() if value is not None}
+    return length_law(name, mean or DEFAULT_LENGTH, **parameters)
 
 
 def _promised(words: Experiment | ClassSettings) -> Slo:
-    """Of every gap, or of their mean; `conflicts.py` refuses both at once."""
+    """Of every gap, or of their mean; `refuse_conflicts` refuses both at once."""
     return Slo(words.ttft, words.tpot, MEAN) if words.tpot else Slo(words.ttft, words.tbt)
 
 
@@ -192,7 +182,7 @@ def _traced(words: Experiment, trace: str, seed: int) -> tuple[Workload, BadRows
         workload = _ticked(words, workload, tick, seed)
     if words.scale_rate:
         workload = workload.scale_rate(words.scale_rate)
-    if not (words.clients or words.rate or words.all_at_once or words.arrivals):
+    if own_times:
         return workload, bad
     clients, process = _load(words)
     if clients:
@@ -208,15 +198,14 @@ def _ticked(words: Experiment, workload: Workload, tick: float, seed: int) -> Wo
     together = len(workload) / len(np.unique(workload.arrival))
     shared = f"arrivals come in ticks of {tick:g} s, {together:.3g} at once"
     if known if words.spread_ticks is None else words.spread_ticks:
-        said = f"{shared}; they are spread over their tick (--no-spread-ticks keeps them)"
+        note = f"{shared}; they are spread over their tick (--no-spread-ticks keeps them)"
         workload = workload.arriving(spread(workload.arrival, tick, seed))
     else:
-        said = f"{shared}: bursts that no client made; --spread-ticks spreads them"
-    return replace(workload, origin={**workload.origin, "ticks": said})
+        note = f"{shared}: bursts that no client made; --spread-ticks spreads them"
+    return replace(workload, origin={**workload.origin, "ticks": note})
 
 
 def _read(words: Experiment, trace: str) -> tuple[Workload, BadRows]:
-    """A bundled trace by its name, any other by its path."""
     if trace in BUNDLED:
         return bundled(trace), BadRows()
     if is_live_trace(trace):
@@ -226,10 +215,6 @@ def _read(words: Experiment, trace: str) -> tuple[Workload, BadRows]:
     return read_trace(
         trace, words.format, words.skip_bad_rows, words.sort, words.columns or "", words.times or ""
     )
-
-
-# -- The requests of a live engine's trace as a workload: when they came, their lengths, what its cache -
-#    had
 
 
 def as_workload(run: Run, path: Path) -> Workload:
@@ -248,11 +233,8 @@ def as_workload(run: Run, path: Path) -> Workload:
         output = np.where(mine & ~done, np.maximum(output, round(mean)), output)
     order = np.argsort(rows["arrival"], kind="stable")
     kinds = [
-        Kind(
-            str(each["name"]),
-            Slo(**{**Slo()._asdict(), **{name: each[name] for name in Slo._fields if name in each}}),
-        )
-        for each in run.kinds
+        Kind(str(row["name"]), Slo(**{name: row[name] for name in Slo._fields if name in row}))
+        for row in run.kinds
     ]
     columns = {
         "arrival": rows["arrival"] - rows["arrival"].min(),
@@ -270,9 +252,6 @@ def as_workload(run: Run, path: Path) -> Workload:
     )
 
 
-# -- What a run's record says of its requests -----------------------------------------------------------
-
-
 def cache_record(engines: Sequence[Residents]) -> dict[str, object]:
     """Blocks that each one's prefix cache evicted, where they had any."""
     evicted = [engine.cache.evicted for engine in engines if engine.cache is not None]
@@ -288,9 +267,6 @@ def described(workload: Workload) -> dict[str, object]:
         "clients": int(workload.clients.max()) or None,
         "kinds": [{"name": kind.name, **kind.slo._asdict()} for kind in workload.kinds],
     }
-
-
-# -- Requests that no engine of this size can serve: counted, named with the remedy, left out of promises
 
 
 class Unservable(NamedTuple):
@@ -330,8 +306,5 @@ def unservable(workload: Workload, engine: Engine) -> Unservable:
 
 def servable(workload: Workload, engine: Engine) -> Workload:
     """The requests that fit; an error where there are none."""
-    return (
-        workload.subset(np.asarray(workload.prompt < engine.longest))
-        if too_long(workload, engine)
-        else workload
-    )
+    fits = np.asarray(workload.prompt < engine.longest)
+    return workload.subset(fits) if too_long(workload, engine) else workload

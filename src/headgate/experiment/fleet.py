@@ -20,7 +20,7 @@ from headgate.kv.prefix import Pieces
 from headgate.kv.transfer import Transfer
 from headgate.methods import make
 from headgate.methods.balance.prefix_index import Sharing
-from headgate.methods.fluid.flows import EnginePace, Flow, Instance, TokenPrices, pace_of
+from headgate.methods.fluid.flows import Flow, Instance, TokenPrices, pace_of
 from headgate.methods.fluid.plan import FluidPlan, Path, fluid_path
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.make import router_settings
@@ -37,7 +37,7 @@ from headgate.workloads.workload import Kind, Workload
 DELAY = 0.002  # seconds before the first byte
 KV_BYTES = 147_456.0  # of one token: 36 layers, K and V, 8 heads of 128, 2 bytes each, as Qwen3-8B has them
 BANDWIDTH = 50.0  # GB/s: one 400 Gbit/s link
-PRICES = TokenPrices(1.0, 2.0)  # of a prompt and of an output token, where nobody says
+PRICES = TokenPrices(1.0, 2.0)  # of a prompt and of an output token, where no setting says
 MakePolicy = Callable[[str], BatchPolicy]  # from the role of an engine
 
 
@@ -54,12 +54,6 @@ def prices_of(settings: ManyEngines) -> TokenPrices:
     prompt = PRICES.prompt if settings.prompt_price is None else settings.prompt_price
     output = PRICES.output if settings.output_price is None else settings.output_price
     return TokenPrices(prompt, output)
-
-
-def session(pieces: Pieces) -> int | None:
-    """The conversation that goes on with a request's output; None where nobody can ask for that."""
-    key = pieces[-1][0]
-    return key if key >= 0 else None
 
 
 @dataclass(frozen=True)
@@ -86,15 +80,15 @@ class FleetSetup:
         values = router_settings(name, settings)
         if name == "split" and "prefill" not in values:
             values["prefill"] = prefill_engines(self.engine, self.engines, workload)
-        made = make_router(
+        router = make_router(
             name, lambda: self.plan(workload), self.engines, seed, values, lambda: self.sharing(workload)
         )
-        if self.engine.running < 2 and not made.sends_at_once:
+        if self.engine.running < 2 and not router.sends_at_once:
             raise InputError(
                 f"router {name} keeps a seat for a prompt beside a decode, the engine has one; raise "
                 "--slots, or choose a router such as least-loaded"
             )
-        return made, values
+        return router, values
 
     def sharing(self, workload: Workload) -> Sharing:
         """What a router knows of prefixes: contents of the requests, and the size of an engine's cache."""
@@ -132,13 +126,7 @@ class FleetSetup:
             watchdog=self.watchdog,
             progress=progress,
         )
-        outcome = "finished"
-        try:
-            fleet.run()
-        except KeyboardInterrupt:
-            outcome = "interrupted"
-        except RunError as error:
-            outcome = f"failed: {error}"
+        outcome = outcome_of(fleet.run)
         meta: dict[str, Any] = {
             "driver": "fleet",
             "kv_tokens": self.engine.kv_tokens,
@@ -156,7 +144,32 @@ class FleetSetup:
         return Run(meta, **fleet.recorder.tables())
 
 
-# -- A router for a simulated fleet ---------------------------------------------------------------------
+def outcome_of(run: Callable[[], None]) -> str:
+    """Carry out a run; "finished", or why it ended early: what was recorded until then is kept."""
+    try:
+        run()
+    except KeyboardInterrupt:
+        return "interrupted"
+    except RunError as error:
+        return f"failed: {error}"
+    return "finished"
+
+
+def finished(run: Run) -> Run:
+    """The run, or what ended it early as an error."""
+    outcome = str(run.meta["outcome"])
+    if outcome == "interrupted":
+        raise KeyboardInterrupt
+    if outcome != "finished":
+        raise RunError(outcome.removeprefix("failed: "))
+    return run
+
+
+def session(pieces: Pieces) -> int | None:
+    """The conversation that goes on with a request's output; None where no other can ask for that."""
+    key = pieces[-1][0]
+    return key if key >= 0 else None
+
 
 Planned = FluidPlan | Callable[[], FluidPlan]  # a plan, or how to make one if the router wants it
 
@@ -179,7 +192,7 @@ def make_router(
     return make.make_router(name, given, settings or {})
 
 
-# -- What a router knows beforehand: a fluid plan by kind of request, or how many engines should prefill
+# -- fluid plans
 
 GATED = ("gate-and-route", "gate-and-route+")  # routers that follow the plan's fluid path
 SETTLED = 10.0  # times the longest mean decode: then the path stands still
@@ -188,10 +201,12 @@ PATH_STEPS = 4000
 
 def fleet_plan(engine: Engine, engines: int, workload: Workload, prices: TokenPrices) -> FluidPlan:
     """The fluid plan for these requests: a class per kind, at the rate it comes, on engines of this cost."""
-    return plan_fluid(Instance(flows_of(workload, engines), engine_pace(engine, workload), prices).checked())
+    flows, (prompt, context) = _flows(workload, engines), _means(workload)
+    pace = pace_of(engine.cost, _seats(engine, context), engine.batch_tokens, prompt, context)
+    return plan_fluid(Instance(flows, pace, prices).checked())
 
 
-def flows_of(workload: Workload, engines: int) -> tuple[Flow, ...]:
+def _flows(workload: Workload, engines: int) -> tuple[Flow, ...]:
     """One class per kind that comes, with its means and its rate per engine."""
     span = float(workload.arrival[-1] - workload.arrival[0])
     if workload.closed or span <= 0:
@@ -201,27 +216,15 @@ def flows_of(workload: Workload, engines: int) -> tuple[Flow, ...]:
         )
     rate = (len(workload) - 1) / span / engines
     outputs = np.minimum(workload.output, workload.limit)
-    found: list[Flow] = []
+    flows: list[Flow] = []
     for number, kind in enumerate(workload.kinds):
         mine = workload.kind == number
         if mine.any():
+            prompt, output = float(workload.prompt[mine].mean()), float(outputs[mine].mean())
             patience = float(workload.patience[mine].mean())
-            found.append(
-                Flow(
-                    kind.name,
-                    float(workload.prompt[mine].mean()),
-                    float(outputs[mine].mean()),
-                    rate * float(mine.mean()),
-                    1 / patience if isfinite(patience) else 0.0,
-                )
-            )
-    return tuple(found)
-
-
-def engine_pace(engine: Engine, workload: Workload) -> EnginePace:
-    """Speeds of one engine under these requests."""
-    prompt, context = _means(workload)
-    return pace_of(engine.cost, _seats(engine, context), engine.batch_tokens, prompt, context)
+            impatience = 1 / patience if isfinite(patience) else 0.0
+            flows.append(Flow(kind.name, prompt, output, rate * float(mine.mean()), impatience))
+    return tuple(flows)
 
 
 def prefill_engines(engine: Engine, engines: int, workload: Workload) -> int:
@@ -260,14 +263,10 @@ def recorded_plan(run: Run) -> FluidPlan | None:
     try:
         engine = Engine(recorded_card(run.meta["card"]).cost, **limits)
         kinds = [Kind(str(kind.get("name", ""))) for kind in run.kinds]
-        come, kind = requests["arrival"][kept], requests["kind"][kept]
-        offered = Workload.of(
-            requests["prompt"][kept], requests["output"][kept], kinds=kinds, arrival=come, kind=kind
-        )
-        prices = run.meta.get("prices") or {}
-        return fleet_plan(
-            engine, engines, offered, TokenPrices(prices.get("prompt", 1.0), prices.get("output", 2.0))
-        )
+        columns: dict[str, Any] = {name: requests[name][kept] for name in ("arrival", "kind")}
+        offered = Workload.of(requests["prompt"][kept], requests["output"][kept], kinds=kinds, **columns)
+        prices = TokenPrices(**({"prompt": 1.0, "output": 2.0} | (run.meta.get("prices") or {})))
+        return fleet_plan(engine, engines, offered, prices)
     except (InputError, KeyError, TypeError):
         return None
 

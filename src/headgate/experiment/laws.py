@@ -1,9 +1,10 @@
-"""The laws every batch policy must keep, tried on one policy in many small random worlds."""
+"""The laws that every policy and every router must keep, tried on one of them in many small random worlds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -16,53 +17,121 @@ from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
-from headgate.experiment.fleet import FleetSetup
+from headgate.experiment.fleet import FleetSetup, finished
 from headgate.kv.transfer import Transfer
 from headgate.methods.make import make_policy
 from headgate.methods.mixed.mixed import Mixed
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.replica import Replica
+from headgate.sim.engine.replica import VirtualEngine
 from headgate.sim.engine.simulator import Simulator
 from headgate.sim.engine.stingy_engine import serve_stingily
 from headgate.workloads.workload import Kind, Workload
 
 Make = Callable[[], BatchPolicy]  # a fresh policy for the world in hand
+Progress = Callable[[int], None]  # worlds done so far
 TOOK_OVER = 12  # the most steps before a fresh policy takes over
+
+
+@dataclass
+class Verdict:
+    """What became of one law."""
+
+    law: str
+    says: str
+    worlds: int = 0  # tried in
+    broken: int = 0
+    first: str = ""  # where and how it was first broken
+
+
+@dataclass
+class LawTrial:
+    """All laws on one policy."""
+
+    policy: str
+    worlds: int
+    seed: int
+    refused: int = 0  # worlds whose engine the policy's parameters do not fit
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    @property
+    def kept(self) -> bool:
+        return not any(verdict.broken for verdict in self.verdicts)
+
+    def keeps(self, verdict: Verdict) -> bool:
+        """Whether a law was tried in every world that fits, and held there."""
+        return not verdict.broken and 0 < verdict.worlds == self.worlds - self.refused
+
+
+def try_laws(
+    name: str, settings: dict[str, Any], worlds: int, seed: int, progress: Progress = lambda done: None
+) -> LawTrial:
+    """Every law of policies in worlds `seed`, `seed + 1`, ..."""
+
+    def make(at: World) -> BatchPolicy:
+        return make_policy(name, settings, at.engine)[0]
+
+    return _try_worlds(LawTrial(name, worlds, seed), LAWS, world, make, progress)
+
+
+def try_router_laws(
+    name: str, settings: dict[str, Any], worlds: int, seed: int, progress: Progress = lambda done: None
+) -> LawTrial:
+    """Every law of routers in fleets `seed`, `seed + 1`, ..."""
+
+    def make(at: FleetWorld) -> RoutePolicy:
+        return at.router(name, settings)
+
+    return _try_worlds(LawTrial(name, worlds, seed), ROUTER_LAWS, fleet_world, make, progress)
+
+
+def _try_worlds(
+    trial: LawTrial,
+    laws: Mapping[str, Callable[[Callable[[], Any], Any], None]],
+    drawn: Callable[[int], Any],
+    make: Callable[[Any], Any],
+    progress: Progress,
+) -> LawTrial:
+    """Every law in every world; where the policy or router fits none, the first says why."""
+    trial.verdicts = [Verdict(law, (holds.__doc__ or "").strip()) for law, holds in laws.items()]
+    for number in range(trial.worlds):
+        at = drawn(trial.seed + number)
+        try:
+            make(at)
+        except InputError:
+            trial.refused += 1
+        else:
+            _try_all(trial, laws, at, partial(make, at))
+        progress(number + 1)
+    if trial.refused == trial.worlds:
+        make(drawn(trial.seed))
+    return trial
+
+
+def _try_all(
+    trial: LawTrial,
+    laws: Mapping[str, Callable[[Callable[[], Any], Any], None]],
+    at: Any,
+    make: Callable[[], Any],
+) -> None:
+    """Every law in one world; where the first is broken the others would only say the same."""
+    for verdict in trial.verdicts:
+        verdict.worlds += 1
+        try:
+            laws[verdict.law](make, at)
+        except (BrokenLawError, RunError, InputError) as error:
+            cause = error.__cause__ if isinstance(error.__cause__, BrokenLawError) else error
+            verdict.broken += 1
+            verdict.first = verdict.first or f"{at}: {cause}"
+            if verdict is trial.verdicts[0]:
+                return
 
 
 class BrokenLawError(Exception):
     """A law was broken; the text says how."""
 
 
-class Diary(Observer):
-    """What happened, one entry after the other, so that two runs can be compared."""
-
-    def __init__(self) -> None:
-        self.schedule: list[tuple[Any, ...]] = []
-        self.plans: list[tuple[float, Plan]] = []
-        self.gone = 0
-
-    def admitted(self, request: Request, now: float) -> None:
-        self.schedule.append(("admitted", request.id, now))
-
-    def evicted(self, request: Request, now: float) -> None:
-        self.schedule.append(("evicted", request.id, now))
-
-    def finished(self, request: Request, now: float, how: End) -> None:
-        self.gone += 1
-        self.schedule.append((how.value, request.id, now, request.generated))
-
-    def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
-        """A new plan came into force."""
-        self.plans.append((now, plan))
-
-    def stepped(self, steps: Steps) -> None:
-        """One entry per step: runs of equal steps are cut differently when a policy is asked more often."""
-        self.schedule += [
-            ("step", float(end), steps.decodes, steps.context + place * steps.decodes, steps.prefill)
-            for place, end in enumerate(steps.ends)
-        ]
+# -- policies
 
 
 def same_again(make: Make, at: World) -> None:
@@ -95,7 +164,7 @@ def lease(make: Make, at: World) -> None:
 
 def ends(make: Make, at: World) -> None:
     """Every plan makes sense; everybody is served or leaves."""
-    _everybody(_served(make(), at), at)
+    _all_left(_served(make(), at), at)
 
 
 def refusal(make: Make, at: World) -> None:
@@ -103,14 +172,14 @@ def refusal(make: Make, at: World) -> None:
     diary = Diary()
     mood = np.random.default_rng(at.number).random
     serve_stingily(at.engine, make(), at.workload, (diary,), mood)
-    _everybody(diary, at)
+    _all_left(diary, at)
 
 
 def take_over(make: Make, at: World) -> None:
     """A fresh one that takes over half-way serves everybody."""
     left = int(np.random.default_rng(at.number).integers(1, TOOK_OVER + 1))
 
-    class TakenOver(Replica):
+    class TakenOver(VirtualEngine):
         def advance(self, wake: float = np.inf) -> bool:
             nonlocal left
             left -= 1
@@ -122,7 +191,17 @@ def take_over(make: Make, at: World) -> None:
     mixed = Mixed(at.engine.running, at.engine.batch_tokens)
     simulator = Simulator(at.engine, mixed, at.workload, (diary := Diary(),), kind=TakenOver)
     simulator.run()
-    _everybody(diary, at)
+    _all_left(diary, at)
+
+
+LAWS: dict[str, Callable[[Make, World], None]] = {
+    "ends": ends,
+    "same again": same_again,
+    "asked twice": asked_twice,
+    "lease": lease,
+    "refusal": refusal,
+    "take-over": take_over,
+}
 
 
 def _served(policy: BatchPolicy, at: World, leases: bool = True) -> Diary:
@@ -130,7 +209,7 @@ def _served(policy: BatchPolicy, at: World, leases: bool = True) -> Diary:
     return diary
 
 
-def _everybody(diary: Diary, at: World) -> None:
+def _all_left(diary: Diary, at: World) -> None:
     if diary.gone != len(at.workload):
         raise BrokenLawError(f"{diary.gone} of {len(at.workload)} requests were served or left")
 
@@ -141,8 +220,37 @@ def _alike(one: list[Any], other: list[Any], what: str) -> None:
             raise BrokenLawError(f"{what} differ: {first} and {second}")
 
 
+class Diary(Observer):
+    """What happened, one entry after the other, so that two runs can be compared."""
+
+    def __init__(self) -> None:
+        self.schedule: list[tuple[Any, ...]] = []
+        self.plans: list[tuple[float, Plan]] = []
+        self.gone = 0
+
+    def admitted(self, request: Request, now: float) -> None:
+        self.schedule.append(("admitted", request.id, now))
+
+    def evicted(self, request: Request, now: float) -> None:
+        self.schedule.append(("evicted", request.id, now))
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        self.gone += 1
+        self.schedule.append((how.value, request.id, now, request.generated))
+
+    def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
+        self.plans.append((now, plan))
+
+    def stepped(self, steps: Steps) -> None:
+        """One entry per step: runs of equal steps are cut differently when a policy is asked more often."""
+        self.schedule += [
+            ("step", float(end), steps.decodes, steps.context + place * steps.decodes, steps.prefill)
+            for place, end in enumerate(steps.ends)
+        ]
+
+
 class World(NamedTuple):
-    """An engine and who comes to it; the same for the same number."""
+    """An engine and the requests that come to it; the same for the same number."""
 
     number: int
     engine: Engine
@@ -156,103 +264,7 @@ class World(NamedTuple):
         )
 
 
-LAWS: dict[str, Callable[[Make, World], None]] = {
-    "ends": ends,
-    "same again": same_again,
-    "asked twice": asked_twice,
-    "lease": lease,
-    "refusal": refusal,
-    "take-over": take_over,
-}
-
-
-@dataclass
-class Verdict:
-    """What became of one law."""
-
-    law: str
-    says: str
-    worlds: int = 0  # tried in
-    broken: int = 0
-    first: str = ""  # where and how it was first broken
-
-
-@dataclass
-class Trial:
-    """All laws on one policy."""
-
-    policy: str
-    worlds: int
-    seed: int
-    refused: int = 0  # worlds whose engine the policy's parameters do not fit
-    verdicts: list[Verdict] = field(default_factory=list)
-
-    @property
-    def kept(self) -> bool:
-        return not any(verdict.broken for verdict in self.verdicts)
-
-    def keeps(self, verdict: Verdict) -> bool:
-        """Whether a law was tried in every world that fits, and held there."""
-        return not verdict.broken and 0 < verdict.worlds == self.worlds - self.refused
-
-
-def try_laws(
-    name: str,
-    settings: dict[str, Any],
-    worlds: int,
-    seed: int,
-    progress: Callable[[int], None] = lambda done: None,
-) -> Trial:
-    """Every law in worlds `seed`, `seed + 1`, ..."""
-
-    def make(at: World) -> BatchPolicy:
-        return make_policy(name, settings, at.engine)[0]
-
-    return try_worlds(Trial(name, worlds, seed), LAWS, world, make, progress)
-
-
-def try_worlds(
-    trial: Trial,
-    laws: Mapping[str, Callable[[Callable[[], Any], Any], None]],
-    drawn: Callable[[int], Any],
-    make: Callable[[Any], Any],
-    progress: Callable[[int], None],
-) -> Trial:
-    """Every law of policies or routers in every world; where none fits, the first says why."""
-    trial.verdicts = [Verdict(law, (holds.__doc__ or "").strip()) for law, holds in laws.items()]
-    for number in range(trial.worlds):
-        _try_all(trial, laws, drawn(trial.seed + number), make)
-        progress(number + 1)
-    if trial.refused == trial.worlds:
-        make(drawn(trial.seed))
-    return trial
-
-
-def _try_all(
-    trial: Trial,
-    laws: Mapping[str, Callable[[Callable[[], Any], Any], None]],
-    at: Any,
-    make: Callable[[Any], Any],
-) -> None:
-    """Every law in one world; where the first is broken the others would only say the same."""
-    try:
-        make(at)
-    except InputError:
-        trial.refused += 1
-        return
-    for verdict in trial.verdicts:
-        verdict.worlds += 1
-        try:
-            laws[verdict.law](lambda: make(at), at)
-        except (BrokenLawError, RunError, InputError) as error:
-            cause = error.__cause__ if isinstance(error.__cause__, BrokenLawError) else error
-            verdict.broken += 1
-            verdict.first = verdict.first or f"{at}: {cause}"
-            if verdict is trial.verdicts[0]:
-                return
-
-
-# -- The laws every router must keep, tried on one router before small random fleets --------------------
+# -- routers
 
 MOST_ENGINES, MOST_KINDS = 4, 3
 TRANSFER = Transfer(0.4, 0.01)
@@ -279,13 +291,7 @@ class FleetWorld(NamedTuple):
         def policy(role: str) -> BatchPolicy:
             return Mixed(engine.running, engine.batch_tokens)
 
-        run = self.setup.run(policy, router, self.workload)
-        outcome = str(run.meta["outcome"])
-        if outcome == "interrupted":
-            raise KeyboardInterrupt
-        if outcome != "finished":
-            raise BrokenLawError(outcome.removeprefix("failed: "))
-        return run
+        return finished(self.setup.run(policy, router, self.workload))
 
 
 def fleet_world(number: int) -> FleetWorld:
@@ -327,22 +333,7 @@ ROUTER_LAWS: dict[str, Callable[[MakeRouter, FleetWorld], None]] = {
 }
 
 
-def try_router_laws(
-    name: str,
-    settings: dict[str, Any],
-    worlds: int,
-    seed: int,
-    progress: Callable[[int], None] = lambda done: None,
-) -> Trial:
-    """Every law in fleets `seed`, `seed + 1`, ..."""
-
-    def make(at: FleetWorld) -> RoutePolicy:
-        return at.router(name, settings)
-
-    return try_worlds(Trial(name, worlds, seed), ROUTER_LAWS, fleet_world, make, progress)
-
-
-# -- Small random worlds to try a policy in: engines short of KV, and clients who give up ---------------
+# -- random worlds
 
 COST = LinearCost(
     DecodeTerms(constant=1.0, per_decode=0.05, per_context=0.001),

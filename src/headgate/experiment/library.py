@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headgate.core.errors import InputError, RunError
+from headgate.core.errors import InputError
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.cost.card import load_card
 from headgate.experiment.build import cache_record, described, make_engine
-from headgate.experiment.fleet import PRICES, FleetSetup, transfer_time
+from headgate.experiment.fleet import PRICES, FleetSetup, finished, transfer_time
 from headgate.experiment.run import composes_ahead
 from headgate.experiment.settings import ManyEngines, experiment
 from headgate.kv.transfer import Transfer
@@ -119,8 +119,8 @@ def simulate(
     if lost and asynchronous:
         raise InputError("an asynchronous engine loses no output at evictions; give one of the two")
     label = policy if isinstance(policy, str) else type(policy).__name__
-    recorder = Recorder(len(workload), [kind.name for kind in workload.kinds])
-    made = Simulator(
+    recorder = Recorder([kind.name for kind in workload.kinds])
+    simulator = Simulator(
         engine,
         make_policy(policy, engine) if isinstance(policy, str) else policy,
         workload,
@@ -130,9 +130,9 @@ def simulate(
         lost=lost,
         watchdog=watchdog,
     )
-    made.run()
+    simulator.run()
     about = {"driver": "simulator", "policy": label, "label": label, "outcome": "finished"}
-    limits = {"kv_tokens": engine.kv_tokens, "longest": engine.longest, **cache_record([made.replica])}
+    limits = {"kv_tokens": engine.kv_tokens, "longest": engine.longest, **cache_record([simulator.replica])}
     return Run({**about, **limits, **described(workload)}, **recorder.tables())
 
 
@@ -183,13 +183,7 @@ def simulate_fleet(
     label = f"{named} {policy}" if isinstance(policy, str) else named
     fresh = policy if callable(policy) else lambda role: make_policy(policy, engine)
     about = {"policy": policy if isinstance(policy, str) else "by role", "router": named, "label": label}
-    run = setup.run(fresh, chosen, workload, about=about)
-    outcome = str(run.meta["outcome"])
-    if outcome == "interrupted":
-        raise KeyboardInterrupt
-    if outcome != "finished":
-        raise RunError(outcome.removeprefix("failed: "))
-    return run
+    return finished(setup.run(fresh, chosen, workload, about=about))
 
 
 def _check_requests(workload: object) -> None:
@@ -233,5 +227,5 @@ def compare(
         )
     if not runs:
         raise InputError("no runs to compare; give at least two")
-    each = {name: [own] if isinstance(own, Run) else list(own) for name, own in runs.items()}
-    return comparison.compare(each, next(iter(each)) if baseline is None else baseline, window)
+    by_name = {name: [own] if isinstance(own, Run) else list(own) for name, own in runs.items()}
+    return comparison.compare(by_name, next(iter(runs)) if baseline is None else baseline, window)

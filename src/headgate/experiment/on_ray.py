@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from headgate.core.errors import InputError, RunError
-from headgate.experiment.workers import AHEAD, Answer, Pool, Task
+from headgate.experiment.workers import AHEAD, Answer, Task, WorkerPool
 
 RETRIES = 5  # of a task whose worker or node died; runs are pure, so it is the same run again
 CONNECT = 10.0  # seconds
@@ -23,11 +23,11 @@ def ray_module() -> ModuleType:
         import ray
     except ImportError:
         raise InputError("--on ray needs Ray; install headgate[ray]") from None
-    found: ModuleType = ray
-    return found
+    module: ModuleType = ray
+    return module
 
 
-class RayPool(Pool[Task, Answer]):
+class RayPool(WorkerPool[Task, Answer]):
     """One Ray task for every task, with one CPU. Tasks of lost workers run again, on another node."""
 
     def __init__(self, work: Callable[[Task], Answer], jobs: int, address: str) -> None:
@@ -48,10 +48,10 @@ class RayPool(Pool[Task, Answer]):
         try:
             self._ray.init(log_to_driver=False, logging_level="ERROR", **where)
         except Exception as error:  # Ray has no class for a start that takes too long
-            said = str(error).strip().partition("\n")[0].partition(". ")[0]
+            reason = str(error).strip().partition("\n")[0].partition(". ")[0]
             if address:
-                raise InputError(f"--on ray:{address}: {said}; check that the cluster is up") from None
-            raise RunError(f"--on ray: Ray does not start here: {said}; use --jobs instead") from None
+                raise InputError(f"--on ray:{address}: {reason}; check that the cluster is up") from None
+            raise RunError(f"--on ray: Ray does not start here: {reason}; use --jobs instead") from None
 
     @property
     def ahead(self) -> int:
@@ -60,22 +60,19 @@ class RayPool(Pool[Task, Answer]):
 
     def submit(self, task: Task) -> Future[Answer]:
         ref = self._run.remote(self._work, task)
-        told: Future[Answer] = Future()
-        self._pending[ref] = told
+        self._pending[ref] = future = Future[Answer]()
         ref.future().add_done_callback(lambda done: self._ended(ref, done))
-        return told
+        return future
 
     def _ended(self, ref: Any, done: Future[Answer]) -> None:
-        told, error = self._pending.pop(ref), done.exception()
+        future, error = self._pending.pop(ref), done.exception()
         if error is None:
-            told.set_result(done.result())
+            future.set_result(done.result())
         elif isinstance(error, self._ray.exceptions.RayTaskError):  # the work itself failed
-            told.set_exception(error.cause)
+            future.set_exception(error.cause)
         else:
-            said = str(error).strip().partition("\n")[0]
-            told.set_exception(
-                RunError(f"Ray lost a run {RETRIES + 1} times: {type(error).__name__}: {said}")
-            )
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            future.set_exception(RunError(f"Ray lost a run {RETRIES + 1} times: {reason}"))
 
     def close(self) -> None:
         for ref in [*self._pending]:
@@ -92,8 +89,8 @@ def check_there(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
     except (OSError, OverflowError) as error:
-        said = getattr(error, "strerror", None) or error
-        raise InputError(f"--on ray:{address}: {said}; check that the cluster is up") from None
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"--on ray:{address}: {reason}; check that the cluster is up") from None
 
 
 def _run(work: Callable[[Any], Any], task: Any) -> Any:

@@ -1,4 +1,6 @@
-"""An experiment is carried out: one policy, one seed, one run."""
+"""An experiment is carried out, one policy and one seed a run; and what its answer rests on: the card, the
+kind of engine, arrivals, outages, and how much of it the card did not measure.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from headgate.core.durations import duration
-from headgate.core.errors import InputError, RunError, unknown
+from headgate.core.errors import InputError, unknown
 from headgate.core.policy import BatchPolicy
 from headgate.core.version import VERSION
 from headgate.cost.card import Card, load_card, renamed
@@ -25,7 +27,7 @@ from headgate.experiment.build import (
     make_workload,
     too_long,
 )
-from headgate.experiment.fleet import FleetSetup, prices_of, transfer_time
+from headgate.experiment.fleet import FleetSetup, outcome_of, prices_of, transfer_time
 from headgate.experiment.settings import Experiment, at_once, renamed_promise
 from headgate.methods.make import make_policy, router_parameters, split_name
 from headgate.record.recorder import Recorder
@@ -88,7 +90,6 @@ class Prepared:
         return notes
 
     def keep_first(self, requests: int) -> None:
-        """Leave out all later requests."""
         self.workload = self.workload.head(min(requests, len(self.workload)))
         self._seeds = {self.words.seed: self.workload}
 
@@ -139,7 +140,10 @@ def carry_out(
     if setup is None:
         run = _one_engine(prepared, make, workload, about, progress)
     else:
-        run = _fleet(setup, router or (DEFAULT_ROUTER, {}), make, workload, about, progress)
+        name, wanted = router or (DEFAULT_ROUTER, {})
+        chosen, values = setup.router(name, wanted, workload, seed)
+        about |= {"driver": "fleet", "router": name, "router_parameters": values}
+        run = setup.run(lambda role: make(), chosen, workload, progress, about)
     run.meta["outside_card"] = outside(run, prepared.card)
     return run
 
@@ -151,7 +155,7 @@ def _one_engine(
     about: dict[str, Any],
     progress: Callable[[int], None] | None,
 ) -> Run:
-    recorder = Recorder(len(workload), [kind.name for kind in workload.kinds])
+    recorder = Recorder([kind.name for kind in workload.kinds])
     simulator = Simulator(
         prepared.engine,
         make(),
@@ -161,29 +165,8 @@ def _one_engine(
         watchdog=prepared.words.watchdog,
         progress=progress,
     )
-    outcome = "finished"
-    try:
-        simulator.run()
-    except KeyboardInterrupt:
-        outcome = "interrupted"
-    except RunError as error:
-        outcome = f"failed: {error}"
-    about |= cache_record([simulator.replica])
-    return Run({**about, "outcome": outcome}, **recorder.tables())
-
-
-def _fleet(
-    setup: FleetSetup,
-    router: Routed,
-    make: Callable[[], BatchPolicy],
-    workload: Workload,
-    about: dict[str, Any],
-    progress: Callable[[int], None] | None,
-) -> Run:
-    name, wanted = router
-    made, values = setup.router(name, wanted, workload, about["seed"])
-    about |= {"driver": "fleet", "router": name, "router_parameters": values}
-    return setup.run(lambda role: make(), made, workload, progress, about)
+    outcome = outcome_of(simulator.run)
+    return Run({**about, **cache_record([simulator.replica]), "outcome": outcome}, **recorder.tables())
 
 
 def _meta(
@@ -216,7 +199,7 @@ def _meta(
     }
 
 
-# -- Whether a simulated engine composes its steps ahead, as vLLM's does, and how much of that a run has
+# -- asynchronous engines
 
 IN_FLEETS = (
     "--asynchronous in a fleet is a part of it: arrivals and seats are known a step late, but tokens are "
@@ -229,7 +212,7 @@ WITHOUT_HOST = (
 
 
 def composes_ahead(asked: bool | None, host: HostTerms | None) -> bool:
-    """As asked; where nobody says, as vLLM does if the card knows its host, for only then is it measured."""
+    """As asked; by default as vLLM does if the card knows its host, for only then is it measured."""
     return host is not None if asked is None else asked
 
 
@@ -249,7 +232,7 @@ def partly(settings: Experiment, card: Card, fleet: bool) -> list[str]:
     return [] if card.host else [WITHOUT_HOST.format(card.name)]
 
 
-# -- What an answer rests on, said in its first lines: card, engine, longest request, arrivals ----------
+# -- what an answer rests on
 
 FORMULAS = "formulas of step times, no run"
 CLOSED = f"{DEFAULT_CLIENTS} clients in a closed loop"
@@ -305,12 +288,12 @@ def said(
     renaming: str = "",
 ) -> str:
     """The line, with every value that occurs where runs differ."""
-    each = list(engines)
+    limits_of = list(engines)
     names = {"running": "seats", "batch_tokens": "tokens a step", "max_model_len": "tokens a request at most"}
     parts = [_either(cards), _either(kinds)]
     for key, word in names.items():
         if limits or key == "max_model_len":
-            value = _either(f"{one[key]:,}" for one in each if isinstance(one.get(key), int))
+            value = _either(f"{one[key]:,}" for one in limits_of if isinstance(one.get(key), int))
             parts.append(f"{value} {word}" if value else "")
     shown = ", ".join(filter(None, parts))
     if not shown:
@@ -323,7 +306,7 @@ def _either(values: Iterable[str]) -> str:
     return " or ".join(dict.fromkeys(value for value in values if value))
 
 
-# -- How much of a run lies outside what its cost card was measured on ----------------------------------
+# -- outside the card
 
 WORTH_SAYING = 0.05  # share of the time in steps
 WORDS = {"behind": "prompt tokens already computed"}  # where a feature's name says too little
@@ -339,7 +322,7 @@ def outside(run: Run, card: Card) -> dict[str, float]:
     region = {name: getattr(card.region, name) for name in ("decodes", "context", "prefill")}
     region["behind"] = card.region.behind or (0, card.max_model_len)
     total = float(steps["seconds"].sum())
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for name, (low, high) in region.items():
         values = steps[name]
         if name == "context":  # it grows along the row; its middle stands for the row
@@ -347,32 +330,31 @@ def outside(run: Run, card: Card) -> dict[str, float]:
         missed = (values > 0) & ((values < low) | (values > high))
         share = float(steps["seconds"][missed].sum()) / total if total else 0.0
         if share > 0:
-            found[name] = round(share, 4)
-    return found
+            shares[name] = round(share, 4)
+    return shares
 
 
 def warning(run: Run) -> str | None:
     """One line for the user when a good part of the run is extrapolation."""
     shares: dict[str, float] = run.meta.get("outside_card", {})
-    much = {name: share for name, share in shares.items() if share > WORTH_SAYING}
-    if not much:
-        return None
-    told = ", ".join(
-        f"{WORDS.get(name, name)} in {100 * share:.0f} % of the step time" for name, share in much.items()
+    parts = ", ".join(
+        f"{WORDS.get(name, name)} in {100 * share:.0f} % of the step time"
+        for name, share in shares.items()
+        if share > WORTH_SAYING
     )
-    return f"{run.meta['label']}: outside what card {run.meta['card']} measured: {told}; extrapolated there"
+    if not parts:
+        return None
+    return f"{run.meta['label']}: outside what card {run.meta['card']} measured: {parts}; extrapolated there"
 
-
-# -- Outages of a fleet's engines, as `--outages` says them ---------------------------------------------
 
 FORM = "write ENGINE:START:END, with :drain if requests there may end, such as 0:30s:60s,2:40s:50s:drain"
 
 
 def parse_outages(text: str | None, engines: int) -> tuple[Outage, ...]:
     """From ENGINE:START:END[:drain], separated by commas."""
-    found = tuple(_outage(part.strip()) for part in text.split(",")) if text else ()
-    check_outages(found, engines)
-    return found
+    outages = tuple(_outage(part.strip()) for part in text.split(",")) if text else ()
+    check_outages(outages, engines)
+    return outages
 
 
 def _outage(text: str) -> Outage:
@@ -385,15 +367,15 @@ def _outage(text: str) -> Outage:
         raise InputError(f"outages: {text!r} is not an outage; {FORM}") from None
 
 
-# -- A short run at the rate a plan found: how much of its step time lies outside what the card measured
-
 OTHER_LOADS = ("scale_rate", "clients", "arrivals", "burstiness", "engines")
 MIXED = "mixed"  # what plans without a policy of their own are probed with
 REQUESTS = 500  # enough to see long prompts, few enough to take no time
 
 
 def outside_said(settings: Experiment, policy: str, rate: float) -> str:
-    """One sentence where it is a good part of it, else ""; of one engine, without promises."""
+    """From a short run at the rate a plan found: one sentence where a good part of its step time lies outside
+    what the card measured, else ""; of one engine, without promises.
+    """
     if not rate > 0:
         return ""
     load = dict.fromkeys(OTHER_LOADS) | {"rate": rate, "all_at_once": False, "stages": ()}
@@ -401,12 +383,8 @@ def outside_said(settings: Experiment, policy: str, rate: float) -> str:
     prepared = Prepared(words)
     prepared.keep_first(REQUESTS)
     name, values = split_name(policy)
-    said = warning(carry_out(prepared, name, {**words.set, **values}, label=policy))
-    return f"Not measured: {said}." if said else ""
-
-
-# -- Which routers a command should run: from flags or a file, each made once so that mistakes cost -----
-#    nothing
+    outside_card = warning(carry_out(prepared, name, {**words.set, **values}, label=policy))
+    return f"Not measured: {outside_card}." if outside_card else ""
 
 
 def choose_routers(texts: list[str], prepared: Prepared) -> dict[str, Routed]:

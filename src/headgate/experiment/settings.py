@@ -34,9 +34,10 @@ POLICY, ENGINE, LENGTHS, LOAD, TRACE, FLEET = "Policy", "Engine", "Lengths", "Lo
 BETWEEN = ("itl",)  # another name of the promise that every gap keeps
 NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
 Seed = Annotated[int, Field(strict=True, ge=0)]
+Names = Annotated[tuple[str, ...], NotEmpty]
 
 
-class Lengths(SettingsModel):
+class LengthSettings(SettingsModel):
     """Prompt and output lengths: a law with means, both laws apart, or a file."""
 
     workload: str = declared(
@@ -56,7 +57,7 @@ class Lengths(SettingsModel):
     )
 
 
-class ClassSettings(Lengths):
+class ClassSettings(LengthSettings):
     """One class of a mix."""
 
     name: str
@@ -103,12 +104,10 @@ class ManyEngines(SettingsModel):
         FLEET, "a parameter of the router, NAME=VALUE; what --router says wins", "prefill=2"
     )
     router: str | None = declared(FLEET, f"{NAMED} (default: least-loaded)", flag=None)
-    routers: Annotated[tuple[str, ...], NotEmpty] = declared(
-        FLEET, f"{NAMED}; may be repeated", (), flag=None
-    )
+    routers: Names = declared(FLEET, f"{NAMED}; may be repeated", (), flag=None)
 
 
-class Experiment(Lengths, ManyEngines):
+class Experiment(LengthSettings, ManyEngines):
     """Everything that decides a run, as a TOML file says it or as flags of `headgate simulate` do."""
 
     card: str = declared(
@@ -126,8 +125,7 @@ class Experiment(Lengths, ManyEngines):
         ENGINE, "most tokens of one request, prompt and output (default: the card's)"
     )
     graph: Count | None = declared(
-        ENGINE,
-        "tokens of the largest CUDA graph, vLLM's max_cudagraph_capture_size (default: the card's)",
+        ENGINE, "tokens of the largest CUDA graph, vLLM's max_cudagraph_capture_size (default: the card's)"
     )
     prefix_cache: Switch = declared(
         ENGINE, "find KV of shared prompts again, as vLLM does; no effect where nothing is shared", True
@@ -154,9 +152,7 @@ class Experiment(Lengths, ManyEngines):
     seed: Seed = declared(LOAD, "one number for all randomness", 0)
     ttft: Seconds | None = declared(LOAD, "promised time to first token, such as 500ms (for goodput)")
     tbt: Seconds | None = declared(
-        LOAD,
-        "promised time between two tokens, such as 100ms; goodput judges every gap",
-        also=BETWEEN,
+        LOAD, "promised time between two tokens, such as 100ms; goodput judges every gap", also=BETWEEN
     )
     tpot: Seconds | None = declared(
         LOAD, "instead: promised mean time between the tokens of a request (TPOT), such as 50ms"
@@ -192,9 +188,7 @@ class Experiment(Lengths, ManyEngines):
         POLICY, "a parameter of the policy, NAME=VALUE; what --policy says wins", "refill=48"
     )
     policy: str = declared(POLICY, f"{NAMED}; see headgate doctor", "mixed", flag=None)
-    policies: Annotated[tuple[str, ...], NotEmpty] = declared(
-        POLICY, f"{NAMED}; may be repeated", (), flag=None
-    )
+    policies: Names = declared(POLICY, f"{NAMED}; may be repeated", (), flag=None)
     classes: Annotated[tuple[ClassSettings, ...], NotEmpty] = ()
     stages: Annotated[tuple[StageSettings, ...], NotEmpty] = ()
 
@@ -205,13 +199,12 @@ def experiment(settings: dict[str, Any], where: str = "", written: bool = False)
 
 
 def _fields(parent: tuple[int | str, ...]) -> list[str]:
-    """The settings one may use at this place."""
     nested: dict[str, type[SettingsModel]] = {"classes": ClassSettings, "stages": StageSettings}
-    here = nested.get(str(parent[0]), Experiment) if parent else Experiment
-    return list(here.model_fields)
+    table = nested.get(str(parent[0]), Experiment) if parent else Experiment
+    return list(table.model_fields)
 
 
-# -- Words that do not go together: each is refused, because the other would silently win ---------------
+# -- settings that exclude one another
 
 MAKE_LENGTHS = ("prompt", "output", "workload", "prompt_law", "output_law", "shape", "sigma", "spread")
 MAKE_SESSIONS = ("shared_prefix", "turns", "think")
@@ -248,15 +241,15 @@ def flag(word: str) -> str:
 
 
 def at_once(words: Experiment) -> bool:
-    """Whether everybody is to be there at the start, in either spelling."""
+    """Whether all requests are to be there at the start, in either spelling."""
     return words.all_at_once or words.arrivals == AT_ONCE
 
 
-def _given(words: Lengths, word: str) -> bool:
+def _given(words: LengthSettings, word: str) -> bool:
     return word in words.model_fields_set and getattr(words, word) not in (None, False, ())
 
 
-def _refuse(words: Lengths, names: tuple[str, ...], why: str) -> None:
+def _refuse(words: LengthSettings, names: tuple[str, ...], why: str) -> None:
     for word in names:
         if _given(words, word):
             raise InputError(f"{flag(word)} {why}")
@@ -275,8 +268,8 @@ def _check_trace(words: Experiment, trace: str) -> None:
         raise InputError(f"--format {words.format}, but {trace} is a bundled trace in {own}'s; drop --format")
 
 
-def _refuse_idle_lengths(words: Lengths, where: str) -> None:
-    """A parameter of a law that nobody draws from, or a law that both sides replace."""
+def _refuse_idle_lengths(words: LengthSettings, where: str) -> None:
+    """A parameter of a law that is not drawn from, or a law that both sides replace."""
     laws = {words.prompt_law or words.workload, words.output_law or words.workload}
     for parameter, law in OWN.items():
         if _given(words, parameter) and law not in laws:
@@ -299,7 +292,7 @@ def _refuse_both(words: Experiment | ClassSettings, where: str) -> None:
 
 def renamed_promise(words: Experiment) -> list[str]:
     """What --tbt means, said until 0.3: it was another name of --tpot."""
-    if not (words.tbt or any(each.tbt for each in words.classes)):
+    if not (words.tbt or any(share.tbt for share in words.classes)):
         return []
     return ["--tbt promises every gap, as in serve and --slo; it was the mean of a request, which is --tpot"]
 

@@ -20,18 +20,17 @@ NOT_SWEPT = frozenset({"policy", "policies", "set", "classes", "stages", "seed",
 MOST = 10_000  # runs of one sweep
 
 
-class Over(NamedTuple):
+class Axis(NamedTuple):
     """One axis of the grid: a setting of a run, or a parameter of policies, and its values."""
 
     word: str
     values: tuple[Any, ...]
 
     def text(self, value: Any) -> str:
-        """One point of it, as words."""
         return f"{self.word.replace('_', '-')}={value}"
 
 
-class Task(NamedTuple):
+class SweepTask(NamedTuple):
     """One run: where on the first axis it stands, what it is called there, and all that decides it."""
 
     at: Any  # None: there is no such axis
@@ -45,22 +44,16 @@ class Task(NamedTuple):
     @property
     def fingerprint(self) -> str:
         """Equal for tasks that give the same run."""
-        said = self.words.model_dump(mode="json", exclude={"policy", "policies", "set", "seed"})
-        whole = [
-            said,
-            self.policy,
-            {key: str(value) for key, value in self.settings.items()},
-            self.router,
-            self.seed,
-        ]
+        words = self.words.model_dump(mode="json", exclude={"policy", "policies", "set", "seed"})
+        settings = {key: str(value) for key, value in self.settings.items()}
+        whole = [words, self.policy, settings, self.router, self.seed]
         file, own, _ = self.policy.partition(".py:")
         files = (self.words.trace, self.words.card, file + ".py" if own else None)
-        whole += [_content(Path(each)) for each in files if each and Path(each).is_file()]
+        whole += [_content(Path(name)) for name in files if name and Path(name).is_file()]
         return sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _content(file: Path) -> str:
-    """What stands in a file a run is made of, in short."""
     about = file.stat()
     return _digest(file.absolute(), about.st_mtime_ns, about.st_size)
 
@@ -71,7 +64,7 @@ def _digest(file: Path, changed: int, size: int) -> str:
     return sha256(file.read_bytes()).hexdigest()
 
 
-def parse_over(text: str) -> Over:
+def parse_over(text: str) -> Axis:
     """`rate=2,4,8` as an axis."""
     word, equals, rest = text.partition("=")
     values = tuple(_value(part.strip()) for part in rest.split(",") if part.strip())
@@ -82,10 +75,10 @@ def parse_over(text: str) -> Over:
     name = word.strip().replace("-", "_")
     if name in NOT_SWEPT:
         raise InputError(f"--over {word}: give several --policy, --seeds or --router instead")
-    return Over(name, values)
+    return Axis(name, values)
 
 
-def parse_grid(texts: Sequence[str]) -> list[Over]:
+def parse_grid(texts: Sequence[str]) -> list[Axis]:
     """All axes; none may be there twice."""
     axes = [parse_over(text) for text in texts]
     words = [axis.word for axis in axes]
@@ -104,68 +97,60 @@ def _value(text: str) -> Any:
     return text
 
 
-def is_word(axis: Over) -> bool:
+def is_word(axis: Axis) -> bool:
     """Whether it is a setting of a run; else it is a parameter of policies."""
     return axis.word in Experiment.model_fields
 
 
-def expand_policies(policies: Sequence[str], axes: Sequence[Over]) -> list[str]:
+def expand_policies(policies: Sequence[str], axes: Sequence[Axis]) -> list[str]:
     """Every policy with every value of the parameters it has; the others once."""
-    for axis in axes:
-        found: list[str] = []
-        known: set[str] = set()
+    for word, values in axes:
+        expanded: list[str] = []
+        known = set(Experiment.model_fields)
         for text in policies:
             name, settings = split_name(text)
             known |= set(policy_parameters(name))
-            if axis.word in settings:
-                raise InputError(
-                    f"policy {text!r} sets {axis.word}, which is swept over; drop one of the two"
-                )
-            if axis.word not in policy_parameters(name):
-                found.append(text)
+            if word in settings:
+                raise InputError(f"policy {text!r} sets {word}, which is swept over; drop one of the two")
+            if word not in policy_parameters(name):
+                expanded.append(text)
                 continue
             join = "," if settings else ":"
-            found += [f"{text}{join}{axis.word}={value}" for value in axis.values]
-        if found == list(policies):
-            raise unknown(
-                "setting of a run or parameter of these policies",
-                axis.word,
-                known | set(Experiment.model_fields),
-            )
-        policies = found
+            expanded += [f"{text}{join}{word}={value}" for value in values]
+        if expanded == list(policies):
+            raise unknown("setting of a run or parameter of these policies", word, known)
+        policies = expanded
     return list(policies)
 
 
-def with_value(words: Experiment, axis: Over, value: Any) -> Experiment:
+def with_value(words: Experiment, axis: Axis, value: Any) -> Experiment:
     """The same experiment with one word changed, checked as if the user had written it."""
-    said = words.model_dump(exclude_unset=True)
     kind = Experiment.model_fields[axis.word].annotation
-    return experiment(
-        said | {axis.word: float(value) if "float" in str(kind) and isinstance(value, int) else value}
-    )
+    value = float(value) if "float" in str(kind) and isinstance(value, int) else value
+    return experiment(words.model_dump(exclude_unset=True) | {axis.word: value})
 
 
-def variants(words: Experiment, axes: Sequence[Over]) -> dict[str, Experiment]:
+def variants(words: Experiment, axes: Sequence[Axis]) -> dict[str, Experiment]:
     """Every combination of the axes after the first, by the words that name it ("" when there is none)."""
-    found = {"": words}
+    experiments = {"": words}
     for axis in axes:
-        found = {
+        experiments = {
             f"{name}, {axis.text(value)}": with_value(one, axis, value)
-            for name, one in found.items()
+            for name, one in experiments.items()
             for value in axis.values
         }
-    return found
+    return experiments
 
 
 def carry_out_all(
-    tasks: Sequence[Task], workers: Workers, command: Sequence[str]
-) -> Iterator[tuple[Task, Run]]:
+    tasks: Sequence[SweepTask], workers: Workers, command: Sequence[str]
+) -> Iterator[tuple[SweepTask, Run]]:
     """Every task, in whatever order they end; what has not begun is dropped when the caller stops."""
     with workers.start(partial(_run, command=command), len(tasks)) as pool:
         yield from as_they_end(pool, tasks)
 
 
-def _run(task: Task, command: Sequence[str]) -> Run:
+def _run(task: SweepTask, command: Sequence[str]) -> Run:
     prepared = Prepared(task.words)
     run = carry_out(prepared, task.policy, task.settings, task.seed, task.label, None, task.router)
     run.meta["sweep"] = task.fingerprint
@@ -173,9 +158,9 @@ def _run(task: Task, command: Sequence[str]) -> Run:
     return run
 
 
-def by_place(runs: Sequence[tuple[Task, Run]]) -> dict[Any, dict[str, list[Run]]]:
+def by_place(runs: Sequence[tuple[SweepTask, Run]]) -> dict[Any, dict[str, list[Run]]]:
     """Runs by their place on the first axis, then by name, seeds in order."""
-    found: dict[Any, dict[str, list[Run]]] = {}
+    places: dict[Any, dict[str, list[Run]]] = {}
     for task, run in runs:
-        found.setdefault(task.at, {}).setdefault(task.label, []).append(run)
-    return found
+        places.setdefault(task.at, {}).setdefault(task.label, []).append(run)
+    return places

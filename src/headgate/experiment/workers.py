@@ -19,7 +19,7 @@ ON = "ray, or ray:ADDRESS of a cluster, instead of processes here (needs headgat
 AHEAD = 2  # tasks for every process
 
 
-class Pool(ABC, Generic[Task, Answer]):
+class WorkerPool(ABC, Generic[Task, Answer]):
     """Carries out tasks. What one gives does not depend on where it ran."""
 
     @property
@@ -54,23 +54,23 @@ class Workers(NamedTuple):
         return self
 
     @contextmanager
-    def start(self, work: Callable[[Task], Answer], most: int) -> Iterator[Pool[Task, Answer]]:
+    def start(self, work: Callable[[Task], Answer], most: int) -> Iterator[WorkerPool[Task, Answer]]:
         """A pool for `work`, which is sent to each process once, for at most so many tasks at a time."""
-        pool: Pool[Task, Answer]
+        pool: WorkerPool[Task, Answer]
         if self.on:
             from headgate.experiment.on_ray import RayPool
 
             pool = RayPool(work, self.jobs, self.on.partition(":")[2])
         else:
             jobs = min(self.jobs, max(most, 1))
-            pool = Here(work) if jobs == 1 else Processes(work, jobs)
+            pool = InProcess(work) if jobs == 1 else Processes(work, jobs)
         try:
             yield pool
         finally:
             pool.close()
 
 
-def as_they_end(pool: Pool[Task, Answer], tasks: Iterable[Task]) -> Iterator[tuple[Task, Answer]]:
+def as_they_end(pool: WorkerPool[Task, Answer], tasks: Iterable[Task]) -> Iterator[tuple[Task, Answer]]:
     """Every task with its answer, in whatever order they end. Few are submitted ahead of time."""
     left, pending = iter(tasks), dict[Future[Answer], Task]()
     while True:
@@ -82,7 +82,7 @@ def as_they_end(pool: Pool[Task, Answer], tasks: Iterable[Task]) -> Iterator[tup
             yield pending.pop(future), future.result()
 
 
-class Here(Pool[Task, Answer]):
+class InProcess(WorkerPool[Task, Answer]):
     """In this process, when it is submitted."""
 
     ahead = 1
@@ -99,7 +99,7 @@ class Here(Pool[Task, Answer]):
         """Nothing runs."""
 
 
-class Processes(Pool[Task, Answer]):
+class Processes(WorkerPool[Task, Answer]):
     """In processes of this machine."""
 
     def __init__(self, work: Callable[[Task], Answer], jobs: int) -> None:

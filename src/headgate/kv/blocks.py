@@ -27,11 +27,10 @@ class Blocks:
         return -(-tokens // self.size)
 
     def take(self, count: int) -> None:
-        """Take free blocks."""
         self.free -= count
 
     def give(self, count: int) -> None:
-        """Give blocks back whose content nobody will look for."""
+        """Give blocks back whose content will not be looked for."""
         self.free += count
 
     def roll(self, held: int, tick: int, by: int = 1) -> None:
@@ -55,7 +54,6 @@ class Blocks:
         return paid
 
     def grow(self, tick: int, steps: int, rolling: int) -> None:
-        """Take the blocks of `steps` steps from `tick` on."""
         if steps == 1:
             self.take(self.growers[tick % self.size])
             return

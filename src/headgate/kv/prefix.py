@@ -17,27 +17,24 @@ from headgate.kv.blocks import Blocks
 Pieces = Sequence[tuple[int, int]]
 
 
-class Run:
+class BlockRun:
     """Blocks [lo, hi) of a request's content, all held by the same requests, or all free."""
 
     __slots__ = ("after", "before", "hi", "lo", "node", "refs", "rest", "used")
 
     def __init__(self, node: Node, lo: int, hi: int, refs: int) -> None:
         self.node, self.lo, self.hi, self.refs = node, lo, hi, refs
-        self.rest: Run | None = None  # what was cut off while requests held both parts
-        self.used = 0.0  # when it was last used, where somebody says so
+        self.rest: BlockRun | None = None  # what was cut off while requests held both parts
+        self.used = 0.0  # when it was last used, where `stamp` is called
         self.before = self.after = self  # neighbours in the free queue; itself: not in it
 
 
-class Found(NamedTuple):
-    """A look-up's answer: parts (run, first block, end), their blocks in all, and those that nobody holds."""
+class CachedPrefix(NamedTuple):
+    """A look-up's answer: parts (run, first block, end), their blocks, and how many no request holds."""
 
-    parts: list[tuple[Run, int, int]]
+    parts: list[tuple[BlockRun, int, int]]
     blocks: int
     loose: int
-
-
-# -- Cached KV as runs of blocks: a tree by content, and the free queue in which runs wait to be reused -
 
 
 class Node:
@@ -54,7 +51,7 @@ class Node:
         self.parent = parent
         self.name = name  # (token at which the piece begins, key), unique within the parent
         self.children: dict[tuple[int, int], Node] = {}
-        self.copies: list[Run] = []
+        self.copies: list[BlockRun] = []
 
     def prune(self) -> None:
         """Forget this node, and parents, where neither blocks nor children are left."""
@@ -64,7 +61,7 @@ class Node:
             node = node.parent
 
 
-NOTHING = Found([], 0, 0)
+NOTHING = CachedPrefix([], 0, 0)
 
 
 class Holder:
@@ -75,12 +72,12 @@ class Holder:
     def __init__(self, entry: Entry, pieces: Pieces) -> None:
         self.entry = entry
         self.pieces = pieces
-        self.held: list[tuple[Run, int]] = []  # runs from the first block on, each with the block it ends at
+        self.held: list[tuple[BlockRun, int]] = []  # from its first block on, each with its end
         self.known = 0  # blocks that can be found
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[BlockRun]:
         """The runs it holds now, with what was cut off them since."""
-        runs: list[Run] = []
+        runs: list[BlockRun] = []
         for run, end in self.held:
             runs.append(run)
             while run.hi < end:
@@ -93,8 +90,8 @@ class Holder:
 class PrefixBlocks(Blocks):
     """A pool whose free blocks are blank or cached: blank ones are taken first, cached ones by age.
 
-    Outputs become known block by block while they decode. Nobody looks at most of them before the request
-    leaves, so they are entered then, or when somebody looks for their key (`identified` says how far an
+    Outputs become known block by block while they decode. Most are not looked for before the request
+    leaves, so they are entered then, or when another looks for their key (`identified` says how far an
     entry's tokens have an identity).
     """
 
@@ -109,9 +106,9 @@ class PrefixBlocks(Blocks):
         self._queue = FreeQueue()
         self._root = Node(None, (0, 0))
         self._holders: dict[int, Holder] = {}
-        self._streams: dict[int, list[Holder]] = {}  # who goes on writing a key that others may look for
+        self._streams: dict[int, list[Holder]] = {}  # requests that write on under a key, by the key
 
-    # -- blocks without a name ------------------------------------------------------------------------
+    # -- blocks without a name
 
     def take(self, count: int) -> None:
         """Blank blocks first, then the cached ones that were released first."""
@@ -129,29 +126,27 @@ class PrefixBlocks(Blocks):
         self.blank += count
 
     def forget(self) -> None:
-        """Free blocks lose their content."""
-        count = self._queue.blocks
-        self._queue.evict(count)
-        self.blank += count
+        self._forget(self._queue.blocks)
 
     def forget_before(self, time: float) -> None:
         """Free blocks that were last used before that lose their content (see `stamp`)."""
-        count = self._queue.unused_since(time)
+        self._forget(self._queue.unused_since(time))
+
+    def _forget(self, count: int) -> None:
         self._queue.evict(count)
         self.blank += count
 
     def stamp(self, id: int, now: float) -> None:
-        """What this request holds is used now."""
         for run in self._holders[id].runs():
             run.used = now
 
-    # -- look-ups ---------------------------------------------------------------------------------------
+    # -- look-ups
 
-    def find(self, pieces: Pieces, known: int) -> Found:
+    def find(self, pieces: Pieces, known: int) -> CachedPrefix:
         """The longest known beginning of `known` tokens; at least the last token is left to compute."""
         node, start, block = self._root, 0, 0
         most, last = (known - 1) // self.size, len(pieces) - 1
-        parts: list[tuple[Run, int, int]] = []
+        parts: list[tuple[BlockRun, int, int]] = []
         if self._streams:
             for key, _ in pieces:
                 if key in self._streams:
@@ -173,7 +168,7 @@ class PrefixBlocks(Blocks):
                 break
         return _found(parts, block)
 
-    def hold(self, entry: Entry, pieces: Pieces, found: Found) -> None:
+    def hold(self, entry: Entry, pieces: Pieces, found: CachedPrefix) -> None:
         """The request enters and holds what was found for it."""
         holder = self._holders[entry.id] = Holder(entry, pieces)
         holder.known = found.blocks
@@ -227,10 +222,9 @@ class PrefixBlocks(Blocks):
                 self.free += run.hi - run.lo
 
     def holds(self, id: int) -> bool:
-        """Does this request hold blocks here?"""
         return id in self._holders
 
-    # -- how blocks become known --------------------------------------------------------------------------
+    # -- how blocks become known
 
     def _learn(self, holder: Holder, blocks: int) -> None:
         if blocks <= holder.known:
@@ -261,7 +255,7 @@ class PrefixBlocks(Blocks):
                 run.hi = hi
                 holder.held[-1] = run, hi
                 return
-        run = Run(node, lo, hi, refs=1)
+        run = BlockRun(node, lo, hi, refs=1)
         copies.append(run)
         holder.held.append((run, hi))
 
@@ -280,7 +274,7 @@ class PrefixBlocks(Blocks):
             self._learn(holder, block)
 
 
-def _first(copies: list[Run], block: int, end: int) -> tuple[Run | None, int]:
+def _first(copies: list[BlockRun], block: int, end: int) -> tuple[BlockRun | None, int]:
     """The copy of this block that became known first, and the block up to which that holds."""
     for run in copies:
         if run.lo > block:
@@ -290,10 +284,10 @@ def _first(copies: list[Run], block: int, end: int) -> tuple[Run | None, int]:
     return None, block
 
 
-def _found(parts: list[tuple[Run, int, int]], blocks: int) -> Found:
+def _found(parts: list[tuple[BlockRun, int, int]], blocks: int) -> CachedPrefix:
     if not blocks:
         return NOTHING
-    return Found(parts, blocks, sum(end - start for run, start, end in parts if not run.refs))
+    return CachedPrefix(parts, blocks, sum(end - start for run, start, end in parts if not run.refs))
 
 
 class FreeQueue:
@@ -302,21 +296,20 @@ class FreeQueue:
     __slots__ = ("_ring", "blocks")
 
     def __init__(self) -> None:
-        self._ring = Run(Node(None, (0, 0)), 0, 0, 0)
+        self._ring = BlockRun(Node(None, (0, 0)), 0, 0, 0)
         self.blocks = 0
 
-    def append(self, run: Run) -> None:
+    def append(self, run: BlockRun) -> None:
         """At the end: it was used last."""
         self._insert(run, self._ring)
 
-    def remove(self, run: Run) -> None:
-        run.before.after, run.after.before = run.after, run.before
-        run.before = run.after = run
+    def remove(self, run: BlockRun) -> None:
+        self._unlink(run)
         self.blocks -= run.hi - run.lo
 
-    def cut(self, run: Run, at: int) -> Run:
+    def cut(self, run: BlockRun, at: int) -> BlockRun:
         """The blocks from `at` on become a run of their own, evicted before the rest."""
-        tail = Run(run.node, at, run.hi, run.refs)
+        tail = BlockRun(run.node, at, run.hi, run.refs)
         tail.rest, run.rest, tail.used = run.rest, tail, run.used
         copies = run.node.copies
         copies.insert(copies.index(run) + 1, tail)
@@ -338,8 +331,7 @@ class FreeQueue:
                 run.hi -= count
                 return
             count -= length
-            run.before.after, run.after.before = run.after, run.before
-            run.before = run.after = run
+            self._unlink(run)
             run.node.copies.remove(run)
             run.node.prune()
 
@@ -351,15 +343,19 @@ class FreeQueue:
             run = run.after
         return count
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[BlockRun]:
         """All of them, from the front; for tests and error messages."""
-        found, run = [], self._ring.after
+        runs, run = [], self._ring.after
         while run is not self._ring:
-            found.append(run)
+            runs.append(run)
             run = run.after
-        return found
+        return runs
 
-    def _insert(self, run: Run, behind: Run) -> None:
+    def _unlink(self, run: BlockRun) -> None:
+        run.before.after, run.after.before = run.after, run.before
+        run.before = run.after = run
+
+    def _insert(self, run: BlockRun, behind: BlockRun) -> None:
         """Just before `behind`."""
         run.before, run.after = behind.before, behind
         run.before.after = run.after.before = run

@@ -37,7 +37,7 @@ class Siblings:
     __slots__ = ("_last", "_root", "_seated")
 
     def __init__(self) -> None:
-        self._root = Stretch(None, _nameless, 0, 0)
+        self._root = Stretch(None, lambda block: None, 0, 0)
         self._last: dict[int, Stretch] = {}  # where each prompt ends
         self._seated: set[int] = set()
 
@@ -68,26 +68,23 @@ class Siblings:
 
     def seat(self, id: int) -> None:
         """It runs from now on: each of its blocks is in the cache, or will be before one behind it enters."""
-        stretch = self._last.get(id)
-        if stretch is None or id in self._seated:
-            return
-        self._seated.add(id)
-        while stretch.parent is not None:
-            stretch.running += 1
-            stretch = stretch.parent
+        if id in self._last and id not in self._seated:
+            self._seated.add(id)
+            self._run(id, 1)
 
     def unseat(self, id: int) -> None:
         """It waits again, and its KV is gone."""
-        if id not in self._seated:
-            return
-        self._seated.discard(id)
+        if id in self._seated:
+            self._seated.discard(id)
+            self._run(id, -1)
+
+    def _run(self, id: int, by: int) -> None:
         stretch = self._last[id]
         while stretch.parent is not None:
-            stretch.running -= 1
+            stretch.running += by
             stretch = stretch.parent
 
     def drop(self, id: int) -> None:
-        """It has left."""
         self.unseat(id)
         stretch = self._last.pop(id, None)
         if stretch is None:
@@ -112,7 +109,7 @@ class Siblings:
 
 
 class Chain:
-    """Names of the blocks of a content in pieces. Nobody shares what is private, nor what comes behind it."""
+    """Names of the blocks of a content in pieces, up to the first private one."""
 
     __slots__ = ("_ends", "_links", "_size", "blocks")
 
@@ -133,10 +130,6 @@ class Chain:
     def name(self, block: int) -> Hashable:
         """A block belongs to the piece of its last token."""
         return self._links[bisect_left(self._ends, (block + 1) * self._size)], block
-
-
-def _nameless(block: int) -> Hashable:
-    return None
 
 
 def _common(stretch: Stretch, names: Names, end: int) -> int:
@@ -166,7 +159,7 @@ def _split(stretch: Stretch, at: int) -> Stretch:
 
 
 def _merge(stretch: Stretch) -> None:
-    """If nobody ends here any more, it and its only child are one."""
+    """If no prompt ends here any more, it and its only child are one."""
     parent = stretch.parent
     for child in stretch.children.values():
         if parent is not None and child.members == stretch.members:

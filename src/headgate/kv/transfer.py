@@ -1,4 +1,4 @@
-"""How long it takes to copy the KV of a request from one engine to another."""
+"""The price of handing KV from one engine to another."""
 
 from __future__ import annotations
 

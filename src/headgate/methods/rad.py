@@ -11,7 +11,7 @@ from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, End
 from headgate.core.request import Request
 from headgate.core.view import View
-from headgate.estimators.averages import Window
+from headgate.estimators.averages import WindowMean
 
 REMEMBERED = 500  # completions from which the expected output comes
 
@@ -52,7 +52,7 @@ class Rad(BatchPolicy):
         self.chunk = chunk
         self.cycle = inf if cycle is None else cycle
         self._started = 0  # prompts completed in this cycle
-        self._outputs = Window(REMEMBERED)
+        self._outputs = WindowMean(REMEMBERED)
         self._expected = output
         self._kept: dict[int, int] = {}  # tokens that each request with a seat is expected to have in the end
         self._all_kept = 0

@@ -29,18 +29,9 @@ class Rows:
         return self._rows
 
     def step(
-        self,
-        start: float,
-        first: float,
-        seconds: float,
-        count: int,
-        decodes: int,
-        context: int,
-        prefill: int,
-        behind: int,
-        kv: int,
-        replica: int,
-    ) -> None:
+        self, start: float, first: float, seconds: float, count: int, decodes: int, context: int,
+        prefill: int, behind: int, kv: int, replica: int,
+    ) -> None:  # fmt: skip
         rows = self._begin()
         write_f64_le(rows, start)
         write_f64_le(rows, first)
@@ -75,22 +66,10 @@ class Rows:
         write_i64_le(rows, replica)
 
     def request(
-        self,
-        id: int,
-        arrival: float,
-        admitted: float,
-        first_token: float,
-        finished: float,
-        prompt: int,
-        kind: int,
-        priority: int,
-        cached: int,
-        output: int,
-        evictions: int,
-        wasted: int,
-        how: int,
+        self, id: int, arrival: float, admitted: float, first_token: float, finished: float, prompt: int,
+        kind: int, priority: int, cached: int, output: int, evictions: int, wasted: int, how: int,
         replica: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         rows = self._begin()
         write_i64_le(rows, id)
         write_f64_le(rows, arrival)

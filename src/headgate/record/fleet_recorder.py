@@ -1,4 +1,4 @@
-"""The tables of a fleet: one row per request whoever served it, and the steps of every engine."""
+"""The tables of a fleet: one row per request whichever engine served it, and the steps of every engine."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ class EngineRecorder(Recorder):
         self._close_stay(request.id)
 
     def joined(self, request: Request, now: float, runs: bool) -> None:
-        """It came with its KV and decodes here."""
-        self._here[request.id].replica = self._replica
+        self.arrived(request, now)
         if runs:
             self.resumed(request, now)
 
@@ -38,9 +37,9 @@ class EngineRecorder(Recorder):
 class FleetRecorder:
     """One recorder per engine, and the rows they share."""
 
-    def __init__(self, requests: int, kinds: Sequence[str], engines: int) -> None:
+    def __init__(self, kinds: Sequence[str], engines: int) -> None:
         self.rows = Tables(kinds)
-        self.engines = [EngineRecorder(0, (), number, self.rows) for number in range(engines)]
+        self.engines = [EngineRecorder((), number, self.rows) for number in range(engines)]
 
     def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
         """All that was recorded so far; every table but the requests is sorted by engine, then by time."""

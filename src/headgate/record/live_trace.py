@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,17 +15,16 @@ from headgate.core.policy import End, Steps
 from headgate.core.request import Identity, Slo
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
-from headgate.record.trace_fields import FIELDS, KNOWN, TRACE, fault, header_fault
+from headgate.record.trace_fields import FIELDS, KNOWN, TRACE, fault, first_line, header_fault, parse_line
 
 SAME_MOMENT = 1e-6  # seconds; less is rounding
-FIRST_LINE = 1 << 20  # characters of it that are looked at
 HERE = ("admitted", "prefilled", "held", "resumed", "evicted", "finished")  # of a request that has arrived
 ORDERED = ("admitted", "prefilled", "finished")
 WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError)  # what nonsense in a line can cause
 
 
 @dataclass(slots=True, eq=False)
-class Seen(Identity):
+class TracedRequest(Identity):
     """A request as the trace tells of it; a `Request` to the recorder."""
 
     todo: int = 0
@@ -54,17 +52,17 @@ class ClockError(Exception):
 class Replay:
     """Tells a recorder again what a trace has written down."""
 
-    def __init__(self, requests: int, kinds: list[str]) -> None:
-        self.recorder = Recorder(requests, kinds)
-        self.here: dict[int, Seen] = {}
+    def __init__(self, kinds: list[str]) -> None:
+        self.recorder = Recorder(kinds)
+        self.here: dict[int, TracedRequest] = {}
         self.asides: list[dict[str, Any]] = []  # what the tables have no place for
         self._came: set[int] = set()
-        self._rolling: dict[int, int] = {}  # who gets a token in each tick, and since which
+        self._rolling: dict[int, int] = {}  # requests that get a token in each tick, and since which
         self._tick = 0
         self._end = -inf  # of the newest step
 
     def tell(self, line: dict[str, Any]) -> None:
-        """One line of the trace. Who came before the trace began is not known, and left out."""
+        """One line of the trace. Requests that came before it began are not known, and left out."""
         event = line["event"]
         if event in HERE:
             seen = self.here.get(line["id"])
@@ -76,7 +74,7 @@ class Replay:
         elif event in FIELDS:
             self.asides.append(line)
 
-    def _later(self, seen: Seen, line: dict[str, Any]) -> None:
+    def _later(self, seen: TracedRequest, line: dict[str, Any]) -> None:
         """Its seat, first token and end come in this order, and after its arrival."""
         event, at = line["event"], line["at"]
         _forward(f"{event!r} of request {seen.id}", "its arrival", seen.arrival, at)
@@ -85,7 +83,7 @@ class Replay:
             seen.newest = at
 
     def tables(self) -> dict[str, Any]:
-        """All of it, as columns; whoever is still here keeps the tokens it has."""
+        """All of it, as columns; a request that is still here keeps the tokens it has."""
         for seen in self.here.values():
             self._stop(seen)
         return self.recorder.tables()
@@ -96,34 +94,34 @@ class Replay:
         if line["id"] in self._came:
             raise ValueError("the same request comes twice")
         self._came.add(line["id"])
-        seen = self.here[line["id"]] = Seen(arrival=line["at"], slo=slo, **known)
+        seen = self.here[line["id"]] = TracedRequest(arrival=line["at"], slo=slo, **known)
         self.recorder.arrived(seen, line["at"])
 
-    def _admitted(self, seen: Seen, line: dict[str, Any]) -> None:
+    def _admitted(self, seen: TracedRequest, line: dict[str, Any]) -> None:
         self.recorder.admitted(seen, line["at"])
 
-    def _prefilled(self, seen: Seen, line: dict[str, Any]) -> None:
+    def _prefilled(self, seen: TracedRequest, line: dict[str, Any]) -> None:
         seen.generated += 1
         seen.last_token = line["at"]
         self._rolling[seen.id] = self._tick
         self.recorder.prefilled(seen, line["at"])
 
-    def _held(self, seen: Seen, line: dict[str, Any]) -> None:
+    def _held(self, seen: TracedRequest, line: dict[str, Any]) -> None:
         self._stop(seen)
         self.recorder.held(seen, line["at"])
 
-    def _resumed(self, seen: Seen, line: dict[str, Any]) -> None:
+    def _resumed(self, seen: TracedRequest, line: dict[str, Any]) -> None:
         seen.last_token = line["last"]
         self._rolling[seen.id] = self._tick
         self.recorder.resumed(seen, line["at"])
 
-    def _evicted(self, seen: Seen, line: dict[str, Any]) -> None:
+    def _evicted(self, seen: TracedRequest, line: dict[str, Any]) -> None:
         self._rolling.pop(seen.id, None)
         seen.last_token, seen.generated = line["last"], line["output"]
         seen.evictions, seen.wasted = line["evictions"], line["wasted"]
         self.recorder.evicted(seen, line["at"])
 
-    def _finished(self, seen: Seen, line: dict[str, Any]) -> None:
+    def _finished(self, seen: TracedRequest, line: dict[str, Any]) -> None:
         self._rolling.pop(seen.id, None)
         del self.here[seen.id]
         seen.generated, seen.cached = line["output"], line["cached"]
@@ -145,7 +143,7 @@ class Replay:
         gauges = {name: nan if value is None else value for name, value in line["gauges"].items()}
         self.recorder.planned(plan, line["at"], gauges)
 
-    def _stop(self, seen: Seen) -> None:
+    def _stop(self, seen: TracedRequest) -> None:
         since = self._rolling.pop(seen.id, None)
         if since is not None:
             seen.generated += self._tick - since
@@ -161,12 +159,7 @@ def _forward(what: str, than: str, *moments: float) -> None:
 
 def is_live_trace(path: str | Path) -> bool:
     """Whether the first line is one that `headgate serve --trace` wrote."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            first = _parse(file.readline(FIRST_LINE))
-    except (OSError, ValueError):  # no such file, or no name of one
-        return False
-    return first is not None and isinstance(first.get("trace"), int)
+    return isinstance(first_line(path).get("trace"), int)
 
 
 def read_live_trace(path: str | Path) -> Run:
@@ -175,8 +168,8 @@ def read_live_trace(path: str | Path) -> Run:
     So is a clock that goes back: rates and waits taken from it would mean nothing, and sorting would put
     steps of two engines into one another.
     """
-    header, requests, promised = _survey(path)
-    replay = Replay(requests, list(promised))
+    header, promised = _survey(path)
+    replay = Replay(list(promised))
     for number, line in _lines(path):
         try:
             replay.tell(line)
@@ -189,9 +182,7 @@ def read_live_trace(path: str | Path) -> Run:
                 f"trace {path}:{number}: {line.get('event')!r} makes no sense here "
                 f"({type(error).__name__}: {error}); the file was changed, take another"
             ) from None
-    left = len(replay.here)
-    tables = replay.tables()
-    asides = replay.asides
+    left, asides, tables = len(replay.here), replay.asides, replay.tables()
     meta = {
         **header,
         "label": header.get("policy", "?"),
@@ -207,20 +198,19 @@ def read_live_trace(path: str | Path) -> Run:
     return Run(meta, **tables)
 
 
-def _survey(path: str | Path) -> tuple[dict[str, Any], int, dict[str, Slo]]:
-    """The header, the largest request number plus one, and each kind with what all of it was promised."""
+def _survey(path: str | Path) -> tuple[dict[str, Any], dict[str, Slo]]:
+    """The header, and each kind with what all of it was promised."""
     lines = trace_lines(path)
     _, header = next(lines)
-    requests, promised = 0, dict[str, Slo]()
+    promised: dict[str, Slo] = {}
     for _, line in lines:
         if line["event"] == "arrived":
-            requests = max(requests, line["id"] + 1)
             slo = Slo(line["first_token"], line["between_tokens"])
             if promised.setdefault(line["kind"], slo) != slo:
                 promised[line["kind"]] = Slo()  # requests of one kind with promises of their own
     if not promised:
         raise InputError(f"trace {path}: no request in it; let the engine serve some first")
-    return header, requests, promised
+    return header, promised
 
 
 def trace_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -240,11 +230,10 @@ def trace_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _lines(path: str | Path, header: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each line with its number, checked."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             for number, text in enumerate(file, 1):
-                line = _parse(text)
+                line = parse_line(text)
                 if line is None and not text.endswith("\n"):
                     return  # the engine died while it wrote this
                 if number == 1:
@@ -257,11 +246,3 @@ def _lines(path: str | Path, header: bool = False) -> Iterator[tuple[int, dict[s
                 yield number, line
     except OSError as error:
         raise InputError(f"trace {path}: {error.strerror or error}; give a readable file") from None
-
-
-def _parse(text: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None

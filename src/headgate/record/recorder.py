@@ -1,4 +1,4 @@
-"""An Observer that writes a run's tables, the same whoever drives the engine."""
+"""An Observer that writes a run's tables, the same for every driver."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MORE: Final = tuple(name for name in RECORDED if name not in REQUESTS)
 COLUMNS = REQUESTS | dict.fromkeys(MORE, int)
 
 
-class Stay:
+class OpenStay:
     """A stay among the decodes that has not ended."""
 
     __slots__ = ("first_tick", "gap", "number", "opened")
@@ -39,7 +39,7 @@ class Stay:
         self.number, self.opened, self.gap, self.first_tick = number, opened, gap, first_tick
 
 
-class Here:
+class OpenRequest:
     """A request that has not left, and what was noted of it."""
 
     __slots__ = ("admitted", "arrival", "first", "replica", "request", "stay")
@@ -48,7 +48,7 @@ class Here:
         self.request, self.arrival = request, arrival
         self.admitted = self.first = nan
         self.replica = NOWHERE
-        self.stay: Stay | None = None
+        self.stay: OpenStay | None = None
 
 
 class Tables:
@@ -59,8 +59,8 @@ class Tables:
 
     def __init__(self, kinds: Sequence[str]) -> None:
         self.kinds = {name: index for index, name in enumerate(kinds)}
-        self.here: dict[int, Here] = {}
-        self.last_before: dict[int, float] = {}  # newest token of those who lost their KV
+        self.here: dict[int, OpenRequest] = {}
+        self.last_before: dict[int, float] = {}  # newest tokens of requests that lost their KV
         self._left = Rows()
         self.steps, self.stays, self.plans = Rows(), Rows(), Rows()
         self.opened = 0  # stays
@@ -68,7 +68,7 @@ class Tables:
         self._gauges: dict[str, array[float]] = {}
 
     def arrived(self, request: Request, now: float) -> None:
-        self.here[request.id] = Here(request, now)
+        self.here[request.id] = OpenRequest(request, now)
 
     def finished(self, request: Request, now: float, how: End) -> None:
         id = request.id
@@ -95,11 +95,12 @@ class Tables:
             plans[f"gauge.{name}"] = np.array(column)
         stays = _sorted(_columns(STAYS, self.stays), "number")  # as they were opened
         del stays["number"]
-        found = {"steps": _columns(STEPS, self.steps), "stays": stays, "plans": plans | {"replica": engine}}
-        return {name: _sorted(table, "replica") for name, table in found.items()} if len(ticks) > 1 else found
+        tables = {"steps": _columns(STEPS, self.steps), "stays": stays, "plans": plans | {"replica": engine}}
+        if len(ticks) < 2:
+            return tables
+        return {name: _sorted(table, "replica") for name, table in tables.items()}
 
-    def close_stay(self, id: int, here: Here, tick: int, replica: int) -> None:
-        """Its stay on that engine is over, if it had one."""
+    def close_stay(self, id: int, here: OpenRequest, tick: int, replica: int) -> None:
         stay = here.stay
         if stay is not None:
             first = stay.first_tick
@@ -111,28 +112,17 @@ class Tables:
         still = Rows()
         for id, here in self.here.items():
             self._write(still, id, here, nan, STILL_HERE)
-        found = _sorted(_columns(COLUMNS, self._left, still), "id")
-        return found | {"how": found["how"].astype(np.int8)}
+        columns = _sorted(_columns(COLUMNS, self._left, still), "id")
+        return columns | {"how": columns["how"].astype(np.int8)}
 
-    def _write(self, rows: Rows, id: int, here: Here, finished: float, how: int) -> None:
+    def _write(self, rows: Rows, id: int, here: OpenRequest, finished: float, how: int) -> None:
         """Its columns; a kind is kept as its number."""
         request = here.request
         rows.request(
-            id,
-            here.arrival,
-            here.admitted,
-            here.first,
-            finished,
-            request.prompt,
-            self.kinds[request.kind],
-            request.priority,
-            request.cached,
-            request.generated,
-            request.evictions,
-            request.wasted,
-            how,
-            here.replica,
-        )
+            id, here.arrival, here.admitted, here.first, finished,
+            request.prompt, self.kinds[request.kind], request.priority, request.cached,
+            request.generated, request.evictions, request.wasted, how, here.replica,
+        )  # fmt: skip
         for name in MORE:
             rows.count(getattr(request, name))
 
@@ -145,9 +135,7 @@ class Recorder(StepCounter):
     so a *stay* (from which tick, for how many) says it all. See `headgate.record.tables` for the columns.
     """
 
-    def __init__(
-        self, requests: int, kinds: Sequence[str] = ("",), replica: int = 0, rows: Tables | None = None
-    ) -> None:
+    def __init__(self, kinds: Sequence[str] = ("",), replica: int = 0, rows: Tables | None = None) -> None:
         self._replica = replica
         self.rows = rows or Tables(kinds)
         self._here, self._last_before = self.rows.here, self.rows.last_before
@@ -190,18 +178,9 @@ class Recorder(StepCounter):
         self.rows.finished(request, now, how)
 
     def ran(
-        self,
-        start: float,
-        first: float,
-        last: float,
-        count: int,
-        decodes: int,
-        context: int,
-        prefill: int,
-        behind: int,
-        kv: int,
-    ) -> None:
-        """One row for the whole run of them."""
+        self, start: float, first: float, last: float, count: int, decodes: int, context: int, prefill: int,
+        behind: int, kv: int,
+    ) -> None:  # fmt: skip
         whole = last - start
         self.rows.steps.step(
             start, first - start, whole, count, decodes, context, prefill, behind, kv, self._replica
@@ -221,14 +200,13 @@ class Recorder(StepCounter):
             rows.gauge(gauges)
 
     def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """All that was recorded so far, as columns."""
         own = self.rows.engines({self._replica: self.tick})
         del own["stays"]["replica"], own["plans"]["replica"]
         return {"requests": self.rows.table(), **own}
 
     def _open_stay(self, id: int, opened: float, gap: float) -> None:
         rows = self.rows
-        self._here[id].stay = Stay(rows.opened, opened, gap, self.tick)
+        self._here[id].stay = OpenStay(rows.opened, opened, gap, self.tick)
         rows.opened += 1
 
     def _close_stay(self, id: int) -> None:
@@ -238,9 +216,8 @@ class Recorder(StepCounter):
 
 
 def _columns(names: dict[str, type], *rows: Rows) -> dict[str, NDArray[Any]]:
-    """As columns of their own types."""
     kinds = np.dtype([(name, "<f8" if kind is float else "<i8") for name, kind in names.items()])
-    tables = [np.frombuffer(part, kinds) for each in rows for part in each.parts()]
+    tables = [np.frombuffer(part, kinds) for table in rows for part in table.parts()]
     none = np.empty(0, kinds)
     return {name: np.concatenate([none[name], *(table[name] for table in tables)]) for name in names}
 

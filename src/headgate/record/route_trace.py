@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from headgate.core.errors import InputError
 from headgate.core.policy import End
 from headgate.record.tables import COLUMNS, ENDS, Run
+from headgate.record.trace_fields import first_line, parse_line
 
 VERSION = 1
 HOW = {"ok": End.STOPPED, "client-gone": End.ABORTED, "refused": End.REFUSED}
@@ -21,12 +21,7 @@ OPTIONAL = ("placed", "first_token")
 
 def is_route_trace(path: str | Path) -> bool:
     """Whether the first line is one that `headgate route --trace` wrote."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            first = _parsed(file.readline(1 << 20))
-    except OSError:
-        return False
-    return first is not None and "route" in first and "arrival" in first
+    return {"route", "arrival"} <= first_line(path).keys()
 
 
 def read_route_trace(path: str | Path) -> Run:
@@ -38,22 +33,21 @@ def read_route_trace(path: str | Path) -> Run:
     records.sort(key=lambda record: float(record["arrival"]))
     names = sorted({str(record["class"]) for record in records})
     place = {name: number for number, name in enumerate(names)}
-    count = len(records)
+    count, none = len(records), np.zeros(len(records), dtype=np.int64)
     requests: dict[str, Any] = {
         "id": np.arange(count),
+        "arrival": _times(records, "arrival"),
+        "finished": _times(records, "finished"),
         "kind": np.array([place[str(record["class"])] for record in records]),
         "admitted": _times(records, "placed"),
         "first_token": _times(records, "first_token"),
-        "evictions": np.zeros(count, dtype=np.int64),
-        "wasted": np.zeros(count, dtype=np.int64),
+        "evictions": none,
+        "wasted": none.copy(),
         "replica": np.array([max(int(record["engine"]), 0) for record in records]),
         "how": np.array([ENDS.index(HOW.get(str(record["outcome"]), End.ABORTED)) for record in records]),
     }
-    for name in ("arrival", "finished"):
-        requests[name] = _times(records, name)
-    began = requests["arrival"][0]
-    for name in ("arrival", "admitted", "first_token", "finished"):
-        requests[name] -= began
+    for name in ("admitted", "first_token", "finished", "arrival"):
+        requests[name] -= requests["arrival"][0]
     for name in ("prompt", "output", "cached"):
         requests[name] = np.array([int(record[name]) for record in records])
     meta = {
@@ -67,7 +61,7 @@ def read_route_trace(path: str | Path) -> Run:
         "fallbacks": [],
     }
     empty = {name: {column: np.empty(0) for column in columns} for name, columns in COLUMNS.items()}
-    return Run(meta, requests=requests, **{name: empty[name] for name in ("steps", "stays", "plans")})
+    return Run(meta, **(empty | {"requests": requests}))
 
 
 def _times(records: list[dict[str, Any]], name: str) -> Any:
@@ -79,19 +73,19 @@ def _records(path: str | Path) -> list[dict[str, Any]]:
         lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError as error:
         raise InputError(f"trace {path}: {error.strerror or error}; give a readable file") from None
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for number, text in enumerate(lines, 1):
-        record = _parsed(text)
+        record = parse_line(text)
         last = number == len(lines)  # what follows the last line end: nothing, or a line cut off
         if record is not None and not (last and _fault(record)):
             if wrong := _fault(record):
                 raise InputError(f"trace {path}:{number}: {wrong}; the file was changed, take another")
-            found.append(record)
+            records.append(record)
         elif text.strip() and not last:
             raise InputError(f"trace {path}:{number}: not a JSON object; the file was changed, take another")
-    if not found:
+    if not records:
         raise InputError(f"trace {path}: no request in it; let the router serve some first")
-    return found
+    return records
 
 
 def _fault(record: dict[str, Any]) -> str | None:
@@ -106,11 +100,3 @@ def _fault(record: dict[str, Any]) -> str | None:
     if not isinstance(record.get("class"), str) or not isinstance(record.get("outcome"), str):
         return "'class' or 'outcome' is not a text"
     return None
-
-
-def _parsed(text: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None

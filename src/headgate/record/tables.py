@@ -27,6 +27,7 @@ Flags = NDArray[np.bool_]
 RECORD = "run.json"  # its presence tells a run folder from any other
 FORMAT = 1  # of the folder; a reader refuses a newer one instead of misreading it
 ENDS = tuple(End)  # the column `how` counts into this
+LIBRARIES = ("polars", "pandas", "numpy")  # for data frames; the first that is installed is taken
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "requests": (
         "id", "kind", "arrival", "admitted", "first_token", "finished", "prompt", "output",
@@ -42,7 +43,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """What happened in one run, whoever drove it. Times in seconds, lengths and KV in tokens.
+    """What happened in one run, the same for every driver. Times in seconds, lengths and KV in tokens.
 
     `meta` is `run.json`. Read here: `kinds` (name and promises of each kind), `kv_tokens` (KV of one
     replica), `load` ("open", "closed" or "all-at-once"), `clients`, `rate`, `burstiness`, `model`,
@@ -116,14 +117,28 @@ class Run:
         return rows
 
     def to_dataframe(self, table: str = "requests", library: str | None = None) -> Any:
-        """One table as a data frame, one row per request (or step, stay, plan).
+        """One table as a data frame, one row per request (or step, stay, plan); kinds and ends by name.
 
         Args:
             table: "requests", "steps", "stays" or "plans".
             library: "polars", "pandas" or "numpy" (a dictionary of columns); the first one installed when
                 left out.
         """
-        return to_dataframe(self, table, library)
+        if table not in COLUMNS:
+            raise unknown("table of a run", table, COLUMNS)
+        columns: Columns = dict(getattr(self, table))
+        if table == "requests":
+            kinds = np.array([str(kind.get("name", "")) for kind in self.kinds])
+            ends = np.array([*(end.value for end in ENDS), ""])  # -1: it had not left
+            columns |= {"kind": kinds[self.requests["kind"]], "how": ends[self.requests["how"]]}
+        name = library or next(name for name in LIBRARIES if find_spec(name))
+        if name not in LIBRARIES:
+            raise unknown("library for data frames", name, LIBRARIES)
+        if name == "numpy":
+            return columns
+        if find_spec(name) is None:
+            raise InputError(f"{name} is not installed; pip install {name}, or take another library")
+        return import_module(name).DataFrame(columns)
 
     def save(
         self, folder: str | Path, overwrite: bool = False, more: Mapping[str, str] | None = None
@@ -168,9 +183,9 @@ class Run:
                 f"{source / inside[0]}"
             )
         meta = _read_json(source / RECORD)
-        found = meta.pop("format", FORMAT)
-        if not isinstance(found, int) or found > FORMAT:
-            raise InputError(f"run folder {source} has format {found}, this version reads {FORMAT}; upgrade")
+        stored = meta.pop("format", FORMAT)
+        if not isinstance(stored, int) or stored > FORMAT:
+            raise InputError(f"run folder {source} has format {stored}, this version reads {FORMAT}; upgrade")
         return cls(meta, **{name: _read_columns(source / f"{name}.npz") for name in COLUMNS})
 
 
@@ -187,17 +202,17 @@ def _check(table: str, columns: Columns) -> None:
 
 
 def refuse_full(folder: Path, overwrite: bool) -> None:
-    """Never overwrite what somebody may want to keep."""
+    """Never overwrite what a user may want to keep."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; name a folder for the run")
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+    full = folder.is_dir() and any(folder.iterdir())
+    if full and not overwrite:
         raise InputError(f"folder {folder} is not empty; choose another or allow overwriting")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD).is_file():
+    if full and not (folder / RECORD).is_file():
         raise InputError(f"folder {folder} holds no run ({RECORD}), so it is not overwritten; choose another")
 
 
 def _as_json(meta: dict[str, Any]) -> str:
-    """Strict JSON, numpy numbers as plain ones."""
     try:
         return json.dumps(meta, indent=2, allow_nan=False, default=_plain) + "\n"
     except (TypeError, ValueError) as error:
@@ -205,23 +220,21 @@ def _as_json(meta: dict[str, Any]) -> str:
 
 
 def _plain(value: object) -> object:
-    """What JSON calls a numpy number or array."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, or one line that says what is wrong with it."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        meta = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}; run it again") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON: {error}; run it again") from error
-    if not isinstance(found, dict):
-        raise InputError(f"{path} holds a {type(found).__name__}, not an object; run it again")
-    return found
+    if not isinstance(meta, dict):
+        raise InputError(f"{path} holds a {type(meta).__name__}, not an object; run it again")
+    return meta
 
 
 def _read_columns(path: Path) -> Columns:
@@ -235,11 +248,8 @@ def _read_columns(path: Path) -> Columns:
         raise InputError(f"{path} is not a table of numbers: {error}; run it again") from error
 
 
-# -- A file that appears whole or not at all ------------------------------------------------------------
-
-
 def write_whole(target: str | Path, text: str) -> None:
-    """Replace a file, or leave what was there as it was: a full disk must not cost what somebody kept."""
+    """Replace a file, or leave what was there as it was: a full disk must not cost what was kept."""
     path = Path(target)
     if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced
         path.write_text(text, encoding="utf-8")
@@ -249,32 +259,3 @@ def write_whole(target: str | Path, text: str) -> None:
         whole = Path(scratch, "whole")
         whole.write_text(text, encoding="utf-8")
         os.replace(whole, path)
-
-
-# -- A table of a run as a data frame of the library that is installed ----------------------------------
-
-LIBRARIES = ("polars", "pandas", "numpy")  # the first that is installed is taken
-
-
-def to_dataframe(run: Run, table: str, library: str | None = None) -> Any:
-    """One of the run's four tables; classes and ends of requests by their names instead of numbers."""
-    if table not in COLUMNS:
-        raise unknown("table of a run", table, COLUMNS)
-    columns: Columns = dict(getattr(run, table))
-    if table == "requests":
-        columns |= _names(run)
-    name = library or next(each for each in LIBRARIES if find_spec(each))
-    if name not in LIBRARIES:
-        raise unknown("library for data frames", name, LIBRARIES)
-    if name == "numpy":
-        return columns
-    if find_spec(name) is None:
-        raise InputError(f"{name} is not installed; pip install {name}, or take another library")
-    return import_module(name).DataFrame(columns)
-
-
-def _names(run: Run) -> Columns:
-    """The columns `kind` and `how` as text; how is "" for a request that had not left."""
-    kinds = np.array([str(kind.get("name", "")) for kind in run.kinds])
-    ends = np.array([*(end.value for end in ENDS), ""])  # -1 is the last
-    return {"kind": kinds[run.requests["kind"]], "how": ends[run.requests["how"]]}

@@ -1,8 +1,10 @@
-"""What each line of a live engine's trace must hold."""
+"""Lines of traces: how they are parsed, and what each line of a live engine's trace must hold."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from headgate.core import request
@@ -33,7 +35,26 @@ MOMENTS = {"at", "start", "last", "first_token", "between_tokens", "priority", "
 OBJECTS = {"gauges", "parameters"}
 REQUESTS = {"decode", "prompts", "evict"}  # so many of them in one plan
 LARGEST = 1e300  # of a number
+FIRST_LINE = 1 << 20  # characters of it that are looked at
 MOST, MOST_REQUESTS = 10**12, 10**7  # of whatever is counted: more is damage, and tables could not hold it
+
+
+def first_line(path: str | Path) -> dict[str, Any]:
+    """The object in the first line of a file; empty where there is none, or no such file."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return parse_line(file.readline(FIRST_LINE)) or {}
+    except (OSError, ValueError):  # no such file, or no name of one
+        return {}
+
+
+def parse_line(text: str) -> dict[str, Any] | None:
+    """The JSON object in a line; None where it is none."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) else None
 
 
 def fault(line: dict[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ from headgate.record.tables import Floats, Run
 from headgate.stats.figures import (
     BATCHES,
     Estimate,
-    Order,
+    PartOrder,
     Spread,
     batches,
     left_out,
@@ -44,13 +44,13 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Row:
+class MetricRow:
     """One metric over all policies.
 
     `best` has the best value; by their paired difference from it, `level` are those that cannot be told
-    from it, `apart` those that can. Who is neither was measured too badly to say: without an interval, or
-    with one so wide that values far apart cannot be told from each other. Others may well be told from each
-    other although none is apart.
+    from it, `apart` those that can. A policy that is neither was measured too badly to say: without an
+    interval, or with one so wide that values far apart cannot be told from each other. Others may well be
+    told from each other although none is apart.
     """
 
     metric: str
@@ -59,9 +59,9 @@ class Row:
     method: str  # what the runs were paired by
     baseline: Estimate
     others: dict[str, Difference]
-    best: str | None
-    level: tuple[str, ...]
-    apart: tuple[str, ...]
+    best: str | None = None
+    level: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
 
     @property
     def winner(self) -> str | None:
@@ -76,9 +76,14 @@ class Whole:
     served: int
     seconds: float
 
+    @classmethod
+    def of(cls, own: Sequence[Measured]) -> Whole:
+        spans = (one.run.span() for one in own)
+        served = sum(int(one.run.completed().sum()) for one in own)
+        return cls(served, sum(end - begin for begin, end in spans))
+
     @property
     def rate(self) -> float:
-        """Requests per second."""
         return self.served / self.seconds if self.seconds > 0 else math.nan
 
 
@@ -95,7 +100,7 @@ class Comparison:
     policies: tuple[str, ...]  # the baseline first
     seeds: int
     rule: str  # what was left out of each run
-    rows: tuple[Row, ...]
+    rows: tuple[MetricRow, ...]
     notes: tuple[str, ...]  # what to mind when reading it, as JSON has it
     cautions: tuple[str, ...] = ()  # the same as a report says it
     doubts: dict[str, str] = field(default_factory=dict)
@@ -106,8 +111,8 @@ class Comparison:
         """Plain numbers for strict JSON: what is not known is None."""
         plain = asdict(self)
         del plain["cautions"]
-        for row, found in zip(plain["rows"], self.rows, strict=True):
-            row["winner"] = found.winner
+        for plain_row, row in zip(plain["rows"], self.rows, strict=True):
+            plain_row["winner"] = row.winner
         return dict(without_nan(plain))
 
 
@@ -122,8 +127,8 @@ def compare(
     With several seeds (the same, in the same order for every policy) differences are paired by seed.
     With one, they are paired within the run: means and percentiles by 20 batches of consecutive arrivals,
     rates by 20 equal shares of the finishes. Intervals are 95 % t intervals of the paired differences that
-    mind how neighbouring batches depend on each other (`intervals.py`). The longest gap of one run against
-    that of another has none. Each row says how it was paired.
+    mind how neighbouring batches depend on each other (`figures.half_width`). The longest gap of one run
+    against that of another has none. Each row says how it was paired.
 
     Throughputs get no verdict where one of the two runs is not stationary or serves more than `bound`.
     """
@@ -140,71 +145,61 @@ def compare(
         for one, other in zip(own, measured[baseline], strict=True):
             refuse_different(name, one.run, baseline, other.run)
     every = {name: spreads_of(own) for name, own in measured.items()}
-    bars = _bars(measured)
+    errors = CardErrors.of(measured)
     doubts = _doubts(measured, bound)
     rows = tuple(
         row
         for metric in METRICS
-        if (row := _row(metric, every, baseline, seeds, bars, doubts if metric.method == SHARES else {}))
+        if (row := _row(metric, every, baseline, seeds, errors, doubts if metric.method == SHARES else {}))
     )
-    rule = measured[baseline][0].window.rule
-    cautions = (*_unsettled(measured), *_unequal(measured), *_rough(rows), *_derived(rows, bars))
-    notes, said = (tuple(each[place] for each in cautions) for place in (0, 1))
-    whole = {name: _whole(own) for name, own in measured.items()}
-    return Comparison(baseline, order, seeds, rule, rows, notes, said, doubts, whole, bound)
-
-
-def _whole(own: Sequence[Measured]) -> Whole:
-    spans = (one.run.span() for one in own)
-    return Whole(sum(int(one.run.completed().sum()) for one in own), sum(end - begin for begin, end in spans))
+    cautions = (*_unsettled(measured), *_unequal(measured), *_rough(rows), *_derived(rows, errors))
+    return Comparison(
+        baseline,
+        order,
+        seeds,
+        rule=measured[baseline][0].window.rule,
+        rows=rows,
+        notes=tuple(note for note, _ in cautions),
+        cautions=tuple(caution for _, caution in cautions),
+        doubts=doubts,
+        whole={name: Whole.of(own) for name, own in measured.items()},
+        bound=bound,
+    )
 
 
 def _doubts(measured: Mapping[str, Sequence[Measured]], bound: float | None) -> dict[str, str]:
     """Why the throughput of a policy says nothing about the long run; policies of which it does left out."""
-    found: dict[str, str] = {}
+    doubts: dict[str, str] = {}
     for name, own in measured.items():
         unsettled = [one for one in own if not one.trend.stationary]
         served = sum(one.metrics.request_rate.value for one in own) / len(own)
         if len(unsettled) > CHANCE * len(own):
-            grows = any(one.trend.growth > 0 for one in unsettled)
-            found[name] = GROWS if grows else UNSETTLED
+            doubts[name] = GROWS if any(one.trend.growth > 0 for one in unsettled) else UNSETTLED
         elif bound is not None and served > EDGES * bound:
-            found[name] = ABOVE
-    return found
+            doubts[name] = ABOVE
+    return doubts
 
 
 Caution = tuple[str, str]  # what could mislead, as JSON has it and as a report says it
 
 
-class Bars(NamedTuple):
+class CardErrors(NamedTuple):
     """How far a card that was not measured may be off, in percent: rates, and times. Zero for others."""
 
     rates: float = 0.0
     times: float = 0.0
 
-    def of(self, metric: Metric) -> float:
+    @classmethod
+    def of(cls, measured: Mapping[str, Sequence[Measured]]) -> CardErrors:
+        """The widest among the runs."""
+        errors = [one.run.meta.get("expected_error") or {} for own in measured.values() for one in own]
+        rates = max((float(error.get("throughput", 0.0)) for error in errors), default=0.0)
+        steps = (error.get(kind, 0.0) for error in errors for kind in ("decode", "prefill", "mixed"))
+        return cls(100 * rates, 100 * max(map(float, steps), default=0.0))
+
+    def around(self, metric: Metric) -> float:
         """The one for a metric: rates are those of which more is better."""
         return self.rates if metric.higher else self.times
-
-
-def _bars(measured: Mapping[str, Sequence[Measured]]) -> Bars:
-    """The widest among the runs."""
-    kinds = ("decode", "prefill", "mixed")
-    found = [one.run.meta.get("expected_error") or {} for own in measured.values() for one in own]
-    rates = max((float(each.get("throughput", 0.0)) for each in found), default=0.0)
-    times = max((float(each.get(kind, 0.0)) for each in found for kind in kinds), default=0.0)
-    return Bars(100 * rates, 100 * times)
-
-
-def _derived(rows: Sequence[Row], bars: Bars) -> list[Caution]:
-    """Which differences are real in simulation and still no answer."""
-    if not bars.rates:
-        return []
-    names = [row.metric for row in rows if any(each.verdict == CANNOT_TELL for each in row.others.values())]
-    listed = f": {', '.join(names)}" if names else ""
-    note = f"the card was derived, not measured: differences within {bars.rates:.0f} % of a rate or "
-    note += f"{bars.times:.0f} % of a time cannot be told{listed}"
-    return [(note, note[0].upper() + note[1:])]
 
 
 def _row(
@@ -212,48 +207,54 @@ def _row(
     every: Mapping[str, Mapping[str, Spread]],
     baseline: str,
     seeds: int,
-    bars: Bars,
+    errors: CardErrors,
     doubts: Mapping[str, str],
-) -> Row | None:
+) -> MetricRow | None:
     """One metric; None when no policy has it (goodput when nothing was promised, or no request was lost).
 
     Policies in doubt get no verdict, and are neither the best nor told from it.
     """
-    spreads = {name: found[metric.name] for name, found in every.items()}
+    spreads = {name: own[metric.name] for name, own in every.items()}
+    error = errors.around(metric)
     known = [name for name, spread in spreads.items() if not math.isnan(spread.value)]
     if not known or (metric.rare and not any(spreads[name].value for name in known)):
         return None
-    no_interval = ONE_SEED if seeds == 1 and metric.method == ALONE else TOO_FEW
+    untested = ONE_SEED if seeds == 1 and metric.method == ALONE else TOO_FEW
     others = {
-        name: _difference(spread, spreads[baseline], metric.higher, no_interval, bars.of(metric))
+        name: _difference(spread, spreads[baseline], metric.higher, untested, error)
         for name, spread in spreads.items()
         if name != baseline
     }
     for name, other in others.items():
         if why := doubts.get(name) or doubts.get(baseline):
             others[name] = replace(other, verdict=why)
-    method = metric.method if seeds == 1 else "by seed"
     estimate = spreads[baseline].estimate()
-    estimate = estimate.as_share() if metric.unit == "share" else estimate.cut()
+    row = MetricRow(
+        metric.name,
+        metric.unit,
+        metric.higher,
+        method=metric.method if seeds == 1 else "by seed",
+        baseline=estimate.as_share() if metric.unit == "share" else estimate.cut(),
+        others=others,
+    )
     known = [name for name in known if name not in doubts]
     if not known:
-        return Row(metric.name, metric.unit, metric.higher, method, estimate, others, None, (), ())
+        return row
     sign = -1 if metric.higher else 1
     best = min(known, key=lambda name: sign * spreads[name].value)
-    least = abs(spreads[best].value) * bars.of(metric) / 100
+    top = spreads[best].value
+    least = abs(top) * error / 100
     behind = {name: spreads[name].minus(spreads[best]).estimate() for name in known if name != best}
     apart = tuple(name for name, gap in behind.items() if _apart(gap, least))
-    level = tuple(
-        name for name, gap in behind.items() if _level(gap, least, spreads[name].value, spreads[best].value)
-    )
-    return Row(metric.name, metric.unit, metric.higher, method, estimate, others, best, level, apart)
+    level = tuple(name for name, gap in behind.items() if _level(gap, least, spreads[name].value, top))
+    return replace(row, best=best, level=level, apart=apart)
 
 
-def _difference(spread: Spread, base: Spread, higher: bool, no_interval: str, bar: float = 0.0) -> Difference:
-    """The paired difference and what it says; `no_interval` is the verdict when there is none.
+def _difference(spread: Spread, base: Spread, higher: bool, untested: str, error: float = 0.0) -> Difference:
+    """The paired difference and what it says; `untested` is the verdict when there is none.
 
     Percent is the same interval over the measured baseline, so that it never contradicts the verdict. It is
-    cut at -100 %, below which nothing can fall that is not negative. `bar` is the card's error in percent.
+    cut at -100 %, below which nothing can fall that is not negative. `error` is the card's in percent.
     """
     absolute = spread.minus(base).estimate()
     scale = 100 / base.value if base.value else math.nan
@@ -264,10 +265,10 @@ def _difference(spread: Spread, base: Spread, higher: bool, no_interval: str, ba
     if math.isnan(absolute.value):
         verdict = UNKNOWN
     elif absolute.low is None:
-        verdict = no_interval
+        verdict = untested
     elif not _apart(absolute):
         verdict = SAME
-    elif bar and not abs(percent.value) > bar:
+    elif error and not abs(percent.value) > error:
         verdict = CANNOT_TELL
     else:
         verdict = BETTER if (absolute.value > 0) == higher else WORSE
@@ -290,19 +291,18 @@ def _level(difference: Estimate, least: float, *values: float) -> bool:
 
 def _unsettled(measured: Mapping[str, Sequence[Measured]]) -> list[Caution]:
     """Runs that are not stationary; the reason of one seed is enough."""
-    found: dict[tuple[str, str], list[str]] = {}
+    policies: dict[tuple[str, str], list[str]] = {}
     for name, own in measured.items():
         trend = next((one.trend for one in own if not one.trend.stationary), None)
         if trend is not None:
-            found.setdefault((trend.reason, trend.said), []).append(name)
+            policies.setdefault((trend.reason, trend.said), []).append(name)
     return [
         (f"not stationary: {', '.join(names)} ({reason})", f"{said} ({', '.join(names)})")
-        for (reason, said), names in found.items()
+        for (reason, said), names in policies.items()
     ]
 
 
 def _unequal(measured: Mapping[str, Sequence[Measured]]) -> list[Caution]:
-    """Requests that only some policies served."""
     served = {name: sum(one.metrics.counts.completed for one in own) for name, own in measured.items()}
     if len(set(served.values())) == 1:
         return []
@@ -311,18 +311,28 @@ def _unequal(measured: Mapping[str, Sequence[Measured]]) -> list[Caution]:
     return [(note, f"Different numbers of requests were served to the end: {listed}")]
 
 
-def _rough(rows: Sequence[Row]) -> list[Caution]:
+def _rough(rows: Sequence[MetricRow]) -> list[Caution]:
     """Which intervals of differences are to be taken with care."""
-    names = [row.metric for row in rows if any(found.absolute.rough for found in row.others.values())]
+    names = [row.metric for row in rows if any(other.absolute.rough for other in row.others.values())]
     if not names:
         return []
     listed = ", ".join(names)
     note = f"rough intervals, batches too alike, take more requests or seeds: {listed}"
-    said = f"Intervals unreliable: samples are correlated ({listed}); use more requests or seeds"
-    return [(note, said)]
+    return [(note, f"Intervals unreliable: samples are correlated ({listed}); use more requests or seeds")]
 
 
-# -- What two runs on the same requests are compared by: each metric with the spread of its parts -------
+def _derived(rows: Sequence[MetricRow], errors: CardErrors) -> list[Caution]:
+    """Which differences are real in simulation and still no answer."""
+    if not errors.rates:
+        return []
+    names = [row.metric for row in rows if any(one.verdict == CANNOT_TELL for one in row.others.values())]
+    listed = f": {', '.join(names)}" if names else ""
+    note = f"the card was derived, not measured: differences within {errors.rates:.0f} % of a rate or "
+    note += f"{errors.times:.0f} % of a time cannot be told{listed}"
+    return [(note, note[0].upper() + note[1:])]
+
+
+# -- metrics that are compared
 
 SAME_MOMENT = 1e-9  # seconds; arrivals closer than this are the same
 
@@ -345,29 +355,29 @@ TAILS = "by what each batch of arrivals adds to the percentile"
 ALONE = "not at all for the longest gap (one seed: no interval)"
 
 
-def _kept(found: Metrics) -> float:
+def _kept(run: Metrics) -> float:
     """Share of the requests whose promises were kept, NaN when nothing was promised."""
-    return found.goodput.share.value if found.goodput else math.nan
+    return run.goodput.share.value if run.goodput else math.nan
 
 
-def _lost(found: Metrics) -> float:
+def _lost(run: Metrics) -> float:
     """Share of all requests of the run that were abandoned, aborted or refused."""
-    counts = found.counts
+    counts = run.counts
     lost = counts.abandoned + counts.aborted + counts.refused
     return lost / counts.total if counts.total else math.nan
 
 
 METRICS = (
-    Metric("request throughput", "requests/s", True, lambda found: found.request_rate.value, SHARES),
-    Metric("total token throughput", "tokens/s", True, lambda found: found.total_rate.value, SHARES),
-    Metric("mean TTFT", "s", False, lambda found: found.ttft.mean.value, MEANS),
-    Metric("p99 TTFT", "s", False, lambda found: found.ttft.p99, TAILS),
-    Metric("mean TPOT", "s", False, lambda found: found.tpot.mean.value, MEANS),
-    Metric("p99 ITL", "s", False, lambda found: found.itl.p99, TAILS),
-    Metric("mean E2E", "s", False, lambda found: found.e2e.mean.value, MEANS),
-    Metric("longest gap", "s", False, lambda found: found.longest_gap, ALONE),
-    Metric("goodput", "share", True, lambda found: _kept(found), MEANS),
-    Metric("lost requests", "share", False, lambda found: _lost(found), MEANS, rare=True),
+    Metric("request throughput", "requests/s", True, lambda run: run.request_rate.value, SHARES),
+    Metric("total token throughput", "tokens/s", True, lambda run: run.total_rate.value, SHARES),
+    Metric("mean TTFT", "s", False, lambda run: run.ttft.mean.value, MEANS),
+    Metric("p99 TTFT", "s", False, lambda run: run.ttft.p99, TAILS),
+    Metric("mean TPOT", "s", False, lambda run: run.tpot.mean.value, MEANS),
+    Metric("p99 ITL", "s", False, lambda run: run.itl.p99, TAILS),
+    Metric("mean E2E", "s", False, lambda run: run.e2e.mean.value, MEANS),
+    Metric("longest gap", "s", False, lambda run: run.longest_gap, ALONE),
+    Metric("goodput", "share", True, _kept, MEANS),
+    Metric("lost requests", "share", False, _lost, MEANS, rare=True),
 )
 
 
@@ -401,7 +411,7 @@ def _within(found: Measured) -> dict[str, Spread]:
         "p99 TTFT": left_out(chosen.batch, latencies.ttft, 0.99),
         "p99 ITL": _gap_influence(found, 0.99),
     }
-    return spreads | {name: Spread(value[name], parts, Order.BATCHES) for name, parts in tails.items()}
+    return spreads | {name: Spread(value[name], parts, PartOrder.BATCHES) for name, parts in tails.items()}
 
 
 def _gap_influence(found: Measured, share: float) -> Floats:

@@ -1,4 +1,4 @@
-"""Figures of a sample: mean, spread and quantiles, and how far to trust them."""
+"""Figures of a sample: mean, spread and quantiles, and the 95 % intervals that say how far to trust them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Figures:
     std: float
 
 
-class Order(Enum):
+class PartOrder(Enum):
     """How parts follow each other."""
 
     SEEDS = "seeds"  # not at all: each is a run of its own
@@ -71,15 +71,17 @@ class Spread:
     """An estimate and how its parts (batches, or seeds) deviate from it: what intervals are made of.
 
     Two spreads over the same parts can be paired: what hit both alike cancels in their difference. How
-    the parts depend on each other decides the error of their mean: see `intervals.py`.
+    the parts depend on each other decides the error of their mean: see `half_width`.
     """
 
     value: float
     parts: Floats
-    order: Order = Order.SEEDS
+    order: PartOrder = PartOrder.SEEDS
 
     @classmethod
-    def of_ratio(cls, above: NDArray[Any], below: NDArray[Any], order: Order = Order.BATCHES) -> Spread:
+    def of_ratio(
+        cls, above: NDArray[Any], below: NDArray[Any], order: PartOrder = PartOrder.BATCHES
+    ) -> Spread:
         """A ratio of sums over parts, such as waiting per request or tokens per second.
 
         Each part's deviation is its influence on the ratio (the delta method), so parts of unequal
@@ -98,7 +100,6 @@ class Spread:
         return cls(mean, values - mean)
 
     def estimate(self) -> Estimate:
-        """The value with its interval."""
         return self.around(self.value)
 
     def around(self, value: float) -> Estimate:
@@ -106,12 +107,14 @@ class Spread:
         half = half_width(self.parts, self.order)
         if half is None or math.isnan(value):
             return Estimate(value)
-        return Estimate(value, value - half, value + half, self.order is Order.BATCHES and alike(self.parts))
+        return Estimate(
+            value, value - half, value + half, self.order is PartOrder.BATCHES and alike(self.parts)
+        )
 
     def minus(self, other: Spread) -> Spread:
-        if len(self.parts) != len(other.parts):
-            return Spread(self.value - other.value, np.empty(0), self.order)
-        return Spread(self.value - other.value, self.parts - other.parts, self.order)
+        paired = len(self.parts) == len(other.parts)
+        parts = self.parts - other.parts if paired else np.empty(0)
+        return Spread(self.value - other.value, parts, self.order)
 
 
 def batches(chosen: NDArray[np.bool_]) -> Integers:
@@ -138,7 +141,7 @@ def spread_of_mean(batch: Integers, values: Floats, whole: float) -> Spread:
     """The mean of the known values, with its deviations by batch."""
     known = (~np.isnan(values)).astype(np.float64)
     above, below = per_batch(batch, values), per_batch(batch, known)
-    return Spread(whole, Spread.of_ratio(above, below).parts, Order.BATCHES)
+    return Spread(whole, Spread.of_ratio(above, below).parts, PartOrder.BATCHES)
 
 
 def left_out(batch: Integers, values: Floats, share: float) -> Floats:
@@ -151,17 +154,17 @@ def left_out(batch: Integers, values: Floats, share: float) -> Floats:
     if not np.any(batch >= 0):
         return np.empty(0)
     held = (batch >= 0) & ~np.isnan(values)
-    numbers, known, count = batch[held] * TENTHS // BATCHES, values[held], TENTHS
-    parts = (known[numbers != number] for number in range(count))
-    found = np.array([np.quantile(part, share) if len(part) else math.nan for part in parts])
-    return np.asarray((count - 1) * (np.mean(found) - found), np.float64)
+    tenths, known = batch[held] * TENTHS // BATCHES, values[held]
+    parts = (known[tenths != tenth] for tenth in range(TENTHS))
+    without = np.array([np.quantile(part, share) if len(part) else math.nan for part in parts])
+    return np.asarray((TENTHS - 1) * (np.mean(without) - without), np.float64)
 
 
 def figures(values: Floats, spread: Spread | None = None, weights: Integers | None = None) -> Figures:
     """The figures of a sample without NaN; the interval of the mean comes from `spread`."""
     total = len(values) if weights is None else int(weights.sum())
     if not total:
-        return Figures(0, Estimate(math.nan), math.nan, math.nan, math.nan, math.nan, math.nan)
+        return Figures(0, Estimate(math.nan), *[math.nan] * 5)
     if weights is None:
         mean, deviation = float(np.mean(values)), float(np.std(values))
         median, p90, p95, p99 = np.quantile(values, QUANTILES).tolist()
@@ -180,15 +183,15 @@ def quantiles(values: Floats, weights: Integers, shares: Sequence[float]) -> lis
         return [math.nan] * len(shares)
     order = np.argsort(values[held], kind="stable")
     ordered, reach = values[held][order], np.cumsum(weights[held][order])
-    found = []
+    values_at = []
     for share in shares:
         rank = share * float(reach[-1] - 1)
         below, above = ordered[np.searchsorted(reach, [math.floor(rank), math.ceil(rank)], side="right")]
-        found.append(float(below + (above - below) * (rank - math.floor(rank))))
-    return found
+        values_at.append(float(below + (above - below) * (rank - math.floor(rank))))
+    return values_at
 
 
-# -- The error of a mean over parts that may depend on each other: seeds, batches, shares of the finishes
+# -- the error of a mean over dependent parts
 
 CONFIDENCE = 0.95
 ALIKE = 1.36  # standard errors; lag-1 correlation beyond this is no chance (one-sided 5 % with 20 parts)
@@ -196,14 +199,14 @@ MOST_ALIKE = 0.9  # a correlation nearer to 1 cannot be told from it by 20 parts
 LAGS = 8  # of 20: how far apart two points of a completion curve are compared
 
 
-def half_width(parts: Floats, order: Order = Order.SEEDS) -> float | None:
+def half_width(parts: Floats, order: PartOrder = PartOrder.SEEDS) -> float | None:
     """Half of the 95 % interval of the mean of parts; None when they are too few or not all known."""
     if len(parts) < 2 or not np.all(np.isfinite(parts)):
         return None
-    if order is Order.CURVE and len(parts) > LAGS:
+    if order is PartOrder.CURVE and len(parts) > LAGS:
         return _t(LAGS) * _curve_error(parts)
     error = float(np.std(parts, ddof=1)) / math.sqrt(len(parts))
-    return _t(len(parts) - 1) * error * (widening(parts) if order is Order.BATCHES else 1.0)
+    return _t(len(parts) - 1) * error * (widening(parts) if order is PartOrder.BATCHES else 1.0)
 
 
 def correlation(parts: Floats) -> float:
@@ -254,7 +257,6 @@ def _curve_error(parts: Floats) -> float:
 
 
 def _t(freedom: int) -> float:
-    """The t quantile of a two-sided 95 % interval."""
     from scipy.special import stdtrit  # type: ignore[import-untyped]
 
     return float(stdtrit(freedom, 0.5 + CONFIDENCE / 2))

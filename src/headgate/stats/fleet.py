@@ -1,4 +1,4 @@
-"""A fleet engine by engine: how busy each was, whom it served, and what the requests brought."""
+"""A fleet engine by engine: how busy each was, what it served, and what the requests brought."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ class Range:
 
     @classmethod
     def of(cls, values: Floats | Integers) -> Range:
-        """Of one value per engine."""
         if not len(values):
             return cls(math.nan, math.nan, math.nan)
         return cls(float(values.min()), float(values.mean()), float(values.max()))
 
 
 @dataclass(frozen=True)
-class Pool:
+class RolePool:
     """The engines of one role."""
 
     role: str
@@ -48,7 +47,7 @@ class FleetFigures:
 
     engines: int
     router: str
-    pools: tuple[Pool, ...]
+    pools: tuple[RolePool, ...]
     busy: tuple[float, ...]  # engine by engine
     requests: tuple[int, ...]
     revenue: float  # of requests served to their end; NaN where no prices are known
@@ -57,32 +56,40 @@ class FleetFigures:
     prices: dict[str, float]  # of a prompt and an output token
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for strict JSON."""
         return dict(without_nan(asdict(self)))
 
 
-def compute_fleet(found: Measured) -> FleetFigures | None:
+def compute_fleet(measured: Measured) -> FleetFigures | None:
     """The figures of a fleet; None for a run of one engine without a router. `Measured.fleet` keeps them."""
-    run, chosen = found.run, found.window
+    run, window = measured.run, measured.window
     replicas = len(np.unique(run.steps["replica"]))
     engines = run.meta.get("engines") or (replicas if replicas > 1 else 0)
     if not engines:
         return None
     roles = np.array(run.meta.get("roles") or ["any"] * engines)
-    (busy, decodes), peak = _busy(run, chosen, engines), _peaks(run, engines)
+    busy, decodes = _busy(run, window, engines)
+    peak = np.zeros(engines)
+    np.maximum.at(peak, run.steps["replica"], run.steps["kv"].astype(np.float64))
     done = run.requests["replica"][run.completed()]
     served = np.bincount(done[done >= 0], minlength=engines)
     pools = tuple(
-        Pool(role, int(mine.sum()), *(Range.of(each[mine]) for each in (busy, decodes, served, peak)))
+        RolePool(role, int(mine.sum()), *(Range.of(column[mine]) for column in (busy, decodes, served, peak)))
         for role in dict.fromkeys(roles.tolist())
         if len(mine := roles == role)
     )
-    by_kind = _revenue(run, chosen)
+    by_kind = _revenue(run, window)
     total = sum(by_kind.values()) if by_kind else math.nan
     return FleetFigures(
-        engines, str(run.meta.get("router", "")), pools, tuple(busy.tolist()), tuple(served.tolist()), total,
-        total / engines, by_kind, dict(run.meta.get("prices") or {}),
-    )  # fmt: skip
+        engines=engines,
+        router=str(run.meta.get("router", "")),
+        pools=pools,
+        busy=tuple(busy.tolist()),
+        requests=tuple(served.tolist()),
+        revenue=total,
+        revenue_per_engine=total / engines,
+        kind_revenue=by_kind,
+        prices=dict(run.meta.get("prices") or {}),
+    )
 
 
 def _busy(run: Run, window: Window, engines: int) -> tuple[Floats, Floats]:
@@ -93,12 +100,6 @@ def _busy(run: Run, window: Window, engines: int) -> tuple[Floats, Floats]:
     spent = np.bincount(run.steps["replica"], inside, minlength=engines)
     served = np.bincount(run.steps["replica"], inside * run.steps["decodes"], minlength=engines)
     return np.asarray(spent / seconds, np.float64), np.asarray(served / seconds, np.float64)
-
-
-def _peaks(run: Run, engines: int) -> Floats:
-    peak = np.zeros(engines)
-    np.maximum.at(peak, run.steps["replica"], run.steps["kv"].astype(np.float64))
-    return peak
 
 
 def _revenue(run: Run, window: Window) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Requests over time: the number in the system, whether it still grows, Little's law."""
+"""Requests over time: how many wait or are inside, whether that still grows, and which part is measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headgate.core.errors import InputError, unknown
+from headgate.core.errors import unknown
 from headgate.record.tables import Flags, Floats, Integers, Run
 from headgate.stats.figures import BATCHES, batches, widening
 
@@ -39,23 +39,19 @@ def offered(run: Run) -> float:
     return float(run.meta.get("rate") or ((len(arrival) - 1) / span if span > 0 else math.nan))
 
 
-def _present(run: Run, times: Floats) -> Integers:
-    """Arrived by then and not gone: the number in the system."""
-    left = run.requests["finished"]
+def waiting(run: Run, times: Floats) -> Integers:
+    """Arrived by then, and neither admitted nor gone."""
+    admitted, finished = run.requests["admitted"], run.requests["finished"]
+    return _present(run, times, np.where(np.isnan(admitted), finished, admitted))
+
+
+def _present(run: Run, times: Floats, left: Floats) -> Integers:
+    """Arrived by then and not gone, by when each `left`."""
     came = np.searchsorted(np.sort(run.requests["arrival"]), times, side="right")
     return came - np.searchsorted(np.sort(left[~np.isnan(left)]), times, side="right")
 
 
-def waiting(run: Run, times: Floats) -> Integers:
-    """Arrived by then, and neither admitted nor gone."""
-    requests = run.requests
-    left = np.where(np.isnan(requests["admitted"]), requests["finished"], requests["admitted"])
-    came = np.searchsorted(np.sort(requests["arrival"]), times, side="right")
-    went = np.searchsorted(np.sort(left[~np.isnan(left)]), times, side="right")
-    return came - went
-
-
-class Judged(NamedTuple):
+class Stationarity(NamedTuple):
     """Whether a run is stationary, the reason, and what a report says of it."""
 
     stationary: bool
@@ -64,12 +60,7 @@ class Judged(NamedTuple):
     growth: float = 0.0  # of the backlog in an overload, requests/s
 
 
-def stationary(run: Run) -> tuple[bool, str]:
-    """Whether figures of this run say something about the long run, and why: see `judge`."""
-    return judge(run)[:2]
-
-
-def judge(run: Run) -> Judged:
+def judge(run: Run) -> Stationarity:
     """Whether figures of this run say something about the long run, and why.
 
     Stages that differ: not stationary by design. All at once: never, such a run only drains. Closed loop:
@@ -80,20 +71,22 @@ def judge(run: Run) -> Judged:
     """
     planned = _by_design(run)
     if planned:
-        return Judged(False, f"not stationary by design: {planned}", f"Not stationary by design: {planned}")
+        return Stationarity(
+            False, f"not stationary by design: {planned}", f"Not stationary by design: {planned}"
+        )
     if run.sending == "all-at-once":
-        return _unsettled("all requests were there at the start: the run only drains")
+        return _judged(False, "all requests were there at the start: the run only drains")
     if run.sending == "closed":
         done, clients = int(np.sum(run.completed())), int(run.meta.get("clients") or peak(run))
         if done < ROUNDS * clients:
             each = done / max(clients, 1)
-            return _unsettled(f"closed loop, but only {each:.1f} requests per client finished")
-        return _settled(f"closed loop of {clients} clients: the queue cannot grow")
+            return _judged(False, f"closed loop, but only {each:.1f} requests per client finished")
+        return _judged(True, f"closed loop of {clients} clients: the queue cannot grow")
     arrival = np.sort(run.requests["arrival"])
     drop = int(len(arrival) * TRIM)
     middle = arrival[drop : len(arrival) - drop]
     if len(middle) < 2 or middle[0] == middle[-1]:
-        return _unsettled("too few requests to tell")
+        return _judged(False, "too few requests to tell")
     return _verdict(run, np.linspace(middle[0], middle[-1], POINTS))
 
 
@@ -108,15 +101,11 @@ def _by_design(run: Run) -> str:
     return f"{len(stages)} stages that differ in {' and '.join(changed)}" if changed else ""
 
 
-def _settled(reason: str) -> Judged:
-    return Judged(True, reason, f"Stationary: {reason}")
+def _judged(stationary: bool, reason: str) -> Stationarity:
+    return Stationarity(stationary, reason, f"{'Stationary' if stationary else 'Not stationary'}: {reason}")
 
 
-def _unsettled(reason: str) -> Judged:
-    return Judged(False, reason, f"Not stationary: {reason}")
-
-
-def _verdict(run: Run, times: Floats) -> Judged:
+def _verdict(run: Run, times: Floats) -> Stationarity:
     """Judge the number in the system and the queue at these moments, over the window and over its halves.
 
     The halves show what a straight line through the whole blurs: a backlog that drains and is gone. One
@@ -125,7 +114,8 @@ def _verdict(run: Run, times: Floats) -> Judged:
     while a queue in overload has the same slope in both.
     """
     settled, seconds = False, float(times[-1] - times[0])
-    for name, number in (("number in the system", _present(run, times)), ("queue", waiting(run, times))):
+    inside = _present(run, times, run.requests["finished"])
+    for name, number in (("number in the system", inside), ("queue", waiting(run, times))):
         first, second = (Trend.of(part) for part in np.split(number, 2))
         trend = next((one for one in (Trend.of(number), first, second) if one.seen), None)
         if trend is None:
@@ -139,14 +129,16 @@ def _verdict(run: Run, times: Floats) -> Judged:
         word = "growing" if trend.change > 0 else "shrinking"
         reason = f"{name} still {word}: {rise} over the {part}"
         if trend.change > 0 and _fills(run, times, seconds):
-            return Judged(False, reason, f"Too short to be steady: {FILLS.format(seconds, _stay(run))}")
+            return Stationarity(False, reason, f"Too short to be steady: {FILLS.format(seconds, _stay(run))}")
         said = "Overloaded: the backlog grows" if trend.change > 0 else "Not stationary: the backlog shrinks"
         where = "" if part == "window" else f" in the {part}"
         slope = min(trend.change / span, offered(run))  # of a line, which arrivals in bursts make steeper
-        return Judged(False, reason, f"{said} by {_two(abs(slope))} requests/s{where}", max(0.0, slope))
+        return Stationarity(False, reason, f"{said} by {_two(abs(slope))} requests/s{where}", max(0.0, slope))
     if settled:
-        return _settled("filled up at first, and neither grows nor shrinks in the second half of the window")
-    return _settled("neither the queue nor the number in the system grows or shrinks over the window")
+        return _judged(
+            True, "filled up at first, and neither grows nor shrinks in the second half of the window"
+        )
+    return _judged(True, "neither the queue nor the number in the system grows or shrinks over the window")
 
 
 def _stay(run: Run) -> float:
@@ -157,7 +149,7 @@ def _stay(run: Run) -> float:
 
 
 def _fills(run: Run, times: Floats, seconds: float) -> bool:
-    """Whether more requests are inside only because the run began a few stays ago: nobody waits longer."""
+    """Whether more requests are inside only because the run began a few stays ago: none waits longer."""
     return seconds < STAYS * _stay(run) and not Trend.of(waiting(run, times)).seen
 
 
@@ -196,42 +188,17 @@ def _two(value: float, sign: str = "") -> str:
     return f"{float(f'{value:.2g}'):{sign}g}"
 
 
-def _changes(run: Run) -> tuple[Floats, Integers]:
-    """The moments at which the number in the system changes, and the number from then on."""
+def peak(run: Run) -> int:
+    """Most requests in the system at one moment."""
     requests = run.requests
     left = requests["finished"][~np.isnan(requests["finished"])]
     times = np.concatenate((requests["arrival"], left))
     change = np.concatenate((np.ones(len(requests["arrival"]), np.int64), -np.ones(len(left), np.int64)))
-    order = np.lexsort((change, times))  # who leaves makes room before who comes
-    return times[order], np.cumsum(change[order])
+    order = np.lexsort((change, times))  # one that leaves makes room before one that comes
+    return int(np.cumsum(change[order]).max(initial=0))
 
 
-def peak(run: Run) -> int:
-    """Most requests in the system at one moment."""
-    return int(_changes(run)[1].max(initial=0))
-
-
-def little(run: Run) -> tuple[float, float]:
-    """The time-average number in the system, and arrival rate times mean time in the system.
-
-    Both come from the columns `arrival` and `finished`, so their agreement says nothing of whether those
-    are right: it is arithmetic on a path that begins and ends empty. To check a driver, compare either with
-    a count that does not come from the request table, such as the number an observer sees step by step.
-    Refuses a run that was cut off, where the two differ.
-    """
-    requests = run.requests
-    if not len(requests["id"]) or np.any(np.isnan(requests["finished"])):
-        raise InputError("Little's law needs a run in which every request left; this one was cut off")
-    times, number = _changes(run)
-    span = float(times[-1] - times[0])
-    if span == 0:
-        raise InputError("Little's law needs a run that takes time; this one began and ended at once")
-    average = float(np.sum(number[:-1] * np.diff(times))) / span
-    stay = requests["finished"] - requests["arrival"]
-    return average, (len(stay) / span) * float(np.mean(stay))
-
-
-# -- Which part of a run is measured: the rule that leaves out warm-up and cool-down --------------------
+# -- which part of a run is measured
 
 TRIM = 0.1  # share of the requests left out at each end
 FEWEST = 20  # with fewer finished requests nothing is left out
@@ -261,7 +228,6 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """Length of the time that rates are taken over."""
         return self.high - self.low
 
 

@@ -26,7 +26,7 @@ class Sample(NamedTuple):
 class Gaps:
     """All gaps between consecutive tokens of the requests of one run.
 
-    Everybody who ran in two consecutive ticks saw the same gap, so gaps are counted per tick and not per
+    All requests that ran in two consecutive ticks saw the same gap, so gaps are counted per tick and not per
     request: a stay contributes its own first gap, and from its second tick on it is one of many.
     """
 
@@ -42,7 +42,7 @@ class Gaps:
         self.before = stays["gap"]  # seconds before the token that opened the stay
         ran = np.flatnonzero(self.length > 0)
         self.entry = np.full(len(self.request), np.nan)  # seconds before the stay's first tick
-        self.entry[ran] = self.ticks.end(self.first[ran]) - self.opened[ran]
+        self.entry[ran] = self.ticks.end_of(*self.ticks.place(self.first[ran])) - self.opened[ran]
 
     def sample(self, keep: Flags | None = None) -> Sample:
         """Every gap of the requests in `keep` (rows of the request table; all when None), with its weight.
@@ -79,7 +79,7 @@ class Gaps:
         return int(np.sum(np.where(flat, np.minimum(length, 2), length)))
 
     def _shared(self, begin: Integers, stop: Integers, exact: bool) -> Iterator[tuple[Floats, Integers]]:
-        """Gaps of those who already ran in the tick before, cut where their number or the row changes."""
+        """Gaps of requests that already ran in the tick before, cut where their number or the row changes."""
         ticks = self.ticks
         low, high = self._rows(begin, stop)
         for row in range(low, high, ROWS):
@@ -96,14 +96,14 @@ class Gaps:
 
     def longest(self) -> Floats:
         """The longest gap of each request, in the rows of the request table; NaN where it has none."""
-        found = np.full(self.requests, -np.inf)
+        longest = np.full(self.requests, -np.inf)
         for gaps in (self.before, self.entry):
             real = ~np.isnan(gaps)
-            np.maximum.at(found, self.request[real], gaps[real])
+            np.maximum.at(longest, self.request[real], gaps[real])
         shared = np.flatnonzero(self.length > 1)
         low, high = self.first[shared] + 1, (self.first + self.length)[shared] - 1
-        np.maximum.at(found, self.request[shared], self._longest_between(low, high))
-        return np.where(np.isneginf(found), np.nan, found)
+        np.maximum.at(longest, self.request[shared], self._longest_between(low, high))
+        return np.where(np.isneginf(longest), np.nan, longest)
 
     def _longest_between(self, low: Integers, high: Integers) -> Floats:
         """The longest shared gap over the ticks low to high, both included."""
@@ -134,21 +134,21 @@ class Gaps:
         for row, place in self.ticks.blocks():
             tick = np.arange(low, low + len(row), dtype=np.int64)
             low += len(row)
-            got = np.searchsorted(begin, tick, side="right") - np.searchsorted(stop, tick, side="right")
-            yield self.ticks.end_of(row, place), got
+            tokens = np.searchsorted(begin, tick, side="right") - np.searchsorted(stop, tick, side="right")
+            yield self.ticks.end_of(row, place), tokens
 
     def lists(self) -> list[list[float]]:
         """The gaps of each request in the order of its tokens; memory for every token of the run."""
         blocks = [self.ticks.gap(row, place) for row, place in self.ticks.blocks()]
         shared = np.concatenate(blocks) if blocks else np.empty(0)
-        found: list[list[float]] = [[] for _ in range(self.requests)]
+        lists: list[list[float]] = [[] for _ in range(self.requests)]
         order = np.lexsort((self.opened, self.request))
         columns = (self.request, self.before, self.entry, self.first, self.length)
         for request, before, entry, first, length in zip(*(c[order].tolist() for c in columns), strict=True):
-            gaps = found[request]
+            gaps = lists[request]
             gaps.extend(gap for gap in (before, entry) if gap == gap)
             gaps.extend(shared[first + 1 : first + length].tolist())
-        return found
+        return lists
 
 
 def range_maximum(values: Floats, low: Integers, high: Integers) -> Floats:
@@ -206,8 +206,6 @@ def _binned(values: Floats, weights: Integers) -> tuple[Floats, Integers]:
     return total[filled] / weight[filled], np.rint(weight[filled]).astype(np.int64)
 
 
-# -- The clock of the decodes: when each tick ended and how long after the one before -------------------
-
 BLOCK = 1 << 20  # ticks laid out at a time, so that memory does not grow with the run
 
 
@@ -232,7 +230,6 @@ class Ticks:
 
     @classmethod
     def of(cls, steps: Columns) -> Ticks:
-        """The ticks of a step table."""
         rows = np.flatnonzero(steps["decodes"] > 0)
         rows = rows[np.argsort(steps["replica"][rows], kind="stable")]
         count = steps["count"][rows].astype(np.int64)
@@ -258,21 +255,15 @@ class Ticks:
         return np.asarray(first_tick + self.offset[place], np.int64)
 
     def place(self, tick: Integers) -> tuple[Integers, Integers]:
-        """The row of each tick and its place in the row."""
         row = np.searchsorted(self.base, tick, side="right") - 1
         return row, tick - self.base[row]
 
-    def end(self, tick: Integers) -> Floats:
-        row, place = self.place(tick)
-        return self.end_of(row, place)
-
     def end_of(self, row: Integers, place: Integers) -> Floats:
-        """The same for ticks whose row and place are known."""
         rise = self.slope[row] * (place * (place + 1.0) / 2.0)
         return np.asarray(self.start[row] + (place + 1) * self.first[row] + rise)
 
     def gap(self, row: Integers, place: Integers) -> Floats:
-        """Time from the tick before, for somebody who ran in both."""
+        """Time from the tick before, for a request that ran in both."""
         return np.where(place == 0, self.lead[row], self.first[row] + self.slope[row] * place)
 
     def blocks(self) -> Iterator[tuple[Integers, Integers]]:

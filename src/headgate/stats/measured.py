@@ -1,4 +1,4 @@
-"""One run and what is worked out from its tables, each part once, for whoever asks for it."""
+"""One run and what is worked out from its tables, each part once, when it is first asked for."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ class Measured:
 
     @cached_property
     def window(self) -> Window:
-        """The part of the run that figures are taken from."""
         return choose(self.run, self.window_name)
 
     @cached_property
@@ -47,17 +46,14 @@ class Measured:
 
     @cached_property
     def gaps(self) -> Gaps:
-        """Between the tokens of every request."""
         return Gaps(self.run)
 
     @cached_property
     def longest(self) -> Floats:
-        """The longest gap of every request."""
         return self.gaps.longest()
 
     @cached_property
     def gap_sample(self) -> Sample:
-        """All gaps of the requests in the window."""
         return self.gaps.sample(self.window.keep)
 
     @cached_property
@@ -66,13 +62,12 @@ class Measured:
         return Promises.of(self.run, self.latencies, self.longest)
 
     @cached_property
-    def trend(self) -> flow.Judged:
+    def trend(self) -> flow.Stationarity:
         """Whether the run is stationary, and if not, in which way."""
         return flow.judge(self.run)
 
     @cached_property
     def metrics(self) -> Metrics:
-        """All figures of the run."""
         from headgate.stats.metrics import compute_metrics
 
         return compute_metrics(self)
@@ -85,14 +80,11 @@ class Measured:
         return compute_fleet(self)
 
 
-# -- What each request's user saw: its latencies, and whether its promises were kept --------------------
-
-
 @dataclass(frozen=True)
 class Latencies:
     """Per request, in seconds; NaN where there is none (yet).
 
-    `ttft` for everybody who got a token; the others only for requests served to their end, because
+    `ttft` for every request that got a token; the others only for requests served to their end, because
     when the last token of an aborted request came is not known.
     """
 
@@ -104,7 +96,6 @@ class Latencies:
 
     @classmethod
     def of(cls, run: Run) -> Latencies:
-        """The latencies of every request."""
         requests, done = run.requests, run.completed()
         ttft = requests["first_token"] - requests["arrival"]
         e2e = np.where(done, requests["finished"] - requests["arrival"], np.nan)
@@ -164,5 +155,5 @@ def unservable_rows(run: Run) -> Flags:
 
 
 def promised(kind: dict[str, Any]) -> bool:
-    """Whether this kind of user was promised anything."""
+    """Whether this kind was promised anything."""
     return kind.get("first_token") is not None or kind.get("between_tokens") is not None

@@ -16,7 +16,7 @@ from headgate.cost.card import recorded_card
 from headgate.cost.model import Chunk, Shape
 from headgate.record.tables import ENDS, Flags, Floats, Integers, Run
 from headgate.stats import flow
-from headgate.stats.figures import Estimate, Figures, Order, Spread, figures, per_batch, spread_of_mean
+from headgate.stats.figures import Estimate, Figures, PartOrder, Spread, figures, per_batch, spread_of_mean
 from headgate.stats.flow import Window
 from headgate.stats.measured import Latencies, Measured, Promises, by_mean, promised
 
@@ -43,7 +43,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineUse:
     """What the engines did in the window (preemptions: in the whole run). Shares lie between 0 and 1.
 
     KV is averaged over the time steps ran, per replica; within a row of equal steps it is taken to grow
@@ -79,12 +79,8 @@ class KindMetrics:
     goodput: Goodput | None
 
 
-# -- What a run found in its prefix caches: prompt tokens, the seconds they would have cost, and --------
-#    evictions
-
-
 @dataclass(frozen=True)
-class Found:
+class CacheHits:
     """Of the prompt tokens of admitted requests, those that were found when they were first admitted."""
 
     tokens: int
@@ -96,10 +92,10 @@ class Found:
 class PrefixHits:
     """Over the whole run; `evicted` are cached blocks that were taken for other content, None: not known."""
 
-    all: Found
+    all: CacheHits
     evicted: int | None
-    kinds: dict[str, Found]
-    engines: dict[int, Found]
+    kinds: dict[str, CacheHits]
+    engines: dict[int, CacheHits]
     evicted_by_engine: dict[int, int]
 
 
@@ -122,7 +118,7 @@ class Metrics:
     total_rate: Estimate  # and their prompts
     goodput: Goodput | None
     longest_gap: float  # between two tokens of one request
-    engine: Engine
+    engine: EngineUse
     kinds: tuple[KindMetrics, ...]
     queue_times: tuple[float, ...]
     queue_lengths: tuple[int, ...]
@@ -134,12 +130,11 @@ class Metrics:
     def rough(self) -> tuple[str, ...]:
         """Latencies whose batches are too alike: the interval of their mean, though widened, is rough."""
         means = {"TTFT": self.ttft, "TPOT": self.tpot, "ITL": self.itl, "E2E": self.e2e}
-        return tuple(name for name, found in means.items() if found.mean.rough)
+        return tuple(name for name, latency in means.items() if latency.mean.rough)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for strict JSON: what is not known is None."""
-        plain = without_nan(asdict(self))
-        assert isinstance(plain, dict)
+        plain: dict[str, Any] = without_nan(asdict(self))
         if self.prefix_cache is None:
             del plain["prefix_cache"]
         return plain
@@ -169,15 +164,15 @@ def summarise(run: Run | Measured, window: str = "middle") -> Metrics:
     return Measured.of(run, window).metrics
 
 
-def compute_metrics(found: Measured) -> Metrics:
+def compute_metrics(measured: Measured) -> Metrics:
     """The figures themselves; `Measured.metrics` keeps them."""
-    run, chosen, latencies, promises = found.run, found.window, found.latencies, found.promises
-    sample, longest = found.gap_sample, found.longest
+    run, chosen, latencies = measured.run, measured.window, measured.latencies
+    sample, longest, promises = measured.gap_sample, measured.longest, measured.promises
     requests, (begin, end) = run.requests, run.span()
     times, lengths = flow.queue_length(run)
     each, outputs = np.ones(len(requests["id"])), requests["output"].astype(float)
     return Metrics(
-        found.window_name, chosen.rule, chosen.seconds, end - begin, _counts(run, chosen),
+        measured.window_name, chosen.rule, chosen.seconds, end - begin, _counts(run, chosen),
         ttft=_latency(latencies.ttft, chosen),
         tpot=_latency(latencies.tpot, chosen),
         itl=figures(sample.values, gap_spread(latencies, chosen), sample.weights),
@@ -191,7 +186,7 @@ def compute_metrics(found: Measured) -> Metrics:
         engine=_engine(run, chosen),
         kinds=tuple(_kind(run, kind, chosen, latencies, longest, promises) for kind in range(len(run.kinds))),
         queue_times=tuple(times.tolist()), queue_lengths=tuple(lengths.tolist()),
-        stationary=found.trend.stationary, reason=found.trend.reason,
+        stationary=measured.trend.stationary, reason=measured.trend.reason,
         prefix_cache=prefix_hits(run),
     )  # fmt: skip
 
@@ -202,7 +197,7 @@ def rate_spread(window: Window, amount: Floats) -> Spread:
         return Spread(math.nan, np.empty(0))
     if not len(window.edges):
         return Spread(float(amount[window.counted].sum()) / window.seconds, np.empty(0))
-    return Spread.of_ratio(per_batch(window.share, amount), np.diff(window.edges), Order.CURVE)
+    return Spread.of_ratio(per_batch(window.share, amount), np.diff(window.edges), PartOrder.CURVE)
 
 
 def gap_spread(latencies: Latencies, window: Window) -> Spread:
@@ -218,13 +213,11 @@ def share_spread(promises: Promises, window: Window) -> Spread:
 
 
 def _latency(values: Floats, window: Window) -> Figures:
-    """Figures of a latency over the requests in the window."""
     held = values[window.keep]
     return figures(held[~np.isnan(held)], spread_of_mean(window.batch, values, math.nan))
 
 
 def _goodput(promises: Promises | None, window: Window, mine: Flags) -> Goodput | None:
-    """Goodput of the requests in `mine`."""
     if promises is None:
         return None
     own = Promises(promises.judged & mine, promises.met & mine)
@@ -235,7 +228,6 @@ def _goodput(promises: Promises | None, window: Window, mine: Flags) -> Goodput 
 def _kind(
     run: Run, number: int, window: Window, latencies: Latencies, longest: Floats, promises: Promises | None
 ) -> KindMetrics:
-    """The figures of one kind."""
     kind, mine = run.kinds[number], run.requests["kind"] == number
     ttft, tpot, e2e = (
         _latency(np.where(mine, values, np.nan), window)
@@ -253,7 +245,6 @@ def _kind(
 
 
 def _counts(run: Run, window: Window) -> Counts:
-    """How the requests ended."""
     how = run.requests["how"]
     ended = {end: int(np.sum(how == number)) for number, end in enumerate(ENDS)}
     return Counts(
@@ -267,7 +258,7 @@ def _counts(run: Run, window: Window) -> Counts:
     )
 
 
-def _engine(run: Run, window: Window) -> Engine:
+def _engine(run: Run, window: Window) -> EngineUse:
     """Use of time and KV; a row that reaches over an edge of the window counts with its part inside."""
     steps = run.steps
     start, seconds = steps["start"], steps["seconds"]
@@ -280,7 +271,7 @@ def _engine(run: Run, window: Window) -> Engine:
     level = np.maximum(steps["kv"] - grown, 0.0)
     replicas = int(run.meta.get("engines") or max(len(np.unique(steps["replica"])), 1))
     computed = float(((steps["decodes"] + steps["prefill"]) * steps["count"]).sum())
-    return Engine(
+    return EngineUse(
         replicas,
         utilisation=busy / (window.seconds * replicas) if window.seconds > 0 and len(start) else math.nan,
         kv_mean=_share(level * inside, busy),
@@ -323,18 +314,18 @@ def prefix_hits(run: Run) -> PrefixHits | None:
         return None
     served, saved = np.isfinite(rows["admitted"]), _saved(run, cached)
 
-    def found(part: Flags) -> Found:
+    def hits(part: Flags) -> CacheHits:
         tokens, whole = int(cached[part].sum()), int(prompt[part].sum())
         seconds = None if saved is None else float(saved[part].sum())
-        return Found(tokens, tokens / whole if whole else 0.0, seconds)
+        return CacheHits(tokens, tokens / whole if whole else 0.0, seconds)
 
-    engines = [int(each) for each in np.unique(rows["replica"][served])]
-    kinds = {str(each["name"]): place for place, each in enumerate(run.kinds)}
+    engines = np.unique(rows["replica"][served]).tolist()
+    kinds = {str(kind["name"]): place for place, kind in enumerate(run.kinds)}
     return PrefixHits(
-        all=found(served),
+        all=hits(served),
         evicted=None if evicted is None else sum(evicted),
-        kinds={name: found(served & (rows["kind"] == place)) for name, place in kinds.items()},
-        engines={engine: found(served & (rows["replica"] == engine)) for engine in engines},
+        kinds={name: hits(served & (rows["kind"] == place)) for name, place in kinds.items()},
+        engines={engine: hits(served & (rows["replica"] == engine)) for engine in engines},
         evicted_by_engine=dict(enumerate(evicted or ())),
     )
 

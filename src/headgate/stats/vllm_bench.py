@@ -24,8 +24,8 @@ def bench_result(run: Run | Measured, detailed: bool = False) -> dict[str, Any]:
     requests that were in the system during some part of one second. With `detailed`, lists with one entry
     per request in the order they were sent, times in seconds. Unknown numbers are None.
     """
-    found = Measured.of(run)
-    run, gaps, latencies, promises = found.run, found.gaps, found.latencies, found.promises
+    measured = Measured.of(run)
+    run, gaps, latencies, promises = measured.run, measured.gaps, measured.latencies, measured.promises
     requests, done, begin = run.requests, run.completed(), run.span()[0]
     duration = float(np.max(requests["finished"][done], initial=begin)) - begin
     prompts, outputs = int(requests["prompt"][done].sum()), int(requests["output"][done].sum())
@@ -50,7 +50,6 @@ def bench_result(run: Run | Measured, detailed: bool = False) -> dict[str, Any]:
 
 
 def _described(run: Run) -> dict[str, Any]:
-    """What was run: the fields that are not measurements."""
     meta = run.meta
     return {
         "date": meta.get("date"),
@@ -67,14 +66,12 @@ def _described(run: Run) -> dict[str, Any]:
 
 
 def _per_second(amount: float, seconds: float) -> float | None:
-    """A rate, None over no time."""
     return float(amount) / seconds if seconds > 0 else None
 
 
-def _latency(name: str, found: Figures) -> dict[str, float | None]:
-    """The fields of one latency."""
-    values = {"mean": found.mean.value, "median": found.median, "std": found.std}
-    values |= {"p90": found.p90, "p95": found.p95, "p99": found.p99}
+def _latency(name: str, latency: Figures) -> dict[str, float | None]:
+    values = {"mean": latency.mean.value, "median": latency.median, "std": latency.std}
+    values |= {"p90": latency.p90, "p95": latency.p95, "p99": latency.p99}
     return {f"{which}_{name}_ms": _known(value * MILLISECONDS) for which, value in values.items()}
 
 
@@ -122,5 +119,4 @@ def _lists(run: Run, gaps: Gaps, latencies: Latencies, done: Flags) -> dict[str,
 
 
 def _known(value: float) -> float | None:
-    """JSON has no NaN."""
     return value if math.isfinite(value) else None

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import RunError
 from headgate.core.fleet import ANY, CLOSED, MIXED, PREFILL, ROLES, SOLO, Move, Room, Stage, room
-from headgate.core.roster import Pool, Roster
+from headgate.core.roster import OpenEngines, Roster
 
 
 def request(id: int, kind: str = "a"):
@@ -103,7 +103,7 @@ def test_what_cannot_be_is_refused():
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans())))
 def test_pools_are_sets_without_holes(steps):
-    pool, members = Pool(), set()
+    pool, members = OpenEngines(), set()
     for id, inside in steps:
         pool.put(id, inside)
         (members.add if inside else members.discard)(id)

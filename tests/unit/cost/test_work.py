@@ -17,7 +17,7 @@ from headgate.methods.mixed.mixed import Mixed
 from headgate.record.recorder import Recorder
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
-from headgate.sim.engine.steps import LONG, Pace, step_ends
+from headgate.sim.engine.steps import LONG, StepClock, step_ends
 from headgate.workloads.arrivals import Poisson
 from headgate.workloads.lengths import Uniform
 from headgate.workloads.synthetic import generate
@@ -189,7 +189,7 @@ def test_a_span_begins_with_the_change_of_phase_and_rests_on_the_host(steps: int
 
 
 def test_the_pace_knows_when_a_phase_has_changed() -> None:
-    pace, cost = Pace(WorkCost(HOSTED)), WorkCost(HOSTED)
+    pace, cost = StepClock(WorkCost(HOSTED)), WorkCost(HOSTED)
     plain = cost.seconds(Shape(8, 800))
 
     def first() -> float:
@@ -209,7 +209,7 @@ def test_jumping_and_stepping_agree_to_the_last_bit(policy: type[BatchPolicy]) -
     requests = generate(60, seed=3, prompt=Uniform(100), output=Uniform(80), arrivals=Poisson(40.0))
 
     def ends(leases: bool) -> list[float]:
-        recorder = Recorder(len(requests))
+        recorder = Recorder()
         Simulator(engine, policy(), requests, (recorder,), leases=leases).run()
         found: list[float] = recorder.tables()["requests"]["finished"].tolist()
         return found

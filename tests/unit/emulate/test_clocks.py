@@ -54,7 +54,7 @@ def test_over_http_a_virtual_clock_shows_the_simulators_times(asynchronous):
 
     found = run(main())
     engine = card_engine("cal-h200-qwen3-8b", slots=32, budget=2048)
-    recorder = Recorder(60)
+    recorder = Recorder()
     limited = replace(workload, limit=workload.output)  # max_tokens is what the engine knows
     Simulator(
         engine, make_policy("eb+", {}, engine)[0], limited, (recorder,), asynchronous=asynchronous

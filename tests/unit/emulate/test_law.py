@@ -38,7 +38,7 @@ class Counted:
 
 
 def emulate(engine, policy, workload, asynchronous):
-    recorder = Recorder(len(workload), [kind.name for kind in workload.kinds])
+    recorder = Recorder([kind.name for kind in workload.kinds])
     sinks = [Counted() for _ in range(len(workload))]
     contents = workload.pieces()
     if contents is None:  # the simulator has no cache then: not even a preempted request finds its own blocks
@@ -76,7 +76,7 @@ def emulate(engine, policy, workload, asynchronous):
 
 
 def simulate(engine, policy, workload, asynchronous):
-    recorder = Recorder(len(workload), [kind.name for kind in workload.kinds])
+    recorder = Recorder([kind.name for kind in workload.kinds])
     Simulator(engine, policy, workload, (recorder,), asynchronous=asynchronous).run()
     return recorder.tables()
 

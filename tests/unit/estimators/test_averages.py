@@ -7,7 +7,7 @@ from math import exp, log
 import pytest
 
 from headgate.core.errors import InputError
-from headgate.estimators.averages import Ema, Mean, Rate, TimedEma, Window
+from headgate.estimators.averages import Ema, Mean, Rate, TimedEma, WindowMean
 
 
 def test_ema_halves_with_each_half_life() -> None:
@@ -44,7 +44,7 @@ def test_timed_ema_does_not_see_how_time_is_cut() -> None:
 
 
 def test_mean_window_and_rate() -> None:
-    mean, window, rate = Mean(), Window(3), Rate(2)
+    mean, window, rate = Mean(), WindowMean(3), Rate(2)
     for x in (1.0, 2.0, 6.0, 7.0):
         mean.update(x)
         window.update(x)
@@ -57,9 +57,9 @@ def test_mean_window_and_rate() -> None:
 
 
 def test_nothing_before_the_first_update() -> None:
-    for empty in (Ema(1), TimedEma(1, 1), Mean(), Window(1), Rate(1)):
+    for empty in (Ema(1), TimedEma(1, 1), Mean(), WindowMean(1), Rate(1)):
         assert empty.value is None
-    assert Window(2).spread is None
+    assert WindowMean(2).spread is None
     together = Rate(3)
     together.update(0.0, 2)
     assert together.value is None
@@ -73,7 +73,7 @@ def test_nothing_before_the_first_update() -> None:
         lambda: TimedEma(-1, 1),
         lambda: TimedEma(1, 0),
         lambda: TimedEma(1, 1).update(3, -0.1),
-        lambda: Window(0),
+        lambda: WindowMean(0),
         lambda: Rate(0),
         lambda: Rate(3).update(-1),
     ],

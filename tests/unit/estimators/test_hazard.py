@@ -13,7 +13,7 @@ from headgate.core.errors import InputError
 from headgate.estimators.hazard import (
     LinearHazard,
     OutputHazard,
-    curve_survival,
+    Survival,
     fit_curve,
     fit_hazard,
     guarded,
@@ -260,7 +260,7 @@ def test_mann_kendall_backwards_is_its_negative(series: list[int]) -> None:
         (lambda: OutputHazard(3).update(0), ">= 1"),
         (lambda: OutputHazard(3).update(-1, finished=False), ">= 0"),
         (lambda: fit_hazard([1, 1, 1]), "t95 >= 2"),
-        (lambda: fit_curve(curve_survival([1.0, 0.0])), "t95 >= 2"),
+        (lambda: fit_curve(Survival(np.array([1.0, 0.0]))), "t95 >= 2"),
         (lambda: mann_kendall([1, 2]), ">= 3"),
     ],
 )

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from headgate.core.errors import InputError
-from headgate.estimators.traffic import ENOUGH, Decaying, Seen, Traffic, WindowRate
+from headgate.estimators.traffic import ENOUGH, ClassEstimate, Decaying, TrafficEstimator, WindowRate
 
-ASSUMED = Seen(7.0, 77.0, 777.0, 0.5)
+ASSUMED = ClassEstimate(7.0, 77.0, 777.0, 0.5)
 
 
 def test_terms_fade_by_the_time_constant():
@@ -81,7 +81,7 @@ def feed(traffic, rng, seconds, rate, prompt, output, speed=50.0, patience=None,
 
 
 def test_everything_is_learned():
-    traffic = Traffic({"a": ASSUMED}, half_life=200.0)
+    traffic = TrafficEstimator({"a": ASSUMED}, half_life=200.0)
     seen = feed(traffic, np.random.default_rng(0), 2000.0, 4.0, 300.0, 1000.0, patience=10.0, wait=5.0)
     assert seen.rate == pytest.approx(4.0, rel=0.06)
     assert seen.prompt == pytest.approx(300.0, rel=0.01)
@@ -92,13 +92,13 @@ def test_everything_is_learned():
 def test_those_who_still_run_are_counted():
     """After a start most of those who have ended are short: their mean alone is far too low."""
     rng = np.random.default_rng(1)
-    traffic = Traffic({"a": ASSUMED}, half_life=1000.0)
+    traffic = TrafficEstimator({"a": ASSUMED}, half_life=1000.0)
     seen = feed(traffic, rng, 20.0, 50.0, 10.0, 2000.0)  # 40 seconds each on average
     assert seen.output == pytest.approx(2000.0, rel=0.15)
 
 
 def test_assumptions_count_as_a_few_requests():
-    traffic = Traffic({"a": ASSUMED}, half_life=1e6)
+    traffic = TrafficEstimator({"a": ASSUMED}, half_life=1e6)
     assert traffic.seen(0.0)["a"] == pytest.approx(ASSUMED)
     for id in range(ENOUGH):
         request = Request(id=id, kind="a", prompt=5, generated=1)
@@ -113,10 +113,10 @@ def test_assumptions_count_as_a_few_requests():
 
 
 def test_rates_are_believed_after_enough_arrivals_or_a_half_life():
-    quiet = Traffic({"a": ASSUMED}, half_life=60.0)
+    quiet = TrafficEstimator({"a": ASSUMED}, half_life=60.0)
     assert quiet.seen(59.0)["a"].rate == 7.0 and quiet.seen(61.0)["a"].rate == 0.0  # nobody comes at all
     assert quiet.seen(1e6)["a"][1:] == ASSUMED[1:]  # and nothing else is learned
-    busy = Traffic({"a": ASSUMED}, half_life=60.0)
+    busy = TrafficEstimator({"a": ASSUMED}, half_life=60.0)
     for id in range(ENOUGH):
         assert busy.seen(id / 10)["a"].rate == 7.0
         busy.arrived(Request(id=id, kind="a", prompt=5, generated=0), id / 10)
@@ -125,11 +125,11 @@ def test_rates_are_believed_after_enough_arrivals_or_a_half_life():
 
 def test_patience_counts_those_who_wait():
     """Nobody gives up although many would have by now."""
-    traffic = Traffic({"a": ASSUMED}, half_life=1e6)
+    traffic = TrafficEstimator({"a": ASSUMED}, half_life=1e6)
     for id in range(10):
         traffic.arrived(Request(id=id, kind="a", prompt=5, generated=0), 0.0)
     assert traffic.seen(10.0)["a"].impatience == pytest.approx(10 / (20 + 100), rel=1e-3)
-    patient = Traffic({"a": ASSUMED._replace(impatience=0.0)}, half_life=1e6)
+    patient = TrafficEstimator({"a": ASSUMED._replace(impatience=0.0)}, half_life=1e6)
     for id in range(ENOUGH):
         request = Request(id=id, kind="a", prompt=5, generated=0)
         patient.arrived(request, float(id))
@@ -139,7 +139,7 @@ def test_patience_counts_those_who_wait():
 
 
 def test_requests_that_come_back_are_no_arrivals():
-    traffic = Traffic({"a": ASSUMED}, half_life=60.0)
+    traffic = TrafficEstimator({"a": ASSUMED}, half_life=60.0)
     request = Request(id=0, kind="a", prompt=5, generated=0)
     traffic.arrived(request, 0.0)
     traffic.started(request, 1.0)
@@ -153,14 +153,14 @@ def test_requests_that_come_back_are_no_arrivals():
 
 
 def test_unknown_classes_and_takers_over():
-    traffic = Traffic({}, half_life=60.0)
+    traffic = TrafficEstimator({}, half_life=60.0)
     traffic.adopt(Request(id=0, kind="new", prompt=8, generated=3), 5.0, waits=False)
     traffic.adopt(Request(id=1, kind="new", prompt=8, generated=0), 5.0, waits=True)
-    assert traffic.seen(6.0)["new"] == Seen(0.0, 8.0, 1.0, 0.0)
+    assert traffic.seen(6.0)["new"] == ClassEstimate(0.0, 8.0, 1.0, 0.0)
 
 
 def test_hits_are_a_share_of_the_prompts_that_ended():
-    traffic = Traffic({"a": Seen(1.0, 100.0, 10.0, 0.0, cached=50.0)}, half_life=5.0)
+    traffic = TrafficEstimator({"a": ClassEstimate(1.0, 100.0, 10.0, 0.0, cached=50.0)}, half_life=5.0)
     assert traffic.seen(0.0)["a"].cached == pytest.approx(50.0)
     for id in range(400):
         one = Request(id=id, kind="a", prompt=200, generated=10, cached=150)

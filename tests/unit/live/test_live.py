@@ -66,9 +66,7 @@ def test_everybody_is_served_in_a_live_engine(name, ahead, data, engine, workloa
     """Also when the view is one step old, prompts are refused at random, and KV is short."""
     policy = draw_policy(name)(data.draw, engine)
     fickle = data.draw(st.sampled_from([None, Random(1)]), label="fickle")
-    toy = ToyEngine(
-        engine, policy, workload, (recorder := Recorder(len(workload)), log := Log()), ahead, fickle
-    )
+    toy = ToyEngine(engine, policy, workload, (recorder := Recorder(), log := Log()), ahead, fickle)
     toy.run()
     assert toy.live.fallen is None
     assert toy.served == fitting(workload, engine)
@@ -237,9 +235,7 @@ def test_another_policy_takes_over_in_the_middle():
 def test_times_are_those_of_the_step_whose_tokens_are_told():
     """Ahead, the first token is known one step after it was booked: the recorder must get the later time."""
     workload = Workload.of([10, 10], [3, 3])
-    toy = ToyEngine(
-        ENGINE, Mixed(slots=4, budget=64), workload, (recorder := Recorder(2), log := Log()), True
-    )
+    toy = ToyEngine(ENGINE, Mixed(slots=4, budget=64), workload, (recorder := Recorder(), log := Log()), True)
     toy.run()
     first_step_ends = log.steps[0][0]
     assert recorder.tables()["requests"]["first_token"].tolist() == [first_step_ends, first_step_ends]

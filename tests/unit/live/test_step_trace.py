@@ -33,7 +33,7 @@ MAKERS = {**POLICIES, **TESTING}
 
 def traced(engine: Engine, policy, workload, path, watchers: tuple[Observer, ...] = ()) -> dict:
     """Serve the workload with a recorder and a trace; the recorder's tables."""
-    recorder = Recorder(len(workload), [kind.name for kind in workload.kinds])
+    recorder = Recorder([kind.name for kind in workload.kinds])
     trace = Trace(path, HEADER, background=False)
     Simulator(engine, policy, workload, (recorder, trace, *watchers)).run()
     trace.close()

@@ -40,7 +40,7 @@ ABOUT = {"policy": "eb", "card": "none", "model": "m"}
 @given(st.data(), st.sampled_from(sorted(MAKERS)), engines(), workloads(impatient=True))
 def test_it_agrees_with_the_tables(data, name, engine, workload):
     policy = MAKERS[name](data.draw, engine)
-    recorder, tally = Recorder(len(workload), [kind.name for kind in workload.kinds]), Tally()
+    recorder, tally = Recorder([kind.name for kind in workload.kinds]), Tally()
     Simulator(engine, policy, workload, (recorder, tally)).run()
     tables = recorder.tables()
     requests, steps = tables["requests"], tables["steps"]

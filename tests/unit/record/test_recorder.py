@@ -66,7 +66,7 @@ class Naive(Observer):
 
 
 def recorded(engine: Engine, policy: BatchPolicy, workload: Workload, **options) -> Run:
-    recorder = Recorder(len(workload), [kind.name for kind in workload.kinds])
+    recorder = Recorder([kind.name for kind in workload.kinds])
     Simulator(engine, policy, workload, (recorder,), **options).run()
     return Run({}, **recorder.tables())
 
@@ -168,7 +168,7 @@ class Fickle(BatchPolicy):
 def test_any_mixture_of_holding_evicting_and_leaving(engine, workload, seed):
     """A policy without sense, asked at every step, so that turns are the same for both recorders."""
     naive = Naive()
-    recorder = Recorder(len(workload))
+    recorder = Recorder()
     Simulator(engine, Fickle(seed), workload, (naive, recorder), leases=False).run()
     run = Run({}, **recorder.tables())
     same(run, naive, workload)
@@ -232,7 +232,7 @@ def test_held_resumed_and_evicted_by_hand():
 
 def test_a_run_that_is_looked_at_half_way():
     """Requests still there have a row, those still to come have none; what comes later is not lost."""
-    recorder = Recorder(3)
+    recorder = Recorder()
     workload = Workload.of([4, 4, 4], [9, 2, 3], arrival=[0.0, 0.0, 50.0])
     simulator = Simulator(small(), Exclusive(slots=4, refill=1), workload, (recorder,))
     replica = simulator.replica

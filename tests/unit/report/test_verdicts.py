@@ -7,7 +7,7 @@ from some_runs import served
 
 from headgate.report.runs.scenes import scene_of
 from headgate.report.runs.verdict import comparison_verdict, load_verdict, scene_verdict
-from headgate.stats.comparison import BETTER, SAME, TOO_FEW, WORSE, Comparison, Difference, Row, Whole
+from headgate.stats.comparison import BETTER, SAME, TOO_FEW, WORSE, Comparison, Difference, MetricRow, Whole
 from headgate.stats.figures import Estimate
 
 
@@ -28,7 +28,7 @@ def comparison(**metrics: dict[str, tuple[float, str] | tuple[float, str, float]
             policy for policy in found if policy != best and found[policy].verdict == found[best].verdict
         )
         rows.append(
-            Row(name, "s", higher, "by seed", Estimate(10.0, 9.0, 11.0), found, best, level, ("mixed",))
+            MetricRow(name, "s", higher, "by seed", Estimate(10.0, 9.0, 11.0), found, best, level, ("mixed",))
         )
     return Comparison("mixed", ("mixed", *found), 1, "", tuple(rows), ())
 

@@ -25,7 +25,7 @@ POLICIES = {
 
 
 def recorded(engine: Engine, policy, workload: Workload, **options) -> Run:
-    recorder = Recorder(len(workload))
+    recorder = Recorder()
     Simulator(engine, policy, workload, (recorder,), **options).run()
     return Run({}, **recorder.tables())
 

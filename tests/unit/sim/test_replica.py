@@ -263,7 +263,7 @@ def test_when_memory_is_short_the_newest_goes_and_comes_back_first(leases):
     to prefill, before 2, which has been waiting all the time; its fifth token comes with that step.
     """
     tight = engine(kv_tokens=20, running=2)
-    recorder, tokens = Recorder(3), Tokens()
+    recorder, tokens = Recorder(), Tokens()
     workload = Workload.of([8, 6, 3], [6, 6, 1])
     simulator = Simulator(tight, Mixed(slots=2, budget=32), workload, (recorder, log := Log()), leases=leases)
     simulator.run()

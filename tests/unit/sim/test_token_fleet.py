@@ -40,7 +40,7 @@ few = settings(max_examples=settings.default.max_examples // 6)
 
 
 def alone(engine, policy, workload):
-    recorder = Recorder(len(workload), [kind.name for kind in workload.kinds])
+    recorder = Recorder([kind.name for kind in workload.kinds])
     Simulator(engine, copy.deepcopy(policy), workload, (recorder,)).run()
     return recorder.tables()
 

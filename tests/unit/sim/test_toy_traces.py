@@ -105,7 +105,7 @@ CASES = {
 def toy_run(policy: BatchPolicy, batch_tokens: int, running: int, table: Table) -> tuple[list[Batch], Run]:
     cost = Scripted([seconds for _, seconds, _ in table])
     engine = Engine(cost, 10**6, 10**6, batch_tokens, running, block=1)
-    recorder = Recorder(len(PROMPT), tuple(kind.name for kind in KINDS))
+    recorder = Recorder(tuple(kind.name for kind in KINDS))
     workload = Workload.of(PROMPT, OUTPUT, arrival=ARRIVAL, kinds=KINDS, kind=KIND)
     ran = batches(engine, copy.deepcopy(policy), workload, (recorder,), leases=False)
     assert next(cost.left, None) is None, "a published batch did not run"

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from headgate.stats.figures import Order, alike, correlation, half_width, widening
+from headgate.stats.figures import PartOrder, alike, correlation, half_width, widening
 
 SEEDS = 400
 
 
-def held(make, order: Order) -> tuple[float, float]:
+def held(make, order: PartOrder) -> tuple[float, float]:
     """Share of the intervals of a mean of 20 parts that hold 0, the truth, and width over that needed."""
     rng = np.random.default_rng(0)
     series = [make(rng) for _ in range(SEEDS)]
@@ -39,10 +39,10 @@ def telescoping(rng):
 def test_seeds_have_the_plain_t_interval():
     parts = np.arange(20.0)  # alike as can be, but seeds have no order
     assert half_width(parts) == pytest.approx(2.093024 * math.sqrt(35 / 20), rel=1e-6)
-    assert half_width(parts, Order.BATCHES) > 3 * half_width(parts)
+    assert half_width(parts, PartOrder.BATCHES) > 3 * half_width(parts)
 
 
-@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("order", PartOrder)
 def test_too_few_or_unknown_parts_give_none(order):
     assert half_width(np.array([1.0]), order) is None
     assert half_width(np.array([1.0, math.nan]), order) is None
@@ -75,11 +75,11 @@ def test_chance_is_seldom_called_alike():
 @pytest.mark.parametrize(
     ("make", "order", "least", "widest"),
     [
-        (independent, Order.SEEDS, 0.93, 1.15),
-        (independent, Order.BATCHES, 0.94, 1.3),
-        (independent, Order.CURVE, 0.90, 1.3),
-        (remembering, Order.BATCHES, 0.87, 1.5),
-        (telescoping, Order.CURVE, 0.97, 2.1),
+        (independent, PartOrder.SEEDS, 0.93, 1.15),
+        (independent, PartOrder.BATCHES, 0.94, 1.3),
+        (independent, PartOrder.CURVE, 0.90, 1.3),
+        (remembering, PartOrder.BATCHES, 0.87, 1.5),
+        (telescoping, PartOrder.CURVE, 0.97, 2.1),
     ],
 )
 def test_intervals_hold_what_they_say_and_are_not_too_wide(make, order, least, widest):
@@ -89,5 +89,5 @@ def test_intervals_hold_what_they_say_and_are_not_too_wide(make, order, least, w
 
 def test_plain_intervals_would_not_do():
     """Why orders are told apart: too sure of themselves with memory, far too wide when steps telescope."""
-    assert held(remembering, Order.SEEDS)[0] < 0.75
-    assert held(telescoping, Order.SEEDS)[1] > 4
+    assert held(remembering, PartOrder.SEEDS)[0] < 0.75
+    assert held(telescoping, PartOrder.SEEDS)[1] > 4

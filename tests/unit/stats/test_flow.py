@@ -12,9 +12,9 @@ from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
-from headgate.stats.flow import Trend, judge, little, offered, stationary
+from headgate.stats.flow import Trend, judge, offered
 from headgate.workloads.workload import Workload
-from small_runs import make_run, open_run, request
+from small_runs import little, make_run, open_run, request
 from worlds import Line
 
 # -- Little's law, with one side that does not come from the request table ---------------------------------
@@ -52,7 +52,7 @@ def test_the_number_in_the_system_seen_at_the_steps_is_the_sum_of_stays(policy, 
     arrival = np.cumsum(rng.exponential(30.0, 300))
     load = {"clients": 12} if closed else {"arrival": arrival}
     # In a closed loop requests come when others leave, at the ends of steps: nobody comes within one.
-    crowd, recorder = Crowd(np.empty(0) if closed else arrival), Recorder(300)
+    crowd, recorder = Crowd(np.empty(0) if closed else arrival), Recorder()
     engine = Engine(Line(), kv_tokens, max_model_len=2000, batch_tokens=256, running=8, block=16)
     simulator = Simulator(engine, policy, Workload.of(prompt, output, **load), (crowd, recorder))
     crowd.ledger = simulator.replica.ledger
@@ -88,29 +88,29 @@ def impatient(patience: float, total: int = 2000, rate: float = 8.0, seed: int =
 def test_the_number_in_the_system_counts_even_when_nobody_waits():
     """Everybody is admitted at once and stays longer and longer."""
     rows = [request(n, n, n, n + 1, n + 1 + n * 0.3, 1, 2) for n in range(500)]
-    steady, reason = stationary(make_run(rows, load="open"))
+    steady, reason = judge(make_run(rows, load="open"))[:2]
     assert not steady and reason.startswith("number in the system still growing: +0.2")
 
 
 def test_the_queue_counts_even_when_the_number_in_the_system_is_level():
     rows = [request(n, n, n + 0.2 * n, n + 200, n + 200, 1, 2) for n in range(900)]
-    steady, reason = stationary(make_run(rows, load="open"))
+    steady, reason = judge(make_run(rows, load="open"))[:2]
     assert not steady and "queue still growing" in reason
 
 
 @pytest.mark.parametrize(("patience", "word"), [(5.0, "neither"), (25.0, "filled up at first")])
 def test_a_queue_bounded_by_patience_settles(patience, word):
-    steady, reason = stationary(impatient(patience))
+    steady, reason = judge(impatient(patience))[:2]
     assert steady and reason.startswith(word)
 
 
 def test_a_queue_still_filling_is_not_stationary():
-    assert not stationary(impatient(1000.0))[0]
+    assert not judge(impatient(1000.0)).stationary
 
 
 def test_steady_growth_too_noisy_to_be_seen_in_one_half_has_not_settled():
     """Load 1.15: the whole shows the trend; the second half rises as the first does, within its error."""
-    assert not stationary(open_run(800, rate=5.75, service=0.2, seed=18))[0]
+    assert not judge(open_run(800, rate=5.75, service=0.2, seed=18)).stationary
 
 
 def test_a_burst_that_drains_in_the_first_half_is_seen():
@@ -121,14 +121,14 @@ def test_a_burst_that_drains_in_the_first_half_is_seen():
         start = max(arrival, free)
         free = start + 0.2
         requests.append(request(id, arrival, start, free, free, 1, 1))
-    steady, reason = stationary(make_run(requests))
+    steady, reason = judge(make_run(requests))[:2]
     assert not steady and "shrinking" in reason
 
 
 def test_false_alarms_are_rare_and_overload_is_seen():
     """Load 0.8 over 20 seeds, and 1.3: a test ten times laxer or stricter fails one of the two."""
-    calm = [stationary(open_run(500, rate=4.0, seed=seed))[0] for seed in range(20)]
-    over = [stationary(open_run(1000, rate=6.5, seed=seed))[0] for seed in range(20)]
+    calm = [judge(open_run(500, rate=4.0, seed=seed)).stationary for seed in range(20)]
+    over = [judge(open_run(1000, rate=6.5, seed=seed)).stationary for seed in range(20)]
     assert sum(calm) >= 19 and sum(over) <= 2
 
 
@@ -159,14 +159,14 @@ def test_a_trend_by_hand():
 )
 def test_stages_that_differ_are_not_stationary_by_design(stages, said):
     run = open_run(400, rate=2.0, workload={"name": "", "drawn": {"seed": 0, "stages": stages}})
-    assert stationary(run) == (False, f"not stationary by design: {said}")
+    assert judge(run)[:2] == (False, f"not stationary by design: {said}")
     run.meta["clients"] = 4
-    assert stationary(run) == (False, f"not stationary by design: {said}")
+    assert judge(run)[:2] == (False, f"not stationary by design: {said}")
 
 
 @pytest.mark.parametrize("workload", [{}, "x", {"drawn": "x"}, {"drawn": {"stages": [{"requests": 3}] * 2}}])
 def test_equal_stages_and_other_records_say_nothing(workload):
-    assert stationary(open_run(400, rate=2.0, workload=workload))[0]
+    assert judge(open_run(400, rate=2.0, workload=workload)).stationary
 
 
 def test_a_backlog_does_not_grow_by_more_than_is_offered():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headgate.stats.comparison import METRICS, Bars, _row
+from headgate.stats.comparison import METRICS, CardErrors, _row
 from headgate.stats.figures import Spread
 
 TTFT = next(metric for metric in METRICS if metric.name == "p99 TTFT")
@@ -12,7 +12,7 @@ TTFT = next(metric for metric in METRICS if metric.name == "p99 TTFT")
 
 def row(**values: list[float]):
     every = {name: {TTFT.name: Spread.of_values(np.array(own))} for name, own in values.items()}
-    return _row(TTFT, every, next(iter(values)), len(next(iter(values.values()))), Bars(), {})
+    return _row(TTFT, every, next(iter(values)), len(next(iter(values.values()))), CardErrors(), {})
 
 
 def test_far_away_is_never_level_however_wide_the_interval():

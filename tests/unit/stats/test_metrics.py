@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
-from headgate.stats.flow import choose, little, peak, queue_length, stationary
+from headgate.stats.flow import choose, judge, peak, queue_length
 from headgate.stats.measured import Measured
 from headgate.stats.metrics import summarise
-from small_runs import make_run, naive_run, open_run, request
+from small_runs import little, make_run, naive_run, open_run, request
 
 KINDS = [
     {"name": "chat", "first_token": 1.5, "between_tokens": 1.0},
@@ -237,15 +237,6 @@ def test_littles_law_by_hand():
     assert peak(run) == 2
 
 
-def test_littles_law_sees_a_broken_table():
-    run = open_run(50)
-    run.requests["finished"][7] = math.nan
-    with pytest.raises(InputError, match="every request left"):
-        little(run)
-    with pytest.raises(InputError, match="takes time"):
-        little(make_run([request(0, 0, 0, 0, 0, 1, 1)]))
-
-
 def test_a_seat_taken_at_once_is_no_peak():
     run = make_run([request(0, 0, 0, 1, 2, 1, 1), request(1, 2, 2, 3, 4, 1, 1)])
     assert peak(run) == 1
@@ -258,30 +249,30 @@ def test_queue_by_hand():
 
 
 def test_an_overloaded_open_run_still_grows():
-    steady, reason = stationary(open_run(2000, rate=8.0, service=0.2))
+    steady, reason = judge(open_run(2000, rate=8.0, service=0.2))[:2]
     assert not steady
     # arrivals 8, served 5: the system gains 3 requests per second
     assert reason.startswith("number in the system still growing: +3 requests/s (standard error 0.")
 
 
 def test_a_calm_open_run_is_stationary():
-    assert stationary(open_run(2000, rate=2.0, service=0.2)) == (
+    assert judge(open_run(2000, rate=2.0, service=0.2))[:2] == (
         True, "neither the queue nor the number in the system grows or shrinks over the window",
     )  # fmt: skip
 
 
 def test_all_at_once_is_never_stationary():
     run = make_run([request(n, 0, n, n, n + 1, 1, 1) for n in range(50)])
-    assert stationary(run) == (False, "all requests were there at the start: the run only drains")
+    assert judge(run)[:2] == (False, "all requests were there at the start: the run only drains")
 
 
 def test_a_closed_loop_cannot_grow_but_must_go_round():
     run = make_run([request(n, n, n, n, n + 1, 1, 1) for n in range(50)], clients=10)
-    assert stationary(run) == (True, "closed loop of 10 clients: the queue cannot grow")
+    assert judge(run)[:2] == (True, "closed loop of 10 clients: the queue cannot grow")
     run.meta["clients"] = 20
-    assert stationary(run) == (False, "closed loop, but only 2.5 requests per client finished")
+    assert judge(run)[:2] == (False, "closed loop, but only 2.5 requests per client finished")
 
 
 def test_too_few_to_tell():
     run = make_run([request(0, 0, 0, 1, 2, 1, 1)], load="open")
-    assert stationary(run) == (False, "too few requests to tell")
+    assert judge(run)[:2] == (False, "too few requests to tell")

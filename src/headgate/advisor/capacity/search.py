@@ -13,7 +13,7 @@ from math import ceil, isfinite, log
 from time import process_time
 from typing import Any, Generic, Protocol, TypeVar
 
-from headgate.experiment.workers import Pool, Workers
+from headgate.experiment.workers import WorkerPool, Workers
 
 START = 0.7  # of the highest rate there can be
 LEAST = 1 / 128  # below this share of it the answer is zero
@@ -264,7 +264,7 @@ class _Searching(Generic[Key, Task, Answer]):
 
     def __init__(
         self,
-        pool: Pool[Task, tuple[Answer, float]],
+        pool: WorkerPool[Task, tuple[Answer, float]],
         searches: Mapping[Key, Asking],
         tasks: Callable[[Key, Any], Sequence[Task]],
         memory: Memory[Task, Answer] | None,

@@ -20,7 +20,7 @@ from headgate.live.emulate.clock import Alarm, Clock
 from headgate.live.emulate.text import Text
 from headgate.sim.engine.asynchronous import Ahead
 from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.replica import Replica
+from headgate.sim.engine.replica import VirtualEngine
 
 LOG = logging.getLogger("headgate.emulate")
 
@@ -47,8 +47,8 @@ class EmulatedEngine:
         self.streams = Streams(self.tally)
         self._lengths: dict[int, int] = {}  # true output lengths of the jobs inside
         self._contents: dict[int, Pieces] = {}  # what they share with others
-        kind = Ahead if asynchronous else Replica
-        self.replica: Replica = kind(
+        kind = Ahead if asynchronous else VirtualEngine
+        self.replica: VirtualEngine = kind(
             engine,
             policy,
             self._lengths,  # type: ignore[arg-type]
@@ -449,7 +449,7 @@ class KvMemory:
     one prompt token left to compute, as in vLLM.
     """
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: VirtualEngine) -> None:
         self._replica = replica
         self._kept: dict[int, int] = {}  # job number to blocks
         self._wanted: deque[EmulatedJob] = deque()  # their KV has no blocks here yet

@@ -12,7 +12,7 @@ from headgate.core.policy import COMPLETE, End, Steps
 from headgate.core.request import Request, uncached
 from headgate.core.view import View
 from headgate.cost.model import StepCost
-from headgate.estimators.averages import Window
+from headgate.estimators.averages import WindowMean
 from headgate.estimators.hazard import OutputHazard, Survival, guarded
 from headgate.methods.eb.costs import Lengths, PhaseCosts, phase_costs
 from headgate.methods.eb.exclusive import Exclusive
@@ -91,8 +91,8 @@ class AdaptiveExclusive(Exclusive):
         self._cost = cost
         self._hazard = OutputHazard(window)
         self._completed = OutputHazard(window)  # these alone, in full, as the paper fits them
-        self._prompts = Window(window)
-        self._computed = Window(window)  # of those, what no cache had
+        self._prompts = WindowMean(window)
+        self._computed = WindowMean(window)  # of those, what no cache had
         # Not yet in these, which only a plan reads: iterations, whether it ended, when; prompt, computed.
         self._unlearned: list[tuple[int, bool, int, int, int]] = []
         self._running: dict[int, Request] = {}  # those that decode

@@ -12,7 +12,7 @@ from headgate.core.policy import BatchPolicy, End, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import StepCost
-from headgate.estimators.averages import TimedEma, Window
+from headgate.estimators.averages import TimedEma, WindowMean
 from headgate.methods.eb.adaptive import AdaptiveExclusive
 from headgate.methods.eb.prediction import compare, exclusive_rate, mixed_rate, wants_exclusive
 from headgate.methods.mixed.mixed import Mixed
@@ -100,7 +100,7 @@ class ExclusivePlus(BatchPolicy):
         self._gain = 0.0
         self._capacity = inf  # KV tokens, once seen
         self._shared = 0.0  # of those a decode reads, how many it shares with others
-        self._wasted = Window(review)  # KV tokens that mixed batching computed in vain, by request
+        self._wasted = WindowMean(review)  # KV tokens that mixed batching computed in vain, by request
 
     def gauges(self) -> Mapping[str, float]:
         own = {"exclusive": self._in_exclusive, "gain": self._gain, "demand": self._smoothed.value or 0.0}

@@ -12,7 +12,7 @@ from headgate.core.errors import InputError, unknown
 from headgate.core.fleet import ANY, CLOSED, MIXED, STAY, Fleet, Move, Replica, RoutePolicy, Routing
 from headgate.core.policy import End
 from headgate.core.request import Request
-from headgate.estimators.traffic import Seen, Traffic
+from headgate.estimators.traffic import ClassEstimate, TrafficEstimator
 from headgate.methods.balance.balance import Loads
 from headgate.methods.fluid.flows import Flow, Instance
 from headgate.methods.fluid.gates import (
@@ -80,7 +80,7 @@ class Online(RoutePolicy):
         self.plan = plan
         self.plans: deque[Planned] = deque([Planned(0.0, engines, plan)], maxlen=KEPT)
         self.failed = 0  # plans that could not be made
-        self.traffic = Traffic(assumed(plan.instance, engines), half_life)
+        self.traffic = TrafficEstimator(assumed(plan.instance, engines), half_life)
         self._roles, self._probes = RoleSteps(2 * half_life), Probes()
         self._probes.follow(plan, engines, 0.0)
         self._planner: FluidPlanner | None = None
@@ -192,15 +192,15 @@ class Online(RoutePolicy):
         self._probes.follow(plan, engines, fleet.now)
 
 
-def assumed(instance: Instance, engines: int) -> dict[str, Seen]:
+def assumed(instance: Instance, engines: int) -> dict[str, ClassEstimate]:
     """The classes of a plan as estimates for the whole fleet."""
     return {
-        flow.name: Seen(flow.rate * engines, flow.prompt, flow.output, flow.impatience, flow.cached)
+        flow.name: ClassEstimate(flow.rate * engines, flow.prompt, flow.output, flow.impatience, flow.cached)
         for flow in instance.flows
     }
 
 
-def instance_of(like: Instance, seen: Mapping[str, Seen], engines: int) -> Instance:
+def instance_of(like: Instance, seen: Mapping[str, ClassEstimate], engines: int) -> Instance:
     """What a plan is made from, for so many engines; paces and prices as before."""
     known = {flow.name: flow for flow in like.flows}
     flows = []
@@ -215,7 +215,7 @@ def _open(fleet: Fleet) -> int:
     return sum(replica.room != CLOSED for replica in fleet.replicas)
 
 
-def _drifted(before: Mapping[str, Seen], now: Mapping[str, Seen]) -> bool:
+def _drifted(before: Mapping[str, ClassEstimate], now: Mapping[str, ClassEstimate]) -> bool:
     """Has anything moved by more than a tenth since the last plan? Patience, known less well, by half."""
     if before.keys() != now.keys():
         return True

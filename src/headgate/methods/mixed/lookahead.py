@@ -12,7 +12,7 @@ from headgate.core.plan import ALL, Plan, Until
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.core.view import View
-from headgate.estimators.averages import Window
+from headgate.estimators.averages import WindowMean
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.orders import share
 
@@ -48,7 +48,7 @@ class LookAhead(Mixed):
             raise InputError(f"{self.name}: output={output} tokens; expect at least 1")
         self.watermark = share(self.name, "watermark", watermark)
         self._expected = output
-        self._outputs = Window(REMEMBERED)
+        self._outputs = WindowMean(REMEMBERED)
 
     def finished(self, request: Request, now: float, how: End) -> None:
         if how in (End.STOPPED, End.LIMIT):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headgate.core.errors import InputError
 from headgate.core.policy import End
 from headgate.cost.model import StepCost
-from headgate.estimators.averages import Window
+from headgate.estimators.averages import WindowMean
 from headgate.estimators.hazard import OutputHazard, Survival
 from headgate.methods.wait.inventory import Lines, MixPart, PaceRange, keeping_up, lines_of, offered, seconds
 
@@ -139,7 +139,7 @@ class _Lengths:
 
     def __init__(self, window: int) -> None:
         self.hazard = OutputHazard(window)
-        self.decoding = Window(window)
+        self.decoding = WindowMean(window)
 
 
 class Census:

@@ -28,11 +28,11 @@ from headgate.report.document import (
     whole,
 )
 from headgate.stats.comparison import BETTER, WORSE, Comparison
-from headgate.stats.comparison import Row as Compared
+from headgate.stats.comparison import MetricRow as Compared
 from headgate.stats.figures import Figures
 from headgate.stats.fleet import FleetFigures
 from headgate.stats.measured import Measured
-from headgate.stats.metrics import Engine, Metrics, PrefixHits
+from headgate.stats.metrics import EngineUse, Metrics, PrefixHits
 
 TONES = {BETTER: "words good", WORSE: "words bad"}
 SHORT = {
@@ -222,7 +222,7 @@ def _why_not(found: Measured) -> str:
     return f"{said[:1].lower()}{said[1:]}"
 
 
-def _memory(engine: Engine) -> str:
+def _memory(engine: EngineUse) -> str:
     """Mean and peak KV, as shares where the size is known."""
     if math.isnan(engine.kv_tokens):
         return f"{number(engine.kv_mean)} tokens, peak {number(engine.kv_peak)}"

@@ -21,7 +21,7 @@ from headgate.stats.comparison import (
     WORSE,
     Comparison,
     Difference,
-    Row,
+    MetricRow,
 )
 from headgate.stats.metrics import Metrics
 
@@ -128,13 +128,13 @@ def _left_out(found: Comparison) -> str:
     return f" {_no_verdict(found)}." if found.doubts else ""
 
 
-def winner_of(served: Row) -> str | None:
+def winner_of(served: MetricRow) -> str | None:
     """Who surely serves more than the baseline; of several, the one that serves most."""
     surely = [name for name, other in served.others.items() if other.verdict == BETTER]
     return max(surely, key=lambda name: served.others[name].value) if surely else None
 
 
-def room_for(served: Row | None) -> float:
+def room_for(served: MetricRow | None) -> float:
     """Percent that a gain nobody has seen may have all the same; infinite where there is no interval."""
     if served is None:
         return math.inf
@@ -163,13 +163,13 @@ def _doubt(room: float) -> str:
     return f"though 95 % intervals leave room for {room:.1f} %"
 
 
-def served_by(found: object) -> Row | None:
+def served_by(found: object) -> MetricRow | None:
     """The line of requests per second; None where there is no comparison."""
     rows = found.rows if isinstance(found, Comparison) else ()
     return next((row for row in rows if row.metric == "request throughput"), None)
 
 
-def _untold(found: Comparison, served: Row) -> str:
+def _untold(found: Comparison, served: MetricRow) -> str:
     """What serves more by a card that was not measured, and no more than it may be off; "" if nothing."""
     more = {
         name: other.percent.value
@@ -183,7 +183,7 @@ def _untold(found: Comparison, served: Row) -> str:
     return f"{said}which was derived and may be off by more"
 
 
-def _nothing_to_gain(found: Comparison, rows: dict[str, Row], of: Compared) -> str:
+def _nothing_to_gain(found: Comparison, rows: dict[str, MetricRow], of: Compared) -> str:
     served = rows["request throughput"]
     if untold := _untold(found, served):
         differs = what_else(rows)
@@ -199,7 +199,7 @@ def _nothing_to_gain(found: Comparison, rows: dict[str, Row], of: Compared) -> s
     return f"{said}{_left_out(found)}"
 
 
-def what_else(rows: Mapping[str, Row]) -> str:
+def what_else(rows: Mapping[str, MetricRow]) -> str:
     """Who is best in which other figure, and what that costs in the others; "" when nobody is."""
     wins: list[str] = []
     winners: list[str] = []
@@ -213,7 +213,7 @@ def what_else(rows: Mapping[str, Row]) -> str:
     return f"{listed(wins)}{_paid(rows, winners)}" if wins else ""
 
 
-def _paid(rows: Mapping[str, Row], winners: Sequence[str]) -> str:
+def _paid(rows: Mapping[str, MetricRow], winners: Sequence[str]) -> str:
     """What those that win in one figure lose in another."""
     said = ""
     for winner in winners:
@@ -223,7 +223,7 @@ def _paid(rows: Mapping[str, Row], winners: Sequence[str]) -> str:
     return said
 
 
-def _told(rows: Mapping[str, Row], metric: str) -> Row | None:
+def _told(rows: Mapping[str, MetricRow], metric: str) -> MetricRow | None:
     """The line of a figure; None where there is none, or where next to no promise is kept by anyone."""
     row = rows.get(metric)
     if row is None or metric != "goodput":
@@ -232,14 +232,14 @@ def _told(rows: Mapping[str, Row], metric: str) -> Row | None:
     return row if max(kept) >= LEAST_KEPT else None
 
 
-def price(rows: Mapping[str, Row], winner: str) -> str:
+def price(rows: Mapping[str, MetricRow], winner: str) -> str:
     """What else changes with a gain; "" when nothing can be said."""
     each = (_price(rows[metric], winner, name) for metric, name in MATTER.items() if _told(rows, metric))
     told = list(filter(None, each))
     return f", with {listed(told)}" if told else ""
 
 
-def _price(row: Row, winner: str, name: str) -> str:
+def _price(row: MetricRow, winner: str, name: str) -> str:
     """What happens to another figure; "" when nothing can be said."""
     other = row.others[winner]
     if other.verdict == SAME:
@@ -266,7 +266,7 @@ def _span(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f" (95 % interval {number(low)} to {number(high)})"
 
 
-def _values(row: Row, found: Comparison) -> str:
+def _values(row: MetricRow, found: Comparison) -> str:
     values = {found.baseline: row.baseline.value} | {name: other.value for name, other in row.others.items()}
     return ", ".join(f"{name} {number(value)} requests/s" for name, value in values.items())
 
@@ -326,7 +326,7 @@ def _comparison(scene: Scene) -> Comparison:
     return scene.comparison
 
 
-def _rows(scene: Scene) -> dict[str, Row]:
+def _rows(scene: Scene) -> dict[str, MetricRow]:
     return {row.metric: row for row in _comparison(scene).rows}
 
 

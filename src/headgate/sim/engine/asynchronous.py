@@ -16,13 +16,16 @@ from headgate.core.request import Request
 from headgate.cost.model import Shape, StepCost
 from headgate.kv.prefix import Pieces
 from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.replica import LIMIT, SEAT, STOPPED, Replica
-from headgate.sim.engine.steps import LONG, Pace, needed, step_ends
+from headgate.sim.engine.replica import LIMIT, SEAT, STOPPED, VirtualEngine
+from headgate.sim.engine.steps import LONG, StepClock, needed, step_ends
 
+Work = tuple[int, int, int, int]  # of a step: decodes, their context, prompt tokens, tokens behind them
+Price = tuple[float, float, float]  # a cost's decode line and the least a step takes
+Moments = tuple[int, float, float, float, float, float]
 NO_ENDS: Final[list[float]] = []
 NO_PROMPTS: Final[list[tuple[Entry, bool]]] = []
 NO_TOKENS: Final[list[tuple[Entry, int]]] = []
-NOBODY: Final[dict[int, tuple[Entry, End]]] = {}
+NO_LEAVERS: Final[dict[int, tuple[Entry, End]]] = {}
 
 
 class Composed:
@@ -30,14 +33,14 @@ class Composed:
 
     __slots__ = ("composed", "date", "dated", "done", "joined", "leaving", "work")
 
-    def __init__(self, composed: float, done: float, date: float, work: tuple[int, int, int, int]) -> None:
+    def __init__(self, composed: float, done: float, date: float, work: Work) -> None:
         self.composed, self.done = composed, done
         self.date = date  # of its tokens, until they are seen: when the next step is composed, as when live
-        self.work = work  # decodes, their context, prompt tokens, tokens behind them
+        self.work = work
         # Most steps have none of these: `joins`, `dates` and `leaves` make lists where there is one.
         self.joined = NO_PROMPTS  # done with it, and whether they decode on
-        self.leaving = NOBODY  # they go when its tokens are seen
-        # Those whose newest token is its own, beside those who roll on, and how many tokens that makes.
+        self.leaving = NO_LEAVERS  # they go when its tokens are seen
+        # Requests whose newest token is its own, beside those that roll on, and how many tokens that makes.
         self.dated = NO_TOKENS
 
     def joins(self, entry: Entry, rolling: bool) -> None:
@@ -57,7 +60,7 @@ class Composed:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Ahead(Replica):
+class Ahead(VirtualEngine):
     """Its clock is the host's. A step is composed at the moment the tokens of the step before the last are
     seen, for what is known then; its tokens are seen when the GPU has done it and the host, busy with the
     step after it, looks.
@@ -68,20 +71,20 @@ class Ahead(Replica):
         G(n + 1) = max(max(G(n), E(n - 1)) + c(n + 1), E(n - 1) + H(n + 1))
         E(n)     = max(G(n), E(n - 1) + H(n + 1))
 
-    Where nothing more can be composed, E(n) = G(n). So who comes during step n enters in step n + 2; who has
-    all its tokens with step n keeps seat and KV while step n + 1 is composed; tokens before a step with
-    prompts are late, for such a step takes the host long; and where the host takes longer than the GPU, it
-    is what one waits for. Without a host (cards that do not have one) H = 0, and only the lag is left.
-    The engine knows limits beforehand and ends of sequences not: whose output ends by itself with step n is
-    in step n + 1 too, for a token nobody gets.
+    Where nothing more can be composed, E(n) = G(n). So a request that comes during step n enters in step
+    n + 2; one that has all its tokens with step n keeps seat and KV while step n + 1 is composed; tokens
+    before a step with prompts are late, for such a step takes the host long; and where the host takes longer
+    than the GPU, it is what one waits for. Without a host (cards that do not have one) H = 0, and only the
+    lag is left. The engine knows limits beforehand and ends of sequences not: a request whose output ends by
+    itself with step n is in step n + 1 too, for a token that is dropped.
 
     A policy hears of prompts and evictions when the step is composed and of ends when they are seen, as it
     does in a live engine, and its leases count them then. Decode steps that repeat are jumped over while
-    nobody joins, leaves or stops: `Launches` times them all at once.
+    no request joins, leaves or stops: `Launches` times them all at once.
 
     Source: vLLM's `EngineCore.step_with_batch_queue` and `AsyncScheduler`, with a queue of two and the GPU's
     worker in the engine's own process (one GPU). We differ: a step begins on the GPU when it is composed, not
-    when its first kernel has been launched; who hangs up goes with the step on its way, not before it.
+    when its first kernel has been launched; one that hangs up goes with the step on its way, not before it.
     """
 
     def __init__(
@@ -103,11 +106,11 @@ class Ahead(Replica):
 
     @property
     def occupied(self) -> bool:
-        """Is anybody here, or a step on its way?"""
+        """Is a request here, or a step on its way?"""
         return self._air is not None or super().occupied
 
     def leave(self, entry: Entry, now: float, how: End) -> None:
-        """Whoever gets a token from the step on its way goes with it."""
+        """A request that gets a token from the step on its way goes with it."""
         self.lease.ended = True
         if self._air is not None and entry.id in self.ledger.decoding:
             if entry.id not in self._air.leaving:
@@ -117,7 +120,7 @@ class Ahead(Replica):
         super().leave(entry, now, how)
 
     def evict(self, entry: Entry) -> None:
-        """Those who are about to go get no more tokens; their KV comes free by itself."""
+        """Requests that are about to go get no more tokens; their KV comes free by itself."""
         if self._air is not None and entry.id in self._air.leaving:
             self._stop(entry)
         else:
@@ -127,7 +130,7 @@ class Ahead(Replica):
     def advance(self, wake: float = inf) -> bool:
         """Compose a step, or wait for the one on its way. False: there is none, and nothing could run."""
         composed = self.now
-        if Replica.advance(self, wake):  # quicker than super()
+        if VirtualEngine.advance(self, wake):  # quicker than super()
             return True
         if not self.asked_now:
             return False
@@ -140,7 +143,7 @@ class Ahead(Replica):
         return True
 
     def settle(self) -> None:
-        """The tokens of the step before the newest are seen; who has all of them goes."""
+        """The tokens of the step before the newest are seen; requests that have all of theirs go."""
         self._see()
         while self._ends and self._ends[0][0] <= self.ledger.tick:
             end, _, id = heappop(self._ends)
@@ -167,18 +170,18 @@ class Ahead(Replica):
             ends = self._launches.decode_ends(decodes, context, most, start, stop)
             count, first, second, third, before, last = moments(ends)
         else:
-            found = self._launches.decode_moments(decodes, context, most, start, stop)
-            count, first, second, third, before, last = found
+            times = self._launches.decode_moments(decodes, context, most, start, stop)
+            count, first, second, third, before, last = times
         if count > 1:
             self._compose(start, first, (decodes, context, 0, 0))
             self._see()
         if count > 2:  # all but the newest two are composed and seen
             self.blocks.grow(self.ledger.tick, count - 2, decodes)
             self.ledger.ticks(count - 2, before)
-            told = ends[1:-1] if ends else NO_ENDS
-            self._tell_steps(first, told, second, before, count - 2, (decodes, context, 0, 0))
+            seen = ends[1:-1] if ends else NO_ENDS
+            self._tell_steps(first, seen, second, before, count - 2, (decodes, context, 0, 0))
             self._seen = before
-            newest = self._air  # until now the first of them, which nobody has joined or left
+            newest = self._air  # until now the first of them, which no request has joined or left
             assert newest is not None
             newest.composed, newest.done, newest.date = third, last, before
             newest.work = decodes, context + (count - 2) * decodes, 0, 0
@@ -195,7 +198,7 @@ class Ahead(Replica):
         self.last_start = start
         self.lease.ran(1, self.now)
 
-    def _compose(self, start: float, now: float, work: tuple[int, int, int, int]) -> None:
+    def _compose(self, start: float, now: float, work: Work) -> None:
         self.now = now
         self._landing, self._air = self._air, Composed(start, self._launches.done, now, work)
         if work[0]:
@@ -204,13 +207,7 @@ class Ahead(Replica):
             ledger.ticks(1, now)
 
     def _tell_steps(
-        self,
-        start: float,
-        ends: list[float],
-        first: float,
-        last: float,
-        count: int,
-        work: tuple[int, int, int, int],
+        self, start: float, ends: list[float], first: float, last: float, count: int, work: Work
     ) -> None:
         """So many steps were seen; `ends` is empty where no observer wants each."""
         decodes, context, prefill, behind = work
@@ -224,7 +221,6 @@ class Ahead(Replica):
             self.hear.ran(start, ends, decodes, context, prefill, behind, kv)
 
     def _complete(self, entry: Entry) -> None:
-        """Its prompt is done with the step on its way."""
         assert self._air is not None
         rolling = isinstance(self.plan.decode, Decodes)
         self._join(entry, self._air.date, rolling)
@@ -236,7 +232,6 @@ class Ahead(Replica):
             self.policy.held(entry, self.now)
 
     def _land(self, step: Composed) -> None:
-        """Tell what this step brought."""
         now, hear = self.now, self._later.hear
         start = step.composed if step.composed > self._seen else self._seen
         self._seen = now
@@ -273,7 +268,6 @@ class Ahead(Replica):
         self.ledger.held.pop(entry.id, None)
 
     def _unseen(self, entry: Entry) -> int:
-        """The token of the step on its way."""
         air = self._air
         if air is None:
             return 0
@@ -297,7 +291,7 @@ class Ahead(Replica):
             self._air.dates(entry)
 
     def _newest(self) -> Entry:
-        """Whoever was admitted last of those who stay, or would get a token."""
+        """The request that was admitted last of those that stay, or would get a token."""
         leaving = self._air.leaving if self._air else {}
         running = (*self.ledger.prefilling.values(), *self.ledger.decoding.values())
         return max((entry for entry in running if entry.rolls or entry.id not in leaving), key=SEAT)
@@ -306,18 +300,12 @@ class Ahead(Replica):
         """One step at a time where nothing is on its way or requests leave with it; else ends are known."""
         if self._air is None or self._air.leaving:
             return self.ledger.tick + 1
-        return Replica._next_end(self)
+        return VirtualEngine._next_end(self)
 
     def _tell_finished(self, entry: Entry, now: float, how: End) -> None:
         if self._air is None:  # nothing is left to wait for
             self._later.catch_up()
         super()._tell_finished(entry, now, how)
-
-
-# -- When the host looks again after it has composed and launched a step while the step before it runs --
-
-Price = tuple[float, float, float]  # a cost's decode line and the least a step takes
-Moments = tuple[int, float, float, float, float, float]
 
 
 def moments(ends: list[float]) -> Moments:
@@ -327,7 +315,7 @@ def moments(ends: list[float]) -> Moments:
     return count, ends[0], ends[1 if count > 1 else 0], near[0], near[1], near[2]
 
 
-class Launches(Pace):
+class Launches(StepClock):
     """The times of an asynchronous engine, step after step; `Ahead` has the equations.
 
     Kernels run while later ones are launched: a step takes its time from the end of the step before it or
@@ -347,7 +335,6 @@ class Launches(Pace):
         self.by_chunk = self.by_chunk or host is not None  # it counts prompts
 
     def prompts_end(self, start: float, shape: Shape) -> float:
-        """A step with prompts, composed at `start`."""
         before = self.done
         end = super().prompts_end(max(start, before), shape)
         launched = start if self._host is None else start + self._host.seconds(shape)
@@ -432,10 +419,6 @@ class Launches(Pace):
         return spent
 
 
-# -- An observer that passes on what happens while a step is composed only when the step before it has --
-#    ended
-
-
 class RequestAsOf:
     """A request as it was when something happened to it: its tokens do not move on."""
 
@@ -451,13 +434,13 @@ class RequestAsOf:
 class DelayedEvents(Observer):
     """Keeps the order in which observers would hear of steps that run one after the other.
 
-    An engine that composes ahead admits and evicts for step n + 1 before the tokens of step n are seen. Who
-    counts tokens by steps must hear of step n first.
+    An engine that composes ahead admits and evicts for step n + 1 before the tokens of step n are seen.
+    Observers that count tokens by steps must hear of step n first.
     """
 
     def __init__(self, observers: Sequence[Observer]) -> None:
-        self.hear = Listeners(observers)  # for those who tell them at once
-        self._news: list[tuple[list[Any], tuple[Any, ...]]] = []  # who hears it, and what
+        self.hear = Listeners(observers)  # to be told at once
+        self._news: list[tuple[list[Any], tuple[Any, ...]]] = []  # the hooks that hear it, and what
         self._stale: list[RequestAsOf] = []  # of those in `_news`
 
     def arrived(self, request: Request, now: float) -> None:

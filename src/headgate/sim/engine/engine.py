@@ -1,4 +1,4 @@
-"""What a virtual engine is made of."""
+"""What a virtual engine is made of: a step cost and limits, from a card where a user changes some."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ class Engine(NamedTuple):
     batch_tokens: int
     running: int
     block: int = 16
-    prefix_cache: bool = (
-        True  # keep KV of prompts and outputs, and find it again where requests share content
-    )
+    prefix_cache: bool = True  # keep KV of prompts and outputs, and find it where requests share content
 
     @property
     def longest(self) -> int:
@@ -38,7 +36,7 @@ class Engine(NamedTuple):
 
     @property
     def limits(self) -> dict[str, int]:
-        """The numbers by name, for whoever writes them down."""
+        """The numbers by name, for records."""
         left_out = ("cost", "prefix_cache")
         return {name: value for name, value in self._asdict().items() if name not in left_out}
 
@@ -58,8 +56,6 @@ class Engine(NamedTuple):
             )
         return self
 
-
-# -- An engine from a card, with the limits a user may change -------------------------------------------
 
 DEFAULT_SLOTS = 256
 DEFAULT_BUDGET = 8192
@@ -85,7 +81,5 @@ def engine_of_card(
             f"budget={budget} is more than card {card.name} is meant for; "
             f"choose at most {card.max_batch_tokens}"
         )
-    length = model_len or card.max_model_len
-    return Engine(
-        card.cost, kv_tokens or card.kv_tokens, length, budget, slots, block or card.block
-    ).checked()
+    kv_tokens, length = kv_tokens or card.kv_tokens, model_len or card.max_model_len
+    return Engine(card.cost, kv_tokens, length, budget, slots, block or card.block).checked()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from headgate.core.ledger import Entry
-from headgate.sim.engine.replica import Replica
+from headgate.sim.engine.replica import VirtualEngine
 
 EVERYTHING = 2**31 - 1  # an evicted request starts from nothing
 
 
-class Forgetful(Replica):
+class Forgetful(VirtualEngine):
     """Takes `lost` output tokens from every decode that is evicted; they must be brought again.
 
     Engines lose none: the step that computes the KV again brings the next token. Analyses assume worse. One

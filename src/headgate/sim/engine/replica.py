@@ -20,20 +20,21 @@ from headgate.kv.blocks import Blocks
 from headgate.kv.prefix import Pieces, PrefixBlocks
 from headgate.kv.siblings import Chain, Siblings
 from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.steps import Pace
+from headgate.sim.engine.steps import StepClock
 
 STOPPED: Final = End.STOPPED
 LIMIT: Final = End.LIMIT
+MOST_WAITS: Final = 100_000  # plans in a row that run nothing, each for a little time: it will never stop
+Contents = Sequence[Pieces] | None  # of the requests, by number, where they are known
 NO_GAUGES: Mapping[str, float] = {}
+SEAT = attrgetter("seat")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Residents:
     """The state of a virtual engine. Every change touches one request: O(1), or O(log n) for its end."""
 
-    def __init__(
-        self, engine: Engine, lengths: Sequence[int], contents: Sequence[Pieces] | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, lengths: Sequence[int], contents: Contents = None) -> None:
         total = engine.kv_tokens // engine.block
         self.cache: PrefixBlocks | None = None
         if contents is not None and engine.prefix_cache:
@@ -55,7 +56,6 @@ class Residents:
         return bool(ledger.decoding or ledger.waiting or ledger.prefilling)
 
     def state(self) -> str:
-        """Who is where, for error messages."""
         ledger = self.ledger
         return (
             f"{len(ledger.waiting)} waiting, {len(ledger.prefilling)} prefilling, "
@@ -105,12 +105,11 @@ class Residents:
     def _free(self, entry: Entry, leaves: bool = True) -> None:
         """Give its blocks back; call it before the ledger lets it go."""
         blocks, held = self.blocks, entry.held_kv
-        if self.cache is None:
-            pass
-        elif leaves:
-            self._siblings.drop(entry.id)
-        else:
-            self._siblings.unseat(entry.id)
+        if self.cache is not None:
+            if leaves:
+                self._siblings.drop(entry.id)
+            else:
+                self._siblings.unseat(entry.id)
         if self.cache is None or not self.cache.holds(entry.id):
             blocks.give(-(-held // blocks.size))
         else:
@@ -120,13 +119,12 @@ class Residents:
         entry.end = NOT_ROLLING
 
     def _drop(self, entry: Entry) -> None:
-        """Its KV is given back, and it waits again."""
         self._free(entry, leaves=False)
         self.ledger.evict(entry)
         if self.cache is not None:
             self._look(entry)
 
-    # -- the prefix cache ---------------------------------------------------------------------------
+    # -- the prefix cache
 
     def _expect(self, entry: Entry) -> None:
         """It arrives: what it would find now, or has in common with one that is before it."""
@@ -162,7 +160,7 @@ class Residents:
         return True
 
     def _unseen(self, entry: Entry) -> int:
-        """Tokens whose KV is there or on its way, and which nobody has seen."""
+        """Tokens whose KV is there or on its way, and which have not been seen."""
         return 0
 
     def _written(self, entry: Entry) -> int:
@@ -170,7 +168,7 @@ class Residents:
         return entry.held_kv - self._unseen(entry) + (self._composing and entry.rolls)
 
     def _pop_finished(self) -> Entry | None:
-        """Somebody whose last token has come, with the KV given back; None when there is no one left."""
+        """A request whose last token has come, with the KV given back; None when there is none left."""
         ends, ledger = self._ends, self.ledger
         while ends and ends[0][0] <= ledger.tick:
             end, _, id = heappop(ends)
@@ -182,7 +180,7 @@ class Residents:
         return None
 
     def _next_end(self) -> int:
-        """The tick at which somebody's last token comes; at least one decode must roll."""
+        """The tick at which the next last token comes; at least one decode must roll."""
         ends, decoding = self._ends, self.ledger.decoding
         while True:
             end, _, id = ends[0]
@@ -197,7 +195,7 @@ class Residents:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Replica(Residents):
+class VirtualEngine(Residents):
     """One engine in virtual time. The simulator's loop calls `ask`, `advance` and `settle`, in this order.
 
     Nothing is done per running request and step: decodes share the ledger's tick, their ends wait in a heap,
@@ -212,7 +210,7 @@ class Replica(Residents):
         observers: Sequence[Observer] = (),
         leases: bool = True,
         on_leave: Callable[[float], None] = lambda now: None,
-        contents: Sequence[Pieces] | None = None,
+        contents: Contents = None,
     ) -> None:
         super().__init__(engine.checked(), lengths, contents)
         self.lease = Lease()
@@ -220,7 +218,8 @@ class Replica(Residents):
         self.now = 0.0
         self.last_start = 0.0  # when the newest step began
         self.asked_now = False  # the plan was made for what the view shows now
-        self._pace = Pace(engine.cost)
+        self._idle_since, self._waits = -inf, 0  # how often the policy was asked since then and ran nothing
+        self._pace = StepClock(engine.cost)
         self._observers = tuple(observers)
         self._leases = leases
         self._on_leave = on_leave
@@ -228,7 +227,6 @@ class Replica(Residents):
         self.take_over(policy)
 
     def take_over(self, policy: BatchPolicy) -> None:
-        """Another policy decides from now on."""
         self.policy = policy
         self.hear = Listeners((*self._observers, policy))
         self._has_gauges = type(policy).gauges is not BatchPolicy.gauges
@@ -237,7 +235,7 @@ class Replica(Residents):
             self._refresh_view()
             policy.adopt(self.ledger)
 
-    # -- comings and goings ---------------------------------------------------------------------
+    # -- comings and goings
 
     def receive(self, entry: Entry) -> bool:
         """A request joins the queue; False if it can never fit and is refused."""
@@ -262,6 +260,16 @@ class Replica(Residents):
         self.lease.ended = True
         self._tell_finished(entry, now, how)
 
+    def give_up(self, id: int, when: float, hangs_up: bool) -> None:
+        """Its patience has ended: it leaves the queue if it never had a seat; an abort ends it anywhere."""
+        entry = self.ledger.find(id)
+        if entry is None:
+            return
+        if id in self.ledger.waiting and entry.evictions == 0 and not entry.generated:
+            self.leave(entry, when, End.ABORTED if hangs_up else End.ABANDONED)
+        elif hangs_up:
+            self.leave(entry, self.now, End.ABORTED)
+
     def evict(self, entry: Entry) -> None:
         """Drop its KV; it goes back to the front of the queue. Ends the lease with the next step."""
         self._drop(entry)
@@ -270,7 +278,7 @@ class Replica(Residents):
         for hook in self.hear.evicted:
             hook(entry, self.now)
 
-    # -- the three calls of the loop --------------------------------------------------------------
+    # -- the three calls of the loop
 
     def ask(self) -> None:
         """Ask the policy for a plan, check it, and put it into force."""
@@ -298,7 +306,7 @@ class Replica(Residents):
             self._choose_decodes()
         self._prompts = [ledger.known(id) for id in reversed(plan.prefill)]
         if plan.reject and not self.occupied:
-            self.asked_now = False  # nobody is left to run
+            self.asked_now = False  # no request is left to run
         gauges = self.policy.gauges() if self._has_gauges else NO_GAUGES
         for hook in self.hear.planned:
             hook(plan, self.now, gauges)
@@ -323,7 +331,14 @@ class Replica(Residents):
             if not self.occupied:
                 self.lease.ended = True
 
-    # -- steps ------------------------------------------------------------------------------------
+    def waits_forever(self) -> bool:
+        """Nothing can run now. Has the policy been asked too often since the last step?"""
+        if self.last_start != self._idle_since:
+            self._idle_since, self._waits = self.last_start, 0
+        self._waits += self.asked_now
+        return self._waits > MOST_WAITS
+
+    # -- steps
 
     def _prompt_step(self) -> bool:
         """One step with prompts and, unless the plan holds them, decodes."""
@@ -357,21 +372,24 @@ class Replica(Residents):
         return True
 
     def _decode_span(self, wake: float) -> bool:
-        """As many decode-only steps as are sure to be alike: nobody joins, leaves or runs out of KV."""
-        ledger, lease = self.ledger, self.lease
-        blocks, tick, start = self.blocks, ledger.tick, self.now
-        if blocks.growers[tick % blocks.size] > blocks.free and not self._make_room():
+        """As many decode-only steps as are sure to be alike: no request joins, leaves or runs out of KV."""
+        ledger, lease, blocks = self.ledger, self.lease, self.blocks
+        if blocks.growers[ledger.tick % blocks.size] > blocks.free and not self._make_room():
             return False
         count = ledger.rolling
-        context = ledger.context + count
+        stop = wake if wake < lease.time else lease.time
+        self._run_decodes(self.now, count, ledger.context + count, self._alike_steps(count), stop)
+        return True
+
+    def _alike_steps(self, count: int) -> int:
+        """Steps of so many decodes until one ends, the lease does, or memory does."""
+        blocks, tick, lease = self.blocks, self.ledger.tick, self.lease
         steps = self._next_end() - tick
         if lease.steps < steps:
             steps = int(lease.steps)
         if count * (steps // blocks.size + 1) > blocks.free:
             steps = blocks.affordable(tick, steps, count)
-        stop = wake if wake < lease.time else lease.time
-        self._run_decodes(start, count, context, steps, stop)
-        return True
+        return steps
 
     def _run_decodes(self, start: float, decodes: int, context: int, most: int, stop: float) -> None:
         """Up to so many decode steps, the last at or after `stop`; each end is listed if one wants it."""
@@ -399,7 +417,6 @@ class Replica(Residents):
             counter.ran(start, end, end, 1, decodes, context, prefill, behind, kv)
 
     def _moved(self, count: int, last_start: float, end: float, decodes: int) -> None:
-        """Clock, KV and lease, after so many steps."""
         if decodes:
             self.blocks.grow(self.ledger.tick, count, decodes)
             self.ledger.ticks(count, end)
@@ -408,7 +425,6 @@ class Replica(Residents):
         self.lease.ran(count, end)
 
     def _kv_held(self) -> int:
-        """KV tokens, whole blocks."""
         blocks = self.blocks
         return (blocks.total - blocks.free) * blocks.size
 
@@ -444,7 +460,6 @@ class Replica(Residents):
         return chosen
 
     def _budget(self) -> int:
-        """Tokens the engine gives this step."""
         most = self.ledger.limits.batch_tokens
         return most if self.plan.budget >= most else int(self.plan.budget)
 
@@ -489,7 +504,7 @@ class Replica(Residents):
             for hook in self.hear.held:
                 hook(entry, self.now)
 
-    # -- who decodes, and what happens when memory runs out -----------------------------------------
+    # -- which requests decode, and what happens when memory runs out
 
     def _choose_decodes(self) -> None:
         """Hold and resume decodes as the plan says; a plan for none of them only stops the tick."""
@@ -541,8 +556,3 @@ class Replica(Residents):
 def _parts(chosen: list[tuple[Entry, int, int]]) -> tuple[Chunk, ...]:
     """The prompts of a step one by one, for costs that ask for them."""
     return tuple([quick(Chunk, (done, tokens, tokens == entry.todo)) for entry, tokens, done in chosen])
-
-
-# -- Who holds KV, how much, and until when: ledger, blocks and true ends, moved together ---------------
-
-SEAT = attrgetter("seat")

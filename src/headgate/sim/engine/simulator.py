@@ -10,15 +10,14 @@ from typing import Any, Final
 from headgate.core.build import mypyc_attr
 from headgate.core.errors import RunError, one_line
 from headgate.core.ledger import Entry, Ledger, Watchdog, entry_of
-from headgate.core.policy import BatchPolicy, End, Observer
+from headgate.core.policy import BatchPolicy, Observer
 from headgate.sim.engine.asynchronous import Ahead
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.forgetful import Forgetful
-from headgate.sim.engine.replica import Replica
+from headgate.sim.engine.replica import VirtualEngine
 from headgate.workloads.workload import Workload
 
 PATIENT_DOG: Final = 3600.0  # seconds of the run without any progress
-MOST_WAITS: Final = 100_000  # plans in a row that run nothing, each for a little time: it will never stop
 REPORT_EVERY: Final = 256  # requests between two reports of progress
 
 
@@ -29,7 +28,7 @@ class Simulator:
     With `leases` (the default) a plan runs until its lease ends, and decode steps that repeat are jumped
     over. Without, the policy is asked at every single step. Both give the same schedule to the last bit.
     With `asynchronous` the engine composes a step while the one before it runs (`Ahead`); with `lost` it
-    forgets so many output tokens of whom it evicts (`Forgetful`); else it is of the `kind` that is given.
+    forgets so many output tokens of each request it evicts (`Forgetful`); else it is of the given `kind`.
     """
 
     def __init__(
@@ -44,12 +43,12 @@ class Simulator:
         lost: int = 0,
         watchdog: float = PATIENT_DOG,
         progress: Callable[[int], None] | None = None,
-        kind: type[Replica] = Replica,
+        kind: type[VirtualEngine] = VirtualEngine,
     ) -> None:
         self.arrivals = Arrivals(workload, engine.prefix_cache)
         lengths, returned = workload.output.tolist(), self.arrivals.returned
         contents = workload.pieces() if engine.prefix_cache else None
-        self.replica: Replica
+        self.replica: VirtualEngine
         if asynchronous:
             self.replica = Ahead(engine, policy, lengths, observers, leases, returned, contents)
         elif lost:
@@ -59,17 +58,16 @@ class Simulator:
             self.replica = kind(engine, policy, lengths, observers, leases, returned, contents)
         self._watchdog = Watchdog(watchdog)
         self._progress = progress
-        self._idle_since, self._waits = -inf, 0  # how often the policy was asked since then and ran nothing
-        # When who gives up, if still here, and whether by hanging up; at the same moment patience first.
+        # When each gives up, if still here, and whether by hanging up; at the same moment patience first.
         self._timers: list[tuple[float, int, bool]] = []
         self._patience: list[float] = workload.patience.tolist()
         self._abort: list[float] = workload.abort.tolist()
-        # Whoever comes may leave again within a lease: for want of patience, or because it can never fit.
+        # Requests may come and leave within a lease: for want of patience, or because they can never fit.
         refused = bool(workload.prompt.max() >= engine.longest)
         self._impatient: bool = refused or min(min(self._patience), min(self._abort)) < inf
 
     def run(self) -> None:
-        """Serve everybody. Whatever goes wrong in the policy's own code is a RunError that names it."""
+        """Serve all requests. Whatever goes wrong in the policy's own code is a RunError that names it."""
         replica = self.replica
         name = type(replica.policy).__name__
         try:
@@ -78,10 +76,8 @@ class Simulator:
             raise
         except (Exception, SystemExit) as error:
             raise RunError(f"policy {name} broke at {replica.now:.6f} s: {one_line(error)}") from error
-        if self.arrivals.outstanding:
-            raise RunError(
-                f"policy {name} lost {self.arrivals.outstanding} requests; a policy must not change the view"
-            )
+        if lost := self.arrivals.outstanding:
+            raise RunError(f"policy {name} lost {lost} requests; a policy must not change the view")
 
     def _serve(self) -> None:
         arrivals, replica, impatient = self.arrivals, self.replica, self._impatient
@@ -106,9 +102,9 @@ class Simulator:
                 self._look()
 
     def _receive(self, now: float) -> None:
-        """Everybody who has come by now joins the queue; whoever has lost patience by now leaves.
+        """Requests that have come by now join the queue; those that have lost patience by now leave.
 
-        One may let the other happen: in a closed loop whoever leaves makes room for the next, and whoever
+        One may let the other happen: in a closed loop one that leaves makes room for the next, and one that
         comes during a long step may have lost patience when it ends.
         """
         arrivals, timers = self.arrivals, self._timers
@@ -116,10 +112,10 @@ class Simulator:
             if arrivals.next_time <= now:
                 self._take()
             else:
-                self._give_up(*heappop(timers))
+                when, id, hangs_up = heappop(timers)
+                self.replica.give_up(id, when, hangs_up)
 
     def _take(self) -> None:
-        """The next request joins, and its patience begins to run."""
         entry = self.arrivals.take(self.replica.ledger)
         if self._progress and entry.id % REPORT_EVERY == 0:
             self._progress(entry.id)
@@ -130,19 +126,8 @@ class Simulator:
         if self._abort[entry.id] < inf:
             heappush(self._timers, (entry.arrival + self._abort[entry.id], entry.id, True))
 
-    def _give_up(self, when: float, id: int, hangs_up: bool) -> None:
-        """Its patience has ended: it leaves the queue if it never had a seat; an abort ends it anywhere."""
-        entry = self.replica.ledger.find(id)
-        if entry is None:
-            return
-        never_ran = id in self.replica.ledger.waiting and entry.evictions == 0
-        if never_ran:
-            self.replica.leave(entry, when, End.ABORTED if hangs_up else End.ABANDONED)
-        elif hangs_up:
-            self.replica.leave(entry, self.replica.now, End.ABORTED)
-
     def _wake(self) -> float:
-        """The first moment at which somebody may come, give up or be refused."""
+        """The first moment at which a request may come, give up or be refused."""
         wake = self.arrivals.next_time
         return min(wake, self._timers[0][0]) if self._timers else wake
 
@@ -151,10 +136,7 @@ class Simulator:
         replica = self.replica
         if self._timers:
             until = min(until, self._timers[0][0])
-        if replica.last_start != self._idle_since:
-            self._idle_since, self._waits = replica.last_start, 0
-        self._waits += replica.asked_now
-        if until == inf or self._waits > MOST_WAITS:
+        if replica.waits_forever() or until == inf:
             raise RunError(
                 f"policy {type(replica.policy).__name__} runs nothing at {replica.now:.6f} s and nothing "
                 f"else will happen (a plan must name half-done prompts, view.prefilling, too); "
@@ -164,15 +146,10 @@ class Simulator:
         replica.lease.ended = True
 
     def _look(self) -> None:
-        starving = self._watchdog.look(self.replica.ledger, self.replica.now)
-        if starving:
-            name = type(self.replica.policy).__name__
-            raise RunError(
-                f"policy {name} starves at {self.replica.now:.3f} s: {starving}; {self.replica.state()}"
-            )
-
-
-# -- Who comes next and when: a workload unrolled in time, open or closed loop --------------------------
+        replica = self.replica
+        if starving := self._watchdog.look(replica.ledger, replica.now):
+            name = type(replica.policy).__name__
+            raise RunError(f"policy {name} starves at {replica.now:.3f} s: {starving}; {replica.state()}")
 
 
 class Arrivals:
@@ -200,7 +177,6 @@ class Arrivals:
 
     @property
     def pending(self) -> bool:
-        """Is anybody still to come?"""
         return self.sent < self.total
 
     def time_of(self, ahead: float) -> float:
@@ -211,13 +187,11 @@ class Arrivals:
         return self.times[int(index)] if index < self.total else inf
 
     def take(self, ledger: Ledger) -> Entry:
-        """The next request, as a handle of that ledger."""
         id = self.sent
         self.sent += 1
         self.outstanding += 1
         self._look_ahead()
-        arrival = self._now if self.closed else self.times[id]
-        return self._handle(ledger, id, arrival, next(self.known))
+        return self._handle(ledger, id, self._now if self.closed else self.times[id], next(self.known))
 
     def _handle(self, ledger: Ledger, id: int, arrival: float, known: tuple[Any, ...]) -> Entry:
         entry = entry_of(ledger, id, arrival, known)
@@ -234,7 +208,7 @@ class Arrivals:
             self._look_ahead()
 
     def _look_ahead(self) -> None:
-        """`next_time`: in a closed loop the next one comes at once, or when somebody has left."""
+        """`next_time`: in a closed loop the next one comes at once, or when one has left."""
         if self.sent == self.total:
             self.next_time = inf
         elif not self.closed:

@@ -65,7 +65,7 @@ def needed(most: int, first: float, start: float, stop: float) -> int:
     return most
 
 
-class Pace:
+class StepClock:
     """A step cost in the order in which steps run: it knows when a phase has changed.
 
     Some engines take longer for the first decode step after prompts ran alone (new requests join the graph's

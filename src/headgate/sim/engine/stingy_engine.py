@@ -8,7 +8,7 @@ from headgate.core.errors import RunError
 from headgate.core.ledger import Entry
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.replica import Replica
+from headgate.sim.engine.replica import VirtualEngine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload
 
@@ -16,11 +16,11 @@ REFUSES = 1 / 3  # of the prompts that ask for a seat
 HALVES = 1 / 2  # of the steps get half of their tokens
 
 
-class StingyEngine(Replica):
+class StingyEngine(VirtualEngine):
     """Halves the tokens of some steps and refuses some seats; decodes always get their token."""
 
     mood: Callable[[], float]  # uniform on [0, 1)
-    refused = False  # somebody, since the policy was last asked
+    refused = False  # any request, since the policy was last asked
 
     def ask(self) -> None:
         """A new plan, a new chance."""

@@ -16,6 +16,7 @@ from headgate.core.fleet import Move, RoutePolicy, Stage
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.policy import BatchPolicy, End
 from headgate.core.request import Request
+from headgate.core.roster import Seat
 from headgate.kv.transfer import Transfer
 from headgate.record.fleet_recorder import FleetRecorder
 from headgate.sim.engine.engine import Engine
@@ -50,8 +51,8 @@ class FleetSimulator:
     """Engines of one kind, each with a policy of its own, behind one router.
 
     An engine is touched when its step or span ends, or when something reaches it; so a request costs the
-    same in a fleet of any size. At one moment steps end first, then requests
-    come and are routed, then engines begin their next step.
+    same in a fleet of any size. At one moment steps end first, then requests come and are routed, then
+    engines begin their next step.
 
     A request that can never fit is refused at the fleet's door. Patience counts until the first token: in
     the fleet's queue, and in an engine's. A request whose prompt is done waits for its decode as long as it
@@ -90,7 +91,7 @@ class FleetSimulator:
         self._progress = progress
         kinds = [kind.name for kind in workload.kinds]
         self.arrivals = Arrivals(workload, engine.prefix_cache)
-        self.recorder = FleetRecorder(len(workload), kinds, engines)
+        self.recorder = FleetRecorder(kinds, engines)
         # the requests, by number
         self._lengths: list[int] = workload.output.tolist()
         self._contents = workload.pieces() if engine.prefix_cache else None
@@ -108,10 +109,15 @@ class FleetSimulator:
             simulated_rooms(router, engine.running),
             kinds,
             send=self._send,
-            refuse=self._turn_away,
-            wake=self._push_wake,
+            refuse=lambda request, now: self._leaves(request, End.REFUSED),
+            wake=lambda time: self._push(time, WAKE, None),
         )
-        self._porter = KvHandover(transfer.checked(), self._push_landing, self._reach, self._joined)
+        self._porter = KvHandover(
+            transfer.checked(),
+            lands=lambda time, handover: self._push(time, LANDS, handover),
+            reach=self._reach,
+            arrives=self._joined,
+        )
         # the engines
         self._policy = policy
         self._longest, self._cost = engine.longest, engine.cost
@@ -119,18 +125,11 @@ class FleetSimulator:
         self._failing: set[int] = set()  # engines that fail when their step has ended
         self.alone: FleetEngine | None = None  # the only engine there is, while engines run one by one
         self.turn = TURN
-        self.stations = self._build_engines(engine, leases, watchdog)
+        seats = self.dispatch.roster.replicas
+        self.stations = [self._station(seat, engine, leases, watchdog) for seat in seats]
         self._lobby = Ledger(self.stations[0].replica.ledger.limits, 0)  # whose handles wait at no engine
         self._outages = bool(outages)
         self._schedule_outages(outages)
-
-    def _build_engines(self, engine: Engine, leases: bool, watchdog: float) -> list[FleetEngine]:
-        stations = []
-        for seat in self.dispatch.roster.replicas:
-            station = self._station(seat.id, engine, self._policy(seat.role), leases, watchdog)
-            seat.inside = station
-            stations.append(station)
-        return stations
 
     def _schedule_outages(self, outages: Sequence[Outage]) -> None:
         check_outages(outages, len(self.stations))
@@ -138,9 +137,9 @@ class FleetSimulator:
             self._push(outage.start, OUTAGE, outage)
             self._push(outage.end, OUTAGE, outage)
 
-    def _station(
-        self, id: int, engine: Engine, policy: BatchPolicy, leases: bool, watchdog: float
-    ) -> FleetEngine:
+    def _station(self, seat: Seat, engine: Engine, leases: bool, watchdog: float) -> FleetEngine:
+        id = seat.id
+
         def on_end(entry: Entry, how: End) -> None:
             del self._at[entry.id]
             self.arrivals.returned(self.now)
@@ -153,7 +152,7 @@ class FleetSimulator:
 
         replica = FleetReplica(
             engine,
-            policy,
+            self._policy(seat.role),
             self._lengths,
             recorder=self.recorder.engines[id],
             leases=leases,
@@ -161,10 +160,11 @@ class FleetSimulator:
             on_part=on_part,
             contents=self._contents,
         )
-        return FleetEngine(id, replica, watchdog, self._porter, self._catch_up)
+        seat.inside = station = FleetEngine(id, replica, watchdog, self._porter, self._catch_up)
+        return station
 
     def run(self) -> None:
-        """Serve everybody. Whatever goes wrong in a policy's or the router's own code is a RunError."""
+        """Serve all requests. Whatever goes wrong in a policy's or the router's own code is a RunError."""
         try:
             if (ahead := self._ahead()) is None:
                 self._serve(inf)
@@ -186,9 +186,9 @@ class FleetSimulator:
         if arrivals.closed or self._outages or type(dispatch) is not Dispatch:
             return None
         policies = [station.replica.policy for station in self.stations]
-        policies = [each.inner if isinstance(each, Lagged) else each for each in policies]
+        policies = [policy.inner if isinstance(policy, Lagged) else policy for policy in policies]
         apart = len({id(policy) for policy in policies}) == len(policies)
-        known = all(type(each).__module__.startswith(OURS) for each in (*policies, self._cost))
+        known = all(type(part).__module__.startswith(OURS) for part in (*policies, self._cost))
         return dispatch.router.ahead(int(self._fits.sum())) if apart and known else None
 
     def _serve_one_by_one(self, ahead: list[int]) -> None:
@@ -213,11 +213,11 @@ class FleetSimulator:
         while (now := self._next()) < until:
             self.now = dispatch.roster.now = now
             while heap and heap[0][0] <= now:
-                time, _, what, who = heappop(heap)
+                time, _, what, target = heappop(heap)
                 if what != DUE:
-                    self._happen(what, who)
+                    self._happen(what, target)
                     continue
-                station: FleetEngine = who
+                station: FleetEngine = target
                 if station.due == time:
                     self._turn(station)
             now = self.now
@@ -235,9 +235,9 @@ class FleetSimulator:
         """When the next thing happens; inf: nothing ever."""
         heap, now = self._heap, self.arrivals.next_time
         while heap:
-            time, _, what, who = heap[0]
+            time, _, what, target = heap[0]
             if what == DUE:
-                station: FleetEngine = who
+                station: FleetEngine = target
                 if station.due != time:
                     heappop(heap)  # out of date: something reached that engine
                     continue
@@ -249,17 +249,16 @@ class FleetSimulator:
     def _unblock(self) -> None:
         """Memory full of KV that waits has brought every engine to a stop: some of it goes."""
         porter, ready = self._porter, self._ready
-        while porter.may_block and not self.working and any(each.lacks_memory for each in self.stations):
+        while porter.may_block and not self.working and any(one.lacks_memory for one in self.stations):
             if not porter.recompute_one():
                 return
             while ready:
                 self._begin(self.now)
 
-    # -- what happens -------------------------------------------------------------------------------------
-
     def _turn(self, station: FleetEngine) -> None:
         if station.state == PENDING:
-            end, heap = station.finish_span(), self._heap
+            station.run_until(inf)
+            end, heap = station.due, self._heap
             others = bool(self._ready) or self.dispatch.pending  # have something to do before that
             if others or self.arrivals.next_time <= end or (heap and heap[0][0] <= end):
                 self._push(end, DUE, station)
@@ -281,7 +280,7 @@ class FleetSimulator:
                 self._fail(station)
 
     def _begin(self, now: float) -> None:
-        """Engines begin their next step; whom that lets go may make the router move others."""
+        """Engines begin their next step; requests that leave by it may make the router move others."""
         heap = self._heap
         for station in self._ready:
             station.begin(now)
@@ -294,15 +293,15 @@ class FleetSimulator:
         if self.dispatch.pending:
             self.dispatch.route(now)
 
-    def _happen(self, what: int, who: Any) -> None:
+    def _happen(self, what: int, target: Any) -> None:
         if what == WAKE:
             self.dispatch.woken(self.now)
         elif what == TIMER:
-            self._time_is_up(*who)
+            self._time_is_up(*target)
         elif what == OUTAGE:
-            self._outage(who)
+            self._outage(target)
         else:
-            self._porter.landed(who)
+            self._porter.landed(target)
 
     def _arrive(self, now: float) -> None:
         entry = self.arrivals.take(self._lobby)
@@ -325,7 +324,6 @@ class FleetSimulator:
             self._put(entry, self.alone)
 
     def _send(self, entry: Request, move: Move) -> None:
-        """The router has chosen an engine."""
         assert isinstance(entry, Entry)  # the roster holds what it was given
         _, engine, stage = move
         station = self.stations[engine]
@@ -338,19 +336,16 @@ class FleetSimulator:
         self._put(entry, station)
 
     def _put(self, entry: Entry, station: FleetEngine) -> None:
-        """It stands at the door of an engine."""
         entry.queued = self.now
         self._at[entry.id] = station
         station.sent.append(entry)
         self._reach(station)
 
     def _joined(self, handover: Handover) -> None:
-        """It decodes at its receiver."""
         assert handover.receiver is not None
         self._at[handover.entry.id] = handover.receiver
 
     def _time_is_up(self, id: int, hangs_up: bool) -> None:
-        """Patience has ended, or the client hangs up."""
         waiting = self.dispatch.roster.waiting.get(id)
         if waiting is not None:
             if waiting.generated and not hangs_up:
@@ -398,7 +393,7 @@ class FleetSimulator:
             entry.evictions += 1
             if entry.last_token is not None:
                 self.recorder.rows.last_before[entry.id] = entry.last_token
-        for entry in sorted((*here, *on_their_way), key=lambda each: -each.id):
+        for entry in sorted((*here, *on_their_way), key=lambda entry: -entry.id):
             self.dispatch.returned(entry, self.now)
         for _, id, hangs_up in timers:
             self._time_is_up(id, hangs_up)
@@ -410,11 +405,8 @@ class FleetSimulator:
         ledger = station.replica.ledger
         return [door.get(id) or ledger.known(id) for id, where in self._at.items() if where is station]
 
-    def _turn_away(self, request: Request, now: float) -> None:
-        self._leaves(request, End.REFUSED)
-
     def _leaves(self, request: Request, how: End) -> None:
-        """One who waits before the engines, or between two of them, goes away."""
+        """A request that waits before the engines, or between two of them, goes away."""
         self._close(request, how)
         self.dispatch.left(request, self.now, how)
 
@@ -422,10 +414,7 @@ class FleetSimulator:
         self.recorder.rows.finished(request, self.now, how)
         self.arrivals.returned(self.now)
 
-    # -- time --------------------------------------------------------------------------------------------
-
     def _reach(self, station: FleetEngine) -> None:
-        """Something was put at its door."""
         due = station.due
         if station.reached(self.now):
             self._ready.append(station)
@@ -437,18 +426,11 @@ class FleetSimulator:
         station.run_until(self.now if self._begun < self.now else nextafter(self.now, inf))
         self._push(station.due, DUE, station)
 
-    def _push(self, time: float, what: int, who: Any) -> None:
+    def _push(self, time: float, what: int, target: Any) -> None:
         self._sequence += 1
-        heappush(self._heap, (time, self._sequence, what, who))
-
-    def _push_landing(self, time: float, handover: Handover) -> None:
-        self._push(time, LANDS, handover)
-
-    def _push_wake(self, time: float) -> None:
-        self._push(time, WAKE, None)
+        heappush(self._heap, (time, self._sequence, what, target))
 
     def _left_behind(self) -> str:
-        """Why the run cannot go on."""
         name, roster = type(self.dispatch.router).__name__, self.dispatch.roster
         waiting = sum(map(len, roster.queues.values())) + len(roster.handoff)
         stuck = next((station for station in self.stations if station.replica.occupied), None)
@@ -459,10 +441,7 @@ class FleetSimulator:
         )
 
 
-# -- What one engine of a fleet is sent, where that is known before the run -----------------------------
-
-
-class Share(Arrivals):
+class EngineShare(Arrivals):
     """Some requests of a workload under their own numbers, and where the engine stands that serves them."""
 
     def __init__(self, whole: Arrivals, known: list[tuple[Any, ...]], numbers: list[int]) -> None:
@@ -484,11 +463,11 @@ class Share(Arrivals):
         self.next_time = self.times[self._numbers[self.sent]] if self.sent < self.total else inf
 
 
-def shares(whole: Arrivals, engines: int, fits: NDArray[np.bool_], chosen: list[int]) -> list[Share]:
+def shares(whole: Arrivals, engines: int, fits: NDArray[np.bool_], chosen: list[int]) -> list[EngineShare]:
     """One for each engine. `chosen` are the engines of requests that fit; the first refuses the others."""
     of = np.zeros(len(fits), np.int64)
     of[fits] = chosen
     ends = np.cumsum(np.bincount(of, minlength=engines))
     parts = np.split(np.argsort(of, kind="stable"), ends[:-1])
     known = list(whole.known)
-    return [Share(whole, known, part.tolist()) for part in parts]
+    return [EngineShare(whole, known, part.tolist()) for part in parts]

@@ -1,4 +1,6 @@
-"""One engine of a fleet: what was sent to it, and when it must be looked at next."""
+"""One engine of a fleet: what was sent to it and when it must be looked at next (FleetEngine), its virtual
+engine, which can stop short of a span's end (FleetReplica), and requests on their way to it (Handover).
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,20 @@ from headgate.core.request import Request
 from headgate.kv.prefix import NOTHING, Pieces
 from headgate.record.fleet_recorder import EngineRecorder
 from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.replica import LIMIT, STOPPED, Replica
+from headgate.sim.engine.replica import LIMIT, STOPPED, VirtualEngine
 
 IDLE: Final = 0
 WAITS: Final = 1
 PENDING: Final = 2
 RUNNING: Final = 3
 READY: Final = 4
-MOST_WAITS: Final = 100_000  # plans in a row that run nothing, each for a little time: it will never stop
-Timer = tuple[float, int, bool]  # when whose patience ends, and whether by hanging up
+AT_ONCE: Final = -inf  # when a span that cannot be put off is due
+CUT_TO: Final = 1  # new output tokens of a request that is sent for its prompt alone
+Timer = tuple[float, int, bool]  # when the patience of which request ends, and whether by hanging up
 
 
 class HandsOver(Protocol):
-    """Who carries KV from one engine to another."""
+    """What carries KV from one engine to another."""
 
     def copy(self, handover: Handover, now: float) -> bool:
         """Begin to copy; False: it is there already."""
@@ -46,25 +49,9 @@ class FleetEngine:
     """
 
     __slots__ = (
-        "_catch_up",
-        "_idle_since",
-        "_porter",
-        "_waits",
-        "_watchdog",
-        "bound",
-        "due",
-        "freed",
-        "id",
-        "landed",
-        "news",
-        "owed",
-        "replica",
-        "sent",
-        "state",
-        "stripped",
-        "timers",
-        "unneeded",
-    )
+        "_catch_up", "_porter", "_watchdog", "bound", "due", "freed", "id", "landed",
+        "news", "owed", "replica", "sent", "state", "stripped", "timers", "unneeded",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -88,14 +75,11 @@ class FleetEngine:
         self.news = False  # about KV that comes or goes
         self._porter = porter
         self._watchdog = Watchdog(watchdog)
-        self._idle_since, self._waits = -inf, 0
-
-    # -- called by the fleet ----------------------------------------------------------------------------
 
     def reached(self, now: float) -> bool:
         """Something has just been put at the door; True if it can begin at once."""
         if self.state == PENDING:
-            if self._cares():
+            if self.timers or self.news or len(self.sent) >= self.replica.lease.arrivals:  # it ends the lease
                 self.run_until(now)
             return False
         if self.state == RUNNING or self.state == READY:
@@ -103,11 +87,6 @@ class FleetEngine:
         self.replica.lease.ended = True
         self.state, self.due = READY, inf
         return True
-
-    def finish_span(self) -> float:
-        """Nobody has shortened the span that was put off: it runs, and ends at this time."""
-        self.run_until(inf)
-        return self.due
 
     def run_until(self, wake: float) -> None:
         """The span that was put off runs, up to about `wake`."""
@@ -142,7 +121,9 @@ class FleetEngine:
                 if not replica.occupied:
                     self.state, self.due = IDLE, inf
                     return
-                self._ask()
+                replica.ask()
+                if self.news:  # a request waits at the door: one step alone
+                    lease.steps = 1.0
             if self._start():
                 break
             lease.ended = True
@@ -152,7 +133,7 @@ class FleetEngine:
         if replica.now >= self._watchdog.next_look:
             self._look()
 
-    # -- read by routers -----------------------------------------------------------------------------------
+    # -- read by routers
 
     @property
     def waiting(self) -> int:
@@ -171,8 +152,6 @@ class FleetEngine:
         if self.state == PENDING:
             self._catch_up(self)
 
-    # -- time --------------------------------------------------------------------------------------------
-
     def _start(self) -> bool:
         """A step with prompts at once, or a span of decodes some time; False: nothing can run."""
         replica = self.replica
@@ -180,83 +159,54 @@ class FleetEngine:
             self.state, self.due = RUNNING, replica.now
             return True
         due = replica.span_due()
-        if due is None:
+        if due is None or (due == AT_ONCE and not replica.run_now()):
             return False
         if due == AT_ONCE:
-            if not replica.run_now():
-                return False
             self.state, self.due = RUNNING, replica.now
-            return True
-        self.state, self.due = PENDING, due
+        else:
+            self.state, self.due = PENDING, due
         return True
-
-    def _cares(self) -> bool:
-        """Does what is at the door end the lease?"""
-        if self.timers or self.news:
-            return True
-        return len(self.sent) >= self.replica.lease.arrivals
 
     def _wait(self) -> None:
         """The policy runs nothing now: until its time comes, or something reaches it."""
         replica = self.replica
-        if replica.last_start != self._idle_since:
-            self._idle_since, self._waits = replica.last_start, 0
-        self._waits += 1
-        if self._waits > MOST_WAITS:
+        if replica.waits_forever():
             raise RunError(f"{self.one_line()} runs nothing again and again; {replica.plan}")
         self.state, self.due = WAITS, replica.plan.until.time
 
     def _look(self) -> None:
-        starving = self._watchdog.look(self.replica.ledger, self.replica.now)
-        if starving:
+        if starving := self._watchdog.look(self.replica.ledger, self.replica.now):
             raise RunError(f"{self.one_line()}: {starving}")
 
     @property
     def lacks_memory(self) -> bool:
-        """Does somebody wait for KV here?"""
+        """Does a request wait for KV here?"""
         blocks, head = self.replica.blocks, next(iter(self.replica.ledger.waiting.values()), None)
         return bool(self.bound) or (head is not None and blocks.of(head.todo + head.hit) > blocks.free)
 
     def one_line(self) -> str:
-        """Who and in which state, for error messages."""
         replica = self.replica
         name = type(replica.policy).__name__
         return f"policy {name} on engine {self.id} at {replica.now:.6f} s: {replica.state()}"
 
-    # -- the door -----------------------------------------------------------------------------------------
+    # -- the door
 
     def _receive(self, now: float) -> None:
-        """Everybody who has come by now joins the queue; whoever has lost patience by now leaves."""
+        """Requests that have come by now join the queue; those that have lost patience by now leave."""
         sent, timers = self.sent, self.timers
         while sent and sent[0].queued <= now:
             self.replica.receive(sent.popleft())
         while timers and timers[0][0] <= now:
-            self._give_up(*timers.pop(0))
-
-    def _give_up(self, when: float, id: int, hangs_up: bool) -> None:
-        """Its patience has ended: it leaves the queue if it never had a seat; an abort ends it anywhere."""
-        replica = self.replica
-        entry = replica.ledger.find(id)
-        if entry is None:
-            return
-        if id in replica.ledger.waiting and entry.evictions == 0 and not entry.generated:
-            replica.leave(entry, when, End.ABORTED if hangs_up else End.ABANDONED)
-        elif hangs_up:
-            replica.leave(entry, replica.now, End.ABORTED)
-
-    def _ask(self) -> None:
-        """A new plan; for one step alone while somebody waits at the door."""
-        self.replica.ask()
-        if self.news:
-            self.replica.lease.steps = 1.0
+            when, id, hangs_up = timers.pop(0)
+            self.replica.give_up(id, when, hangs_up)
 
     def _let_in(self) -> None:
         """KV moves by what the policy wants now, not by what it wanted when its lease began.
 
         Seats and memory are kept for the prompts of the plan, and a plan of a moment ago may name prompts
-        that the policy has given up since. While somebody still waits at the door the policy is therefore
-        asked at every step: the same as without leases. Only a plan that still holds, where nobody has a
-        prompt to run, keeps nothing for anybody and need not be asked for again.
+        that the policy has given up since. While a request still waits at the door the policy is therefore
+        asked at every step: the same as without leases. Only a plan that still holds, where no request has a
+        prompt to run, keeps nothing and need not be asked for again.
         """
         replica, ledger = self.replica, self.replica.ledger
         stale = replica.lease.ended or bool(ledger.waiting) or bool(ledger.prefilling)
@@ -281,7 +231,7 @@ class FleetEngine:
         self.news = bool(self.bound or self.landed)
 
     def _joined_late(self) -> bool:
-        """Nothing can run. Has an eviction left a seat to somebody whose KV is here?"""
+        """Nothing can run. Has an eviction left a seat to a request whose KV is here?"""
         before = len(self.landed)
         if before:
             self._exchange()
@@ -316,16 +266,10 @@ class FleetEngine:
         return True
 
 
-# -- A virtual engine that is one of many: it can stop short of a span's end, and it hands requests over
-
-AT_ONCE: Final = -inf
-CUT_TO: Final = 1  # new output tokens of a request that is sent for its prompt alone
-
-
-class FleetReplica(Replica):
+class FleetReplica(VirtualEngine):
     """What a fleet needs of an engine beyond what a simulator of one needs.
 
-    A span of decode steps is not run when it begins, because somebody may be sent here before it ends:
+    A span of decode steps is not run when it begins, because a request may be sent here before it ends:
     `span_due` says by when it must run, and `run_span` runs as much as is sure by then.
     """
 
@@ -349,18 +293,15 @@ class FleetReplica(Replica):
         super().__init__(engine, policy, lengths, (recorder,), leases, contents=contents)
 
     def cached(self, request: Request) -> int:
-        """Tokens of its prompt that are here now."""
         if self.cache is None:
             return 0
         return self.cache.find(self._contents[request.id], request.prompt).blocks * self.blocks.size
 
-    # -- parts of `advance` ---------------------------------------------------------------------------
+    # -- parts of `advance`
 
     def start_prompts(self) -> bool:
-        """Run a step with prompts if there is one to run."""
         ran = bool(self._prompts) and self._prompt_step()
-        if ran:
-            self.asked_now = False
+        self.asked_now = self.asked_now and not ran
         return ran
 
     def span_due(self) -> float | None:
@@ -368,17 +309,12 @@ class FleetReplica(Replica):
         ledger, lease, blocks = self.ledger, self.lease, self.blocks
         if lease.ended or self.plan.decode is NONE or not ledger.rolling:
             return None
-        tick, count = ledger.tick, ledger.rolling
-        if blocks.growers[tick % blocks.size] > blocks.free:
+        if blocks.growers[ledger.tick % blocks.size] > blocks.free:
             return AT_ONCE
-        steps = self._next_end() - tick
-        if lease.steps < steps:
-            steps = int(lease.steps)
-        if count * (steps // blocks.size + 1) > blocks.free:
-            steps = blocks.affordable(tick, steps, count)
+        count, context = ledger.rolling, ledger.context + ledger.rolling
+        steps = self._alike_steps(count)
         if steps <= 1:
             return AT_ONCE
-        context = ledger.context + count
         self._span = count, context, steps
         due = self._pace.nearly_done(count, context, steps, self.now)
         return due if due < lease.time else lease.time
@@ -386,19 +322,17 @@ class FleetReplica(Replica):
     def run_now(self) -> bool:
         """Run a span that cannot be put off; False: there is no memory for it."""
         ran = self._decode_span(inf)
-        if ran:
-            self.asked_now = False
+        self.asked_now = self.asked_now and not ran
         return ran
 
     def run_span(self, wake: float) -> None:
         """Run the span that was put off, no further than the first step that ends at `wake` or later."""
         count, context, steps = self._span  # nothing has changed here since `span_due`
-        now = self.now
         stop = wake if wake < self.lease.time else self.lease.time
-        self._run_decodes(now, count, context, steps, stop)
+        self._run_decodes(self.now, count, context, steps, stop)
         self.asked_now = False
 
-    # -- requests sent for their prompt alone -----------------------------------------------------------
+    # -- requests sent for their prompt alone
 
     def send_for_prompt(self, entry: Entry) -> None:
         """It will leave with its next token, if there is another one; the policy cannot tell beforehand.
@@ -417,7 +351,6 @@ class FleetReplica(Replica):
         self.done.append(entry)
 
     def passes(self, entry: Entry) -> bool:
-        """Is it here for its prompt alone?"""
         return entry.id in self._passing
 
     def _tell_finished(self, entry: Entry, now: float, how: End) -> None:
@@ -439,7 +372,7 @@ class FleetReplica(Replica):
         self._on_part(entry)
 
     def release(self, id: int) -> None:
-        """Its KV has been copied, or nobody wants it any more."""
+        """Its KV has been copied, or is not wanted any more."""
         need = self._parked.pop(id)
         if self.cache is None:
             self.blocks.give(need)
@@ -473,7 +406,7 @@ class FleetReplica(Replica):
             self.cache.forget()
         self.lease.ended = True
 
-    # -- requests that come with their KV ----------------------------------------------------------------
+    # -- requests that come with their KV
 
     def reserve(self, handover: Handover) -> bool:
         """Take the KV it will need, if it is there beside what decodes and prompts of the plan count on.
@@ -492,7 +425,6 @@ class FleetReplica(Replica):
         return True
 
     def _still_needs(self, prompt: Entry) -> int:
-        """Blocks that a prompt of the plan has yet to take."""
         if prompt.id in self.ledger.waiting:
             return self.blocks.of(prompt.room)
         if prompt.id not in self.ledger.prefilling:
@@ -505,7 +437,7 @@ class FleetReplica(Replica):
         handover.reserved = self._parked.pop(handover.entry.id)
 
     def give_up_reserved(self, handover: Handover) -> None:
-        """Nobody comes to use it."""
+        """No request comes to use it."""
         if self.cache is not None and self.cache.holds(handover.entry.id):
             self.cache.release(handover.entry.id, 0, handover.reserved)  # it never left this engine
         else:
@@ -537,7 +469,7 @@ class FleetReplica(Replica):
         policy.admitted(entry, now)
         policy.prefilled(entry, now)
         if not rolls:
-            self.policy.held(entry, self.now)
+            policy.held(entry, now)
         return True
 
     def take_back(self, entry: Entry) -> None:
@@ -548,9 +480,6 @@ class FleetReplica(Replica):
         self.lease.ended = True
         self._recorder.came_without(entry)
         self.policy.arrived(entry, self.now)
-
-
-# -- A request on its way from the engine that made its first token to the one that makes the rest ------
 
 
 class Handover:

@@ -14,9 +14,9 @@ class KvHandover:
     receiver, between two of its steps, before the copy begins. Where a send keeps the sender busy, that time
     is taken before the sender's next step.
 
-    When no engine runs for want of memory, which is full of KV that waits for a place or for its copy,
-    somebody's KV is dropped and computed again where it decodes: the oldest who waits for memory
-    at its receiver, or else who waits for a receiver.
+    When no engine runs for want of memory, which is full of KV that waits for a place or for its copy, the KV
+    of one request is dropped and computed again where it decodes: of the oldest that waits for memory at its
+    receiver, or else of one that waits for a receiver.
     """
 
     def __init__(
@@ -32,11 +32,9 @@ class KvHandover:
         self._copies = 0  # under way
 
     def take(self, entry: Entry, sender: FleetEngine) -> None:
-        """Its prompt is done there."""
         self._handovers[entry.id] = Handover(entry, sender)
 
     def bind(self, id: int, receiver: FleetEngine) -> None:
-        """The router has found a place for its decode."""
         handover = self._handovers[id]
         handover.receiver = receiver
         if receiver is not handover.sender and not handover.stripped:
@@ -69,7 +67,6 @@ class KvHandover:
         self._tell(handover.receiver)
 
     def joined(self, handover: Handover) -> None:
-        """It decodes at its receiver."""
         del self._handovers[handover.entry.id]
         self._arrives(handover)
 
@@ -118,8 +115,8 @@ class KvHandover:
     def recompute_one(self) -> bool:
         """Break a deadlock of memory; False: there is none that this could break."""
         kept = [handover for handover in self._handovers.values() if not handover.stripped]
-        bound = (each for each in kept if each.receiver is not None and each in each.receiver.bound)
-        handover = next(bound, None) or next((each for each in kept if each.receiver is None), None)
+        bound = (one for one in kept if one.receiver is not None and one in one.receiver.bound)
+        handover = next(bound, None) or next((one for one in kept if one.receiver is None), None)
         if handover is None:
             return False
         self._strip(handover)

@@ -13,8 +13,8 @@ from headgate.core.view import Limits, View
 SILENT = -1.0  # before any time
 
 
-class Seen(NamedTuple):
-    """A view with those who came too late left out, and fewer seats."""
+class LateView(NamedTuple):
+    """A view without requests that came too late, and with fewer seats."""
 
     now: float
     waiting: Mapping[int, Request]
@@ -30,10 +30,10 @@ class Seen(NamedTuple):
 class Lagged(BatchPolicy):
     """The inner policy inside an engine of a fleet that composes step n + 1 while step n runs.
 
-    One engine alone really composes ahead (`drivers.ahead`); engines of a fleet compose a step when the one
-    before it has ended, and whoever came or left meanwhile is known. Here that is hidden: who came during
-    step n enters in step n + 2, and the seat of who left with step n is given away in step n + 2. KV that
-    came free with step n is not hidden, and tokens are seen when the GPU has them.
+    One engine alone really composes ahead (`asynchronous.Ahead`); engines of a fleet compose a step when the
+    one before it has ended, and know which requests came or left meanwhile. Here that is hidden: one that
+    came during step n enters in step n + 2, and the seat of one that left with step n is given away in step
+    n + 2. KV that came free with step n is not hidden, and tokens are seen when the GPU has them.
 
     An engine that stands idle composes for what is there, and so it does where the inner policy, for want
     of those it cannot see, would run nothing. The inner policy is asked at every step: no plan outlives
@@ -65,12 +65,12 @@ class Lagged(BatchPolicy):
         self.inner.evicted(request, now)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        """Its seat is free, and nobody knows yet."""
+        """Its seat is free, which the policy does not see yet."""
         self.inner.finished(request, now, how)
         self._left += now >= self._ended
 
     def stepped(self, steps: Steps) -> None:
-        """The newest step, and nobody has left with it so far."""
+        """The newest step; no request has left with it so far."""
         self.inner.stepped(steps)
         self._ended = steps.ends[-1]
         self._began = steps.ends[-2] if len(steps.ends) > 1 else steps.start
@@ -96,7 +96,7 @@ class Lagged(BatchPolicy):
             for id, request in view.waiting.items()
             if request.queued <= self._began or request.evictions
         }
-        return Seen(
+        return LateView(
             now=view.now,
             waiting=known,
             prefilling=view.prefilling,

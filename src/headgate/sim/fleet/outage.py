@@ -34,7 +34,7 @@ class Outage(NamedTuple):
 def check_outages(outages: Sequence[Outage], engines: int) -> None:
     """Refuse outages that cannot be, also two of one engine at once."""
     last: dict[int, Outage] = {}
-    for outage in sorted(outages, key=lambda each: each.start):
+    for outage in sorted(outages, key=lambda outage: outage.start):
         before = last.get(outage.checked(engines).engine)
         if before is not None and outage.start < before.end:
             raise InputError(

@@ -103,7 +103,7 @@ def saturated(count: int = 120, slots: int = 12) -> Workload:
 
 def longest_gap(cost: Line, max_gap: float | None, batch_tokens: int = 200) -> float:
     workload = saturated()
-    recorder = Recorder(len(workload))
+    recorder = Recorder()
     policy = Exclusive(12, 5, max_gap=max_gap, cost=cost)
     Simulator(Engine(cost, 10**6, 10**6, batch_tokens, 12, 16), policy, workload, (recorder,)).run()
     gaps = Gaps(Run({}, **recorder.tables())).longest()

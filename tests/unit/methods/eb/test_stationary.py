@@ -14,7 +14,6 @@ from headgate.core.errors import InputError
 from headgate.estimators.hazard import (
     LinearHazard,
     Survival,
-    curve_survival,
     fit_curve,
     geometric_survival,
     guarded,
@@ -222,8 +221,6 @@ def test_length_grouping_would_save_a_fifth() -> None:
         lambda: sample_survival([]),
         lambda: sample_survival([3, 0]),
         lambda: sample_survival([2.5]),
-        lambda: curve_survival([0.9, 0.5]),
-        lambda: curve_survival([1.0, 0.5, 0.6]),
         lambda: guarded(LinearHazard(0.1, 0), 0.5),
     ],
 )
@@ -234,4 +231,4 @@ def test_bad_input(call) -> None:
 
 
 def test_a_curve_may_be_given() -> None:
-    assert curve_survival([1, 0.5, 0.25, 0]).mean == 1.75
+    assert Survival(np.array([1, 0.5, 0.25, 0])).mean == 1.75

@@ -242,7 +242,7 @@ def test_classes_keep_the_laws_and_the_limits(engine, workload, data):
 
 def late_tokens(policy: Slai, engine: Engine, workload: Workload) -> list[float]:
     """By how much each late token was late."""
-    recorder = Recorder(len(workload), [kind.name for kind in workload.kinds])
+    recorder = Recorder([kind.name for kind in workload.kinds])
     Simulator(engine, policy, workload, (recorder,)).run()
     tables = Run({}, **recorder.tables())
     promises = [workload.kinds[kind].slo.between_tokens for kind in workload.kind]
