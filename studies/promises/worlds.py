@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from headgate.advisor.capacity.traffic import Level, Traffic, make_traffic, parse_levels
+from headgate.advisor.capacity.traffic import Level, SearchTraffic, make_traffic, parse_levels
 from headgate.cost.card import load_card
 from headgate.experiment.build import make_engine
 from headgate.experiment.settings import experiment
@@ -35,7 +35,7 @@ class World(NamedTuple):
 
     engine: Engine
     known: Engine  # what policies are told of it
-    traffic: Traffic
+    traffic: SearchTraffic
     levels: tuple[Level, ...]
     bound: float
 

@@ -1,4 +1,7 @@
-"""The best policy, flags and number of engines for a promise, beside plain vLLM at its own best."""
+"""The best policy, flags and number of engines for a promise, beside plain vLLM at its own best.
+
+Many flags are tried on short runs, the best of each policy on long ones, then engines are counted.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headgate.advisor.capacity.plan import (
-    Declined,
-    Found,
-    Lengthening,
-    Searched,
-    apart,
-    at_the_edge,
-    put_together,
-)
+from headgate.advisor.capacity import plan as capacity
 from headgate.advisor.capacity.search import Progress
 from headgate.advisor.capacity.traffic import Level, promised_gap
-from headgate.advisor.capacity.trials import HOPELESS, Case, Chosen, Contender, Race, remembered
+from headgate.advisor.capacity.trials import HOPELESS, Chosen, Contender, Race, named_policy, remembered
 from headgate.advisor.fewest_engines import FleetFound, Serving, make_ways, plan_engines
 from headgate.advisor.flags import LARGE_GPU, gap_budget, safe_mixed_seats, small_graphs, with_graphs
 from headgate.advisor.set_up import (
@@ -36,7 +31,7 @@ from headgate.core.errors import InputError
 from headgate.experiment.run import DEFAULT_ROUTER
 from headgate.experiment.settings import Experiment
 from headgate.methods.bounds import Bound
-from headgate.methods.make import make_policy, policy_parameters, split_name
+from headgate.methods.make import make_policy
 from headgate.stats.figures import Estimate
 from headgate.stats.metrics import without_nan
 
@@ -54,7 +49,7 @@ class Advised:
     settings: dict[str, Any]
     seats: int
     budget: int
-    found: Found
+    found: capacity.PolicyRate
     engines: int | None = None  # that bear the load; None where none is given, or too many are needed
     counted: bool = False  # whether engines were looked for
     fleet: FleetFound | None = None
@@ -78,11 +73,11 @@ class Advice:
     bound: Bound
     load: float | None
     most: int  # engines
-    first_round: tuple[Found, ...]
+    first_round: tuple[capacity.PolicyRate, ...]
     final: tuple[Advised, ...]
     notes: tuple[str, ...]
     requests: int  # of a run of the final
-    declined: Declined | None = None  # why the runs carry no answer
+    declined: capacity.Declined | None = None  # why the runs carry no answer
     other: OtherTimes | None = None  # the best one's rate with the other arrival times
     other_engines: int | None = None  # that bear the load then; only where the two rates are apart
 
@@ -93,24 +88,20 @@ class Advice:
         ranked = sorted(counted, key=lambda each: (each.engines or self.most + 1, -each.found.rate.value))
         first = ranked[0]
         alike = (each for each in ranked if each.plain and each.engines == first.engines)
-        return next((each for each in alike if not apart(each.found, first.found)), first)
+        return next((each for each in alike if not capacity.apart(each.found, first.found)), first)
 
     @property
     def plain(self) -> Advised:
         """VLLM's own scheduling at its best flags."""
-        return max(self._plain(), key=lambda each: each.found.rate.value)
+        return max(filter(lambda each: each.plain, self.final), key=lambda each: each.found.rate.value)
 
     @property
     def default(self) -> Advised:
         """VLLM's own scheduling without a flag."""
         name, _ = plain_default(self.start)
-        return next(each for each in self._plain() if each.name == name)
-
-    def _plain(self) -> list[Advised]:
-        return [each for each in self.final if each.plain]
+        return next(each for each in self.final if each.plain and each.name == name)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: plain numbers, None where there is none."""
         document: dict[str, Any] = {
             "card": self.start.card.name,
             "workload": self.start.workload,
@@ -122,15 +113,13 @@ class Advice:
             "default": self.default.name,
             "final": [asdict(each) for each in self.final],
             "first_round": [asdict(each) for each in self.first_round],
-            "notes": list(self.notes),
+            "notes": self.notes,
         }
         if self.declined:
             document["declined"] = self.declined._asdict()
         if self.other:
             document["other_times"] = {**self.other._asdict(), "engines": self.other_engines}
-        plain = without_nan(document)
-        assert isinstance(plain, dict)
-        return plain
+        return dict(without_nan(document))
 
 
 def advise(
@@ -148,77 +137,58 @@ def advise(
     start = set_up(without_load(settings), levels, options, REQUESTS)
     load = offered_rate(settings, start.traffic)
     bound, _ = start.bounds()
-    first, final, searched, notes = try_flags(start, policies, levels, bound, progress, folder, load)
+    first, final, searched, notes = try_flags(start, policies, bound, load, progress, folder)
     ranked = tuple(sorted(final, key=lambda each: -each.found.rate.value))
-    advice = Advice(
-        start=start,
-        levels=levels,
-        bound=bound,
-        load=load,
-        most=options.most_engines,
-        first_round=first,
-        final=ranked,
-        notes=tuple(notes),
-        requests=searched.traffic.requests,
-    )
+    most, requests = options.most_engines, searched.traffic.requests
+    advice = Advice(start, levels, bound, load, most, first, ranked, tuple(notes), requests)
     advice = replace(advice, declined=searched.declined(advice.best.found, load))
     if advice.declined or not advice.best.found.rate.value:
         return advice
-    if load is not None:
-        counting = Counting(load, settings, levels, options, progress, folder)
-        shown = _counted(advice)
+    if load is not None:  # engines are counted for every policy at its best flags, and vLLM at its defaults
+        counting = EngineCounter(settings, levels, options, progress, folder)
+        best = {f"{each.policy} {each.settings}": each.name for each in reversed(ranked)}
+        shown = {*best.values(), advice.default.name}
         counted = tuple(counting.engines(each) if each.name in shown else each for each in ranked)
         advice = replace(advice, final=counted)
     return _at_other_times(advice, settings, options, progress, folder)
 
 
-def _counted(advice: Advice) -> set[str]:
-    """Whose engines are counted: every policy at its best flags, and vLLM at its defaults."""
-    best = {f"{each.policy} {each.settings}": each.name for each in reversed(advice.final)}
-    return {*best.values(), advice.default.name}
-
-
-class Tried(NamedTuple):
+class FlagTrials(NamedTuple):
     """Flags on short runs, the best of them on long ones, and what is to be said of these."""
 
-    first: tuple[Found, ...]
+    first: tuple[capacity.PolicyRate, ...]
     final: list[Advised]
-    searched: Searched
+    searched: capacity.Searched
     notes: list[str]
 
 
 def try_flags(
     start: SetUp,
-    policies: Sequence[str],
-    levels: tuple[Level, ...],
+    names: Sequence[str],
     bound: Bound,
+    load: float | None,
     progress: Progress,
     folder: Path | None,
-    load: float | None = None,
-) -> Tried:
+) -> FlagTrials:
     """Every policy with several flags, and vLLM's defaults, on short runs; then the best of each."""
-    chosen = candidates(policies, start, levels, bound)
+    chosen = candidates(names, start, bound)
     default, contender = plain_default(start)
     chosen.setdefault(default, contender)
-    first = _short(start, chosen, levels, bound.rate, progress, folder)
+    first = _short(start, chosen, bound.rate, progress, folder)
     kept = {name: chosen[name] for name in _finalists(first, chosen, default)}
-    length = Lengthening(
-        start=start,
-        chosen=kept,
-        levels=levels,
-        top=bound.rate,
-        folder=folder,
-        known={each.policy: each.rate.value for each in first},
-        brief=True,
-        load=load,
-    )
+    known = {each.policy: each.rate.value for each in first}
+    length = capacity.Lengthening(start, kept, bound.rate, folder=folder, known=known, brief=True, load=load)
     searched = length.search(progress)
     if searched.left:
         raise KeyboardInterrupt
-    notes = [*start.notes(fleet=False), *at_the_edge(searched.found), *length.not_enough(searched)]
-    notes += small_graphs(start.engine, levels, (each.policy for each in chosen.values()))
-    final = [_advised(each, kept[each.policy]) for each in searched.found]
-    return Tried(tuple(first), final, searched, notes)
+    notes = [*start.notes(fleet=False), *capacity.at_the_edge(searched.found), *length.not_enough(searched)]
+    policies = [contender.policy for contender in chosen.values()]
+    notes += small_graphs(start.engine, start.traffic.levels, policies)
+    final = []
+    for found in searched.found:
+        policy, values, limits = kept[found.policy]
+        final.append(Advised(policy, values, *(limits or (0, 0)), found))
+    return FlagTrials(tuple(first), final, searched, notes)
 
 
 def _at_other_times(
@@ -235,44 +205,31 @@ def _at_other_times(
         return replace(advice, other=other)
     held = replace(best, engines=None, found=replace(best.found, rate=Estimate(other.other)))
     asked = question.settings.model_copy(update={"rate": advice.load, "scale_rate": None})
-    counting = Counting(advice.load, asked, advice.levels, question.options, progress, folder)
+    counting = EngineCounter(asked, advice.levels, question.options, progress, folder)
     return replace(advice, other=other, other_engines=counting.engines(held).engines)
 
 
 def _short(
-    start: SetUp,
-    chosen: Chosen,
-    levels: tuple[Level, ...],
-    top: float,
-    progress: Progress,
-    folder: Path | None,
-) -> list[Found]:
+    start: SetUp, chosen: Chosen, top: float, progress: Progress, folder: Path | None
+) -> list[capacity.PolicyRate]:
     """All of them roughly: one seed, few requests, and a wide bracket for the hopeless. Of plain vLLM the
     best flags are wanted, hopeless or not.
     """
     traffic = start.traffic
     few = traffic if traffic.recorded else replace(traffic, requests=max(300, traffic.requests // SHORT))
-    case = Case(start.engine, few, start.settings.watchdog, start.asynchronous)
-    race = Race(
-        case=case,
-        top=top,
-        precision=COARSE,
-        seeds=start.seeds[:1],
-        droppable=[name for name, each in chosen.items() if each.policy != PLAIN],
-        workers=start.options.workers,
-        progress=progress,
-        memory=remembered(folder, case),
-    )
+    case, one_seed, workers = start.case(few), start.seeds[:1], start.options.workers
+    droppable = [name for name, contender in chosen.items() if contender.policy != PLAIN]
+    race = Race(case, top, COARSE, one_seed, droppable, workers, progress, remembered(folder, case))
     searches, answers, dropped = race.run(chosen, {})
     if any(search.next() is not None for (name, _), search in searches.items() if name not in dropped):
         raise KeyboardInterrupt
     return [
-        put_together(name, searches, answers, top, levels, few.requests * (name in dropped))
+        capacity.put_together(name, searches, answers, top, few.levels, few.requests * (name in dropped))
         for name in chosen
     ]
 
 
-def _finalists(first: Sequence[Found], chosen: Chosen, default: str) -> list[str]:
+def _finalists(first: Sequence[capacity.PolicyRate], chosen: Chosen, default: str) -> list[str]:
     """The best flags of every policy that is not hopeless; of vLLM's own more, and its defaults always."""
     most = max(each.rate.value for each in first)
     taken: dict[str, int] = {}
@@ -287,15 +244,9 @@ def _finalists(first: Sequence[Found], chosen: Chosen, default: str) -> list[str
     return list(dict.fromkeys([*kept, default]))
 
 
-def _advised(found: Found, contender: Contender) -> Advised:
-    seats, budget = contender.limits or (0, 0)
-    return Advised(contender.policy, contender.settings, seats, budget, found)
-
-
-class Counting(NamedTuple):
+class EngineCounter(NamedTuple):
     """Counts engines for a load as `plan capacity --find engines` does."""
 
-    load: float
     settings: Experiment
     levels: tuple[Level, ...]
     options: SearchSettings
@@ -308,9 +259,9 @@ class Counting(NamedTuple):
         if not each.found.rate.value:
             return each
         fleet = self.settings.model_copy(update={"slots": each.seats, "budget": each.budget})
-        text = each.policy + ("" if not each.settings else ":" + _settings(each.settings))
-        ways = make_ways([fleet.router or DEFAULT_ROUTER], [text], fleet)
-        serving = Serving.of(fleet)
+        values = ",".join(f"{key}={value}" for key, value in each.settings.items())
+        text = f"{each.policy}:{values}" if values else each.policy
+        ways, serving = make_ways([fleet.router or DEFAULT_ROUTER], [text], fleet), Serving.of(fleet)
         try:
             plan = plan_engines(fleet, ways, self.levels, self.options, serving, self.progress, self.folder)
         except InputError:  # more engines than may be
@@ -321,11 +272,7 @@ class Counting(NamedTuple):
         return replace(each, engines=found.engines, fleet=found)
 
 
-def _settings(values: dict[str, Any]) -> str:
-    return ",".join(f"{key}={value}" for key, value in values.items())
-
-
-# -- What is worth trying: policies, each with the seats and token budgets that matter to it ------------
+# -- what is worth trying
 
 PLAIN = "mixed"  # what vLLM does without a plug-in
 POLICIES = (PLAIN, "keep", "slai", "eb+")
@@ -336,20 +283,19 @@ NEAR = (0.5, 1.0, 1.5)  # of the budget by formula
 ASSUMED = 0.9  # of λ*: the rate that the formula for the budget is given
 
 
-def candidates(policies: Sequence[str], start: SetUp, levels: Sequence[Level], bound: Bound) -> Chosen:
+def candidates(policies: Sequence[str], start: SetUp, bound: Bound) -> Chosen:
     """By name: every policy with seats and budgets, plain vLLM with its own defaults among them."""
-    found: Chosen = {}
-    tried = _seats(start)
+    chosen: Chosen = {}
+    most = most_seats(start)
+    tried = [most] if start.settings.slots else sorted({min(USUAL_SEATS, most), most})
     for text in policies:
-        name, own = split_name(text)
-        known = policy_parameters(name)
-        values = {key: value for key, value in start.settings.set.items() if key in known} | own
+        name, values = named_policy(text, start.settings.set)
         for seats in tried:
-            for budget in _budgets(name, seats, start, levels, bound):
+            for budget in _budgets(name, seats, start, bound):
                 engine = start.engine._replace(running=seats, batch_tokens=budget)
                 make_policy(name, values, engine)  # mistakes show before the work
-                found[label(text, seats, budget)] = Contender(name, values, (seats, budget))
-    return found
+                chosen[label(text, seats, budget)] = Contender(name, values, (seats, budget))
+    return chosen
 
 
 def label(policy: str, seats: int, budget: int) -> str:
@@ -378,12 +324,7 @@ def most_seats(start: SetUp) -> int:
     return min(safe_mixed_seats(about), about.slots)
 
 
-def _seats(start: SetUp) -> list[int]:
-    most = most_seats(start)
-    return [most] if start.settings.slots else sorted({min(USUAL_SEATS, most), most})
-
-
-def _budgets(name: str, seats: int, start: SetUp, levels: Sequence[Level], bound: Bound) -> list[int]:
+def _budgets(name: str, seats: int, start: SetUp, bound: Bound) -> list[int]:
     most = start.card.max_batch_tokens
     if start.settings.budget:
         if start.settings.budget < seats:
@@ -391,7 +332,7 @@ def _budgets(name: str, seats: int, start: SetUp, levels: Sequence[Level], bound
                 f"--budget {start.settings.budget} is below {seats} seats; give --slots, or a larger budget"
             )
         return [start.settings.budget]
-    gap = promised_gap(levels)
+    gap = promised_gap(start.traffic.levels)
     if name not in BY_BUDGET:
         wanted: Sequence[float] = (LARGE_GPU[1],)
     elif gap is None:

@@ -63,10 +63,8 @@ class FlagsTried:
             "graphs": self.graphs.value,
             "tried": [asdict(each) for each in self.final],
         }
-        document |= {"declined": self.declined._asdict()} if self.declined else {}
-        plain = without_nan(document)
-        assert isinstance(plain, dict)
-        return plain
+        declined = {"declined": self.declined._asdict()} if self.declined else {}
+        return dict(without_nan(document | declined))
 
 
 def search_flags(
@@ -80,7 +78,7 @@ def search_flags(
     start = set_up(without_load(settings), levels, options, REQUESTS)
     bound, _ = start.bounds()
     load = offered_rate(settings, start.traffic)
-    tried = try_flags(start, (PLAIN,), levels, bound, progress, None, load)
+    tried = try_flags(start, (PLAIN,), bound, load, progress, None)
     final, searched = tried.final, tried.searched
     best = max(final, key=lambda each: each.found.rate.value)
     formula, most = formula_budget(best.seats, start, gap, bound), most_seats(start)

@@ -1,4 +1,8 @@
-"""The fewest engines that keep service levels at a given load, by router and policy, beside two bounds."""
+"""The fewest engines that keep service levels at a given load, by router and policy, beside two bounds.
+
+Every way to serve is simulated at token level, from the bound up; where none is enough, the nearest levels
+that would be kept are named.
+"""
 
 from __future__ import annotations
 
@@ -11,35 +15,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headgate.advisor.capacity.memory import Kept, file_of
+from headgate.advisor.capacity.memory import AnswerFile, file_of
 from headgate.advisor.capacity.plan import ALL, STAYS
 from headgate.advisor.capacity.search import Fewest, Progress, search_all
-from headgate.advisor.capacity.traffic import Level, Traffic, measure
-from headgate.advisor.capacity.trials import longest_stay
+from headgate.advisor.capacity.traffic import Level, SearchTraffic, measure
+from headgate.advisor.capacity.trials import longest_stay, named_policy
 from headgate.advisor.flags import graphs_said, small_graphs
 from headgate.advisor.fluid_plan import demand, fluid_bound, make_pace
-from headgate.advisor.set_up import offered_rate, set_up, without_load
+from headgate.advisor.set_up import SearchPlan, offered_rate, set_up, without_load
 from headgate.advisor.settings import SearchSettings, StepSettings
 from headgate.core.errors import InputError, RunError
 from headgate.cost.card import load_card
-from headgate.cost.likeness import throughput_error
-from headgate.experiment.build import ALL_FIT, Unservable, make_engine
+from headgate.experiment.build import make_engine
 from headgate.experiment.fleet import FleetSetup, prices_of, transfer_time
 from headgate.experiment.library import simulate
 from headgate.experiment.run import composes_ahead
 from headgate.experiment.settings import Experiment, ManyEngines
-from headgate.kv.transfer import Transfer
 from headgate.methods.bounds import Bound
 from headgate.methods.fluid.flows import Instance, TokenPrices
-from headgate.methods.make import (
-    make_policy,
-    policy_parameters,
-    router_parameters,
-    router_settings,
-    split_name,
-)
+from headgate.methods.make import make_policy, router_parameters, router_settings, split_name
 from headgate.record.tables import Run
-from headgate.sim.engine.engine import Engine
 from headgate.stats.figures import Estimate, Spread
 from headgate.stats.flow import choose
 from headgate.stats.metrics import without_nan
@@ -51,7 +46,7 @@ CLUSTERS = 4  # classes that a trace is cut into for the fluid plan
 ROUNDING = 1e-9
 
 
-class Outcome(NamedTuple):
+class FleetOutcome(NamedTuple):
     """How a run stands to its levels, and how busy the engines were; one that stopped misses them all."""
 
     ratio: float
@@ -63,7 +58,7 @@ class Outcome(NamedTuple):
     stay: float = 0.0  # seconds from the arrival to the end of a request, the longest
 
 
-Outcomes = dict[tuple[str, int], list[Outcome]]  # of the seeds that count, by way and engines
+Outcomes = dict[tuple[str, int], list[FleetOutcome]]  # of the seeds that count, by way and engines
 FULL = 0.95  # of λ*: beyond, a backlog grows too slowly for a short run to show it
 
 
@@ -96,30 +91,17 @@ class FleetFound:
     sizes: tuple[Size, ...]  # all that were tried, by number of engines
 
     def size(self, engines: int) -> Size | None:
-        """What that many gave, if they were tried."""
         return next((size for size in self.sizes if size.engines == engines), None)
 
 
 @dataclass(frozen=True)
-class EnginesPlan:
+class EnginesPlan(SearchPlan):
     """The answer of `headgate plan capacity --find engines`."""
 
-    card: str
-    workload: str
-    engine: Engine
-    levels: tuple[Level, ...]
-    classes: tuple[tuple[str, float], ...]
     rate: float
-    requests: int
-    seeds: int
-    most: int
     bound: Bound  # λ* of one engine with its limits
-    fluid: float  # engines of a gate-and-route fleet that serve everybody, as a fluid
+    fluid: float  # engines of a gate-and-route fleet that serve every request, as a fluid
     found: tuple[FleetFound, ...]
-    notes: tuple[str, ...]
-    interrupted: bool = False
-    error: float = 0.0  # of the card's throughput, relative; 0: it was measured
-    lost: Unservable = ALL_FIT
 
     @property
     def least(self) -> int:
@@ -128,32 +110,20 @@ class EnginesPlan:
 
     @property
     def best(self) -> FleetFound | None:
-        """The smallest fleet that is enough."""
-        enough = [each for each in self.found if each.engines]
-        return min(enough, key=lambda each: each.engines or 0, default=None)
+        enough = [fleet for fleet in self.found if fleet.engines]
+        return min(enough, key=lambda fleet: fleet.engines or 0, default=None)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: plain numbers, None where there is none."""
-        document = {
-            "card": self.card,
-            "workload": self.workload,
-            "engine": self.engine.limits,
-            "levels": [level._asdict() for level in self.levels],
-            "classes": dict(self.classes),
+        document = super().as_dict() | {
             "rate": self.rate,
-            "requests_per_run": self.requests,
-            "seeds": self.seeds,
+            "requests_per_run": self.traffic.requests,
+            "seeds": len(self.start.seeds),
             "bound_of_engine": {**asdict(self.bound), "rate": self.bound.rate},
             "least_engines": self.least,
             "fluid_engines": self.fluid,
-            "fleets": [asdict(each) for each in self.found],
-            "notes": list(self.notes),
-            "interrupted": self.interrupted,
+            "fleets": [asdict(fleet) for fleet in self.found],
         }
-        document |= {"expected_error": self.error} if self.error else {}
-        plain = without_nan(document)
-        assert isinstance(plain, dict)
-        return plain
+        return dict(without_nan(document | self.ending()))
 
 
 def least_engines(rate: float, bound: Bound) -> int:
@@ -180,46 +150,34 @@ def plan_engines(
     if rate is None:
         raise InputError("--find engines needs a load: give --rate, or a trace with its own times")
     _, bound = start.bounds()
-    least = _fits(rate, bound, options.most_engines)
-    traffic = _enough(settings, start.traffic, least)
-    counting = Counting(ways=ways, seeds=start.seeds, options=options, progress=progress, folder=folder)
+    least = least_engines(rate, bound)
+    if least > options.most_engines:
+        raise InputError(
+            f"{rate:g} requests/s need at least {least} engines, more than --most-engines "
+            f"{options.most_engines}; raise it, or ask for less"
+        )
+    traffic, fixed = start.traffic, bool(settings.requests or start.traffic.recorded)
+    if not fixed:  # so many requests that every engine is busy for a while
+        traffic = replace(traffic, requests=min(MOST, max(FEWEST, PER_ENGINE * least)))
+    counting = CountSearch(ways=ways, seeds=start.seeds, options=options, progress=progress, folder=folder)
     case = FleetCase(serve=serve, traffic=traffic, rate=rate, seats=start.engine.running)
-    counted = counting.search(case, least, longer=not (settings.requests or traffic.recorded))
+    counted = counting.search(case, least, longer=not fixed)
     notes = start.notes(fleet=True) + graphs_said(settings, start.engine, levels)
     notes += small_graphs(start.engine, levels, (way.policy for way in ways.values()))
     fleets = _fleets(counted, ways, levels, rate / bound.rate)
     return EnginesPlan(
-        card=start.card.name,
-        workload=start.workload,
-        engine=start.engine,
-        levels=levels,
-        classes=traffic.classes,
+        start=start,
+        traffic=replace(traffic, requests=counted.requests),
+        notes=(*notes, *counted.notes(), *_too_short(fleets, counted.requests / rate, rate)),
+        interrupted=bool(counted.left),
         rate=rate,
-        requests=counted.requests,
-        seeds=len(start.seeds),
-        most=options.most_engines,
         bound=bound,
         fluid=_fluid(settings, rate),
         found=fleets,
-        notes=(*notes, *counted.notes(), *_too_short(fleets, counted.requests / rate, rate)),
-        interrupted=bool(counted.left),
-        error=throughput_error(start.card),
-        lost=traffic.lost,
     )
 
 
-def _fits(rate: float, bound: Bound, most: int) -> int:
-    """The fewest engines that may do, if so many are allowed."""
-    least = least_engines(rate, bound)
-    if least > most:
-        raise InputError(
-            f"{rate:g} requests/s need at least {least} engines, more than --most-engines {most}; raise it, "
-            "or ask for less"
-        )
-    return least
-
-
-# -- Runs of a fleet for a search over its size: every count of engines with every seed, in processes ---
+# -- the search
 
 
 class Way(NamedTuple):
@@ -231,7 +189,7 @@ class Way(NamedTuple):
     settings: dict[str, Any]
 
 
-class Counting(NamedTuple):
+class CountSearch(NamedTuple):
     """Searches for the fewest engines, with longer runs until the count stays.
 
     Short runs flatter every fleet: a backlog that grows slowly is not seen in them, with any seed.
@@ -243,11 +201,11 @@ class Counting(NamedTuple):
     progress: Progress
     folder: Path | None
 
-    def search(self, case: FleetCase, least: int, longer: bool) -> Counted:
+    def search(self, case: FleetCase, least: int, longer: bool) -> CountsTried:
         """From `least` up. Each way for itself, so that its answer does not depend on the others."""
         open_ = {name: Fewest(least, self.options.most_engines) for name in self.ways}
         outcomes = self._run(case, open_)
-        found = Counted(open_, outcomes, _unfinished(open_), case.traffic.requests)
+        found = CountsTried(open_, outcomes, _unfinished(open_), case.traffic.requests)
         while longer and not found.left and open_ and case.traffic.requests < MOST:
             twice = replace(case.traffic, requests=min(MOST, 2 * case.traffic.requests))
             case = case._replace(traffic=twice)
@@ -261,7 +219,7 @@ class Counting(NamedTuple):
                 for count, ratio in search.tried.items():
                     found.searches[name].tell(count, ratio)
             outcomes = outcomes | ran
-            found = Counted(found.searches, outcomes, _unfinished(open_), case.traffic.requests)
+            found = CountsTried(found.searches, outcomes, _unfinished(open_), case.traffic.requests)
             open_ = {name: each for name, each in open_.items() if each.enough != before[name]}
         return found
 
@@ -270,22 +228,53 @@ class Counting(NamedTuple):
         except with one engine fewer than the answer, or the most, which are shown.
         """
 
-        def trials(key: tuple[str], count: int) -> list[Trial]:
-            return [Trial(way=self.ways[key[0]], engines=count, seed=seed) for seed in self.seeds]
+        def trials(key: tuple[str], count: int) -> list[FleetTrial]:
+            return [FleetTrial(way=self.ways[key[0]], engines=count, seed=seed) for seed in self.seeds]
 
-        values = search_all(
-            case.run,
-            {(name,): search for name, search in searches.items()},
-            trials,
-            self.options.workers,
-            self.progress,
-            remembered(self.folder, case.serve, case) if isinstance(case.serve, Serving) else None,
-            seeds=len(self.seeds),
-        )
+        memory = remembered(self.folder, case.serve, case) if isinstance(case.serve, Serving) else None
+        keyed, seeds = {(name,): search for name, search in searches.items()}, len(self.seeds)
+        values = search_all(case.run, keyed, trials, self.options.workers, self.progress, memory, seeds)
         return {(*tried.key, tried.value): tried.judged for tried in values.values()}
 
 
-class Counted(NamedTuple):
+class FleetTrial(NamedTuple):
+    """One run: a way to serve on so many engines with a seed."""
+
+    way: Way
+    engines: int
+    seed: int
+
+
+class FleetCase(NamedTuple):
+    """All that runs share."""
+
+    serve: Serve
+    traffic: SearchTraffic
+    rate: float
+    seats: int  # of an engine
+
+    def run(self, trial: FleetTrial) -> FleetOutcome:
+        requests = self.traffic.at(self.rate, trial.seed)
+        try:
+            run = self.serve(trial.way, trial.engines, trial.seed, requests)
+            kept = measure(run, self.traffic.levels)
+        except RunError as error:
+            return FleetOutcome(inf, f"the run stopped: {error}")
+        busy, seats = utilisation(run, trial.engines, self.seats)
+        stay = longest_stay(run)
+        return FleetOutcome(kept.ratio, str(kept.worst), kept.values, kept.shares, busy, seats, stay)
+
+
+def utilisation(run: Run, engines: int, seats: int) -> tuple[float, float]:
+    """Shares of the engines' time in steps and of their seats taken by decodes, where rates are measured."""
+    window = choose(run)
+    start, seconds = run.steps["start"], run.steps["seconds"]
+    inside = np.minimum(start + seconds, window.high) - np.maximum(start, window.low)
+    inside = np.maximum(inside, 0.0) / (engines * max(window.seconds, np.finfo(float).tiny))
+    return float(inside.sum()), float((inside * run.steps["decodes"]).sum()) / seats
+
+
+class CountsTried(NamedTuple):
     """What was tried; of counts that were tried with runs of several lengths the longest."""
 
     searches: dict[str, Fewest]
@@ -315,53 +304,40 @@ def _unfinished(searches: dict[str, Fewest]) -> list[str]:
 
 def _too_short(found: Sequence[FleetFound], seconds: float, rate: float) -> list[str]:
     """Answers that a longer run might overturn."""
-    stay = max((size.stay for each in found if (size := each.size(each.engines or 0))), default=0.0)
-    brief = [
-        f"runs of {seconds:.0f} s last less than {STAYS} times the longest stay ({stay:.0f} s) and flatter "
-        f"every fleet: take --requests {ceil(STAYS * stay * rate / 100) * 100}"
-    ]
-    return [*_nearly_full(found, seconds), *(brief if seconds < STAYS * stay else [])]
-
-
-def _nearly_full(found: Sequence[FleetFound], seconds: float) -> list[str]:
-    """Answers beside λ*."""
-    close = [
-        each for each in found if each.engines and (size := each.size(each.engines)) and size.load > FULL
-    ]
-    return [
-        f"{each.name}: {each.engines} engines run at {100 * FULL:.0f} % of λ* or more, where {seconds:.0f} s "
+    answers = {fleet.name: size for fleet in found if (size := fleet.size(fleet.engines or 0))}
+    notes = [
+        f"{name}: {size.engines} engines run at {100 * FULL:.0f} % of λ* or more, where {seconds:.0f} s "
         "of traffic do not show a backlog that grows slowly; take more --requests, or an engine more"
-        for each in close
+        for name, size in answers.items()
+        if size.load > FULL
     ]
+    stay = max((size.stay for size in answers.values()), default=0.0)
+    if seconds < STAYS * stay:
+        notes.append(
+            f"runs of {seconds:.0f} s last less than {STAYS} times the longest stay ({stay:.0f} s) and "
+            f"flatter every fleet: take --requests {ceil(STAYS * stay * rate / 100) * 100}"
+        )
+    return notes
 
 
 def _without_fleet(settings: Experiment) -> Experiment:
     """The same without a fleet's own settings, which have done their work."""
-    left = {
-        name: getattr(settings, name) for name in settings.model_fields_set - set(ManyEngines.model_fields)
-    }
-    return Experiment.model_construct(set(left), **left)
-
-
-def _enough(settings: Experiment, traffic: Traffic, least: int) -> Traffic:
-    """So many requests that every engine is busy for a while."""
-    if settings.requests or traffic.recorded:
-        return traffic
-    return replace(traffic, requests=min(MOST, max(FEWEST, PER_ENGINE * least)))
+    names = settings.model_fields_set - set(ManyEngines.model_fields)
+    return Experiment.model_construct(names, **{name: getattr(settings, name) for name in names})
 
 
 def _fluid(settings: Experiment, rate: float) -> float:
-    """Engines that serve everybody in the model of gate-and-route, with the whole step for a chunk."""
+    """Engines that serve every request in the model of gate-and-route, with the whole step for a chunk."""
     plain = settings.model_copy(update={"rate": rate, "scale_rate": None, "requests": None})
     engine = make_engine(settings, load_card(settings.card))
-    who = demand(plain, (), CLUSTERS, engine)
+    classes = demand(plain, (), CLUSTERS, engine)
     seated = settings.model_copy(update={"budget": engine.batch_tokens})
-    pace, _, _ = make_pace(seated, StepSettings(), who)
-    return fluid_bound(Instance(who.flows, pace, TokenPrices(1.0, 1.0)).checked())
+    pace, _, _ = make_pace(seated, StepSettings(), classes)
+    return fluid_bound(Instance(classes.flows, pace, TokenPrices(1.0, 1.0)).checked())
 
 
 def _fleets(
-    counted: Counted, ways: dict[str, Way], levels: Sequence[Level], least: float
+    counted: CountsTried, ways: dict[str, Way], levels: Sequence[Level], least: float
 ) -> tuple[FleetFound, ...]:
     """All counts of engines that were tried, way by way; `least` is the load / λ*."""
     names = [str(level) for level in levels if level.statistic]
@@ -369,20 +345,14 @@ def _fleets(
     for name, search in counted.tried.items():
         runs = {count: counted.outcomes[name, count] for count in sorted(search.tried)}
         missed = Counter(run.worst for run in runs.get(search.too_few, ()) if not run.ratio <= 1)
-        fleets.append(
-            FleetFound(
-                name=name,
-                router=ways[name].router,
-                policy=ways[name].policy,
-                engines=search.enough,
-                gives_way=missed.most_common(1)[0][0] if missed else "",
-                sizes=tuple(_size(count, own, names, least / count) for count, own in runs.items()),
-            )
-        )
+        gives_way = missed.most_common(1)[0][0] if missed else ""
+        sizes = tuple(_size(count, own, names, least / count) for count, own in runs.items())
+        way = ways[name]
+        fleets.append(FleetFound(name, way.router, way.policy, search.enough, gives_way, sizes))
     return tuple(fleets)
 
 
-def _size(engines: int, runs: Sequence[Outcome], names: Sequence[str], load: float) -> Size:
+def _size(engines: int, runs: Sequence[FleetOutcome], names: Sequence[str], load: float) -> Size:
     """Means over seeds; runs that stopped count as missed and give no numbers."""
     whole = [run for run in runs if run.shares]
     values = {name: [run.values[place] for run in whole] for place, name in enumerate(names)}
@@ -408,21 +378,20 @@ def _mean(values: Sequence[float]) -> Estimate:
     return Spread.of_values(np.array(values)).estimate()
 
 
-# -- Service levels that no fleet keeps: which, and the nearest ones that the best of the fleets tried --
-#    would
+# -- levels that no fleet keeps
 
 DIGITS = 3  # of the value proposed, rounded up so that it is kept
 
 
 def out_of_reach(plan: EnginesPlan) -> str:
     """One line of advice; empty when some fleet is enough, or when the search was interrupted."""
-    if plan.interrupted or any(each.engines is not None for each in plan.found):
+    if plan.interrupted or any(fleet.engines is not None for fleet in plan.found):
         return ""
-    checked = [level for level in plan.levels if level.statistic]
+    checked = [level for level in plan.traffic.levels if level.statistic]
     best = min(plan.found, key=lambda found: _ratio(found.sizes[-1], checked))
     size = best.sizes[-1]
     engines = f"{size.engines} engine{'s' if size.engines > 1 else ''}"
-    more = f"raise --most-engines (now {plan.most})"
+    more = f"raise --most-engines (now {plan.start.options.most_engines})"
     if size.stopped:
         return f"{engines} with {best.name}: {best.gives_way}"
     if not isfinite(_ratio(size, checked)):
@@ -451,7 +420,7 @@ def _wish(level: Level, value: float) -> str:
     return f"{level.metric}={limit:g}{unit}@{level.statistic}{kind}"
 
 
-# -- Ways to serve with a fleet: routers times policies, and what carries one of them out at token level
+# -- ways to serve
 
 SPREADS = ("round-robin", "least-loaded")
 
@@ -460,23 +429,14 @@ SPREADS = ("round-robin", "least-loaded")
 class Serving:
     """Runs any way to serve on any number of engines; it can be sent to another process."""
 
-    engine: Engine
-    transfer: Transfer
-    prices: TokenPrices
-    watchdog: float
-    asynchronous: bool = False
+    setup: FleetSetup  # of one engine
 
     @classmethod
     def of(cls, settings: Experiment) -> Serving:
         card = load_card(settings.card)
-        engine = make_engine(settings, card)
-        return cls(
-            engine=engine,
-            transfer=transfer_time(settings, card.send),
-            prices=prices_of(settings),
-            watchdog=settings.watchdog,
-            asynchronous=composes_ahead(settings.asynchronous, engine.cost.host),
-        )
+        engine, transfer = make_engine(settings, card), transfer_time(settings, card.send)
+        ahead = composes_ahead(settings.asynchronous, engine.cost.host)
+        return cls(FleetSetup(engine, 1, transfer, prices_of(settings), settings.watchdog, ahead))
 
     def __call__(self, way: Way, engines: int, seed: int, requests: Workload) -> Run:
         """One run; one that could not go on is an error, and so is a fleet too small for its router.
@@ -484,24 +444,16 @@ class Serving:
         A router that only spreads requests has nothing to do with one engine, which is then simulated as
         `plan capacity` does, for that has all of asynchronous scheduling.
         """
+        setup = replace(self.setup, engines=engines)
         if engines == 1 and way.router in SPREADS:
-            alone, _ = make_policy(way.policy, way.settings, self.engine)
-            return simulate(
-                self.engine, alone, requests, asynchronous=self.asynchronous, watchdog=self.watchdog
-            )
-        setup = FleetSetup(
-            self.engine,
-            engines,
-            transfer=self.transfer,
-            prices=self.prices,
-            watchdog=self.watchdog,
-            asynchronous=self.asynchronous,
-        )
+            alone, _ = make_policy(way.policy, way.settings, setup.engine)
+            ahead, watchdog = setup.asynchronous, setup.watchdog
+            return simulate(setup.engine, alone, requests, asynchronous=ahead, watchdog=watchdog)
         try:
             router, _ = setup.router(way.router, way.router_settings, requests, seed)
         except InputError as error:
             raise RunError(str(error)) from None
-        run = setup.run(lambda role: make_policy(way.policy, way.settings, self.engine)[0], router, requests)
+        run = setup.run(lambda role: make_policy(way.policy, way.settings, setup.engine)[0], router, requests)
         outcome = str(run.meta["outcome"])
         if outcome == "interrupted":
             raise KeyboardInterrupt
@@ -510,18 +462,21 @@ class Serving:
         return run
 
 
-def remembered(folder: Path | None, serving: Serving, case: FleetCase) -> Kept[Trial, Outcome] | None:
+def remembered(
+    folder: Path | None, serving: Serving, case: FleetCase
+) -> AnswerFile[FleetTrial, FleetOutcome] | None:
     """What the folder knows of such fleets under this load; None without a folder."""
     if folder is None:
         return None
-    shared = case.rate, serving.transfer, serving.prices, serving.watchdog, serving.asynchronous
-    return Kept(file_of(folder, serving.engine, case.traffic, shared), Outcome, _known_as)
+    setup = serving.setup
+    shared = case.rate, setup.transfer, setup.prices, setup.watchdog, setup.asynchronous
 
+    def known_as(trial: FleetTrial) -> tuple[list[str], object]:
+        way = trial.way
+        settings = sorted(way.router_settings.items()), sorted(way.settings.items())
+        return [way.router, way.policy], (settings, trial.engines, trial.seed)
 
-def _known_as(trial: Trial) -> tuple[list[str], object]:
-    way = trial.way
-    settings = sorted(way.router_settings.items()), sorted(way.settings.items())
-    return [way.router, way.policy], (settings, trial.engines, trial.seed)
+    return AnswerFile(file_of(folder, setup.engine, case.traffic, shared), FleetOutcome, known_as)
 
 
 def make_ways(routers: Sequence[str], policies: Sequence[str], settings: Experiment) -> dict[str, Way]:
@@ -529,67 +484,20 @@ def make_ways(routers: Sequence[str], policies: Sequence[str], settings: Experim
     if ALL in policies:
         raise InputError("--policy all is too much for a search over fleets; name the policies to try")
     engine = make_engine(settings, load_card(settings.card))
-    found: dict[str, Way] = {}
+    ways: dict[str, Way] = {}
     for router_text in routers:
-        router, router_own = split_name(router_text, "router")
-        shared = {
-            key: value for key, value in settings.set_router.items() if key in router_parameters(router)
-        }
-        asked = router_settings(router, shared | router_own)
+        router, own = split_name(router_text, "router")
+        known = router_parameters(router)
+        shared = {key: value for key, value in settings.set_router.items() if key in known}
+        asked = router_settings(router, shared | own)
         for text in policies:
-            policy, own = split_name(text)
-            mine = policy_parameters(policy)
-            values = {key: value for key, value in settings.set.items() if key in mine} | own
+            policy, values = named_policy(text, settings.set)
             make_policy(policy, values, engine)
             name = f"{router_text} + {text}"
-            if name in found:
+            if name in ways:
                 raise InputError(f"{name!r} is there twice; drop one")
-            found[name] = Way(router, policy, asked, values)
-    return found
-
-
-class Trial(NamedTuple):
-    """One run: a way to serve on so many engines with a seed."""
-
-    way: Way
-    engines: int
-    seed: int
+            ways[name] = Way(router, policy, asked, values)
+    return ways
 
 
 Serve = Callable[[Way, int, int, Workload], Run]  # way, engines, seed, requests
-
-
-class FleetCase(NamedTuple):
-    """All that runs share."""
-
-    serve: Serve
-    traffic: Traffic
-    rate: float
-    seats: int  # of an engine
-
-    def run(self, trial: Trial) -> Outcome:
-        requests = self.traffic.at(self.rate, trial.seed)
-        try:
-            run = self.serve(trial.way, trial.engines, trial.seed, requests)
-            kept = measure(run, self.traffic.levels)
-        except RunError as error:
-            return Outcome(inf, f"the run stopped: {error}")
-        busy, seats = utilisation(run, trial.engines, self.seats)
-        return Outcome(
-            ratio=kept.ratio,
-            worst=str(kept.worst),
-            values=kept.values,
-            shares=kept.shares,
-            busy=busy,
-            seats=seats,
-            stay=longest_stay(run),
-        )
-
-
-def utilisation(run: Run, engines: int, seats: int) -> tuple[float, float]:
-    """Shares of the engines' time in steps and of their seats taken by decodes, where rates are measured."""
-    window = choose(run)
-    start, seconds = run.steps["start"], run.steps["seconds"]
-    inside = np.minimum(start + seconds, window.high) - np.maximum(start, window.low)
-    inside = np.maximum(inside, 0.0) / (engines * max(window.seconds, np.finfo(float).tiny))
-    return float(inside.sum()), float((inside * run.steps["decodes"]).sum()) / seats

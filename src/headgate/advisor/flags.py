@@ -1,4 +1,7 @@
-"""What to set in plain vLLM, without a plug-in, for a card and a workload: seats, budget, queue limit."""
+"""What to set in plain vLLM, without a plug-in, for a card and a workload: seats, budget, queue, graphs.
+
+The advice is by formula; `check_flags` simulates it, and `budget_search` searches around it for a promise.
+"""
 
 from __future__ import annotations
 
@@ -33,37 +36,6 @@ LARGE_GPU = (1024, 8192)  # seats and budget `vllm serve` takes by itself on GPU
 QUEUE_SINCE = "0.29"  # the oldest vLLM release we saw --max-num-queued-tokens in (its pull request 49445)
 
 
-def loaded_with(card: Card, longest: int) -> list[str]:
-    """Flags that make vLLM the engine that was simulated, besides seats and budget."""
-    said = card.provenance.settings or {}
-    derived = _asked(card.name)
-    quantization, kv = said.get("quantization", "None"), said.get("KV data type", BF16)
-    words = {
-        f"--tensor-parallel-size {card.tensor_parallel}": card.tensor_parallel > 1,
-        f"--pipeline-parallel-size {derived.pipeline}": derived.pipeline > 1,
-        "--enable-expert-parallel": derived.expert > 1,
-        f"--quantization {quote(quantization)}": quantization != "None",
-        f"--kv-cache-dtype {quote(kv)}": kv not in (AUTO, BF16),
-        f"--gpu-memory-utilization {derived.utilisation:g}": derived.utilisation != UTILISATION,
-        f"--max-model-len {longest}": True,
-    }
-    return [word for word, holds in words.items() if holds]
-
-
-def model_of(card: Card, named: str) -> str | None:
-    """What vLLM loads, as far as the card says, or the user who named it derived:OWNER/MODEL@GPU."""
-    asked = _asked(named)
-    return hub_name("" if asked.from_file else asked.model) or hub_name(card.model)
-
-
-def _asked(name: str) -> WantedCard:
-    """What the name of a derived card asks for; nothing where it is none."""
-    try:
-        return parse(name) if name.startswith(DERIVED_CARD) else WantedCard("", "")
-    except InputError:  # a card in a file may be called anything
-        return WantedCard("", "")
-
-
 class Flag(NamedTuple):
     """One flag: its value, and why."""
 
@@ -77,8 +49,8 @@ class FlagsPlan:
     """The answer of `headgate plan flags`. Rates are those of a saturated engine with these flags."""
 
     situation: Situation
-    model: str
-    gpu: str
+    card: Card
+    settings: Experiment
     seats: Flag
     budget: Flag
     queue: Flag | None  # without a TTFT target there is none
@@ -86,13 +58,9 @@ class FlagsPlan:
     decoding: int  # requests that decode at once when saturated; the other seats hold prompts under way
     rate: float
     per_token: float
-    targets: dict[str, float | None]
-    loaded: str | None = None  # what vLLM loads; None: the card's model has no name that is known
-    engine_flags: tuple[str, ...] = ()
 
     @property
     def flags(self) -> tuple[Flag, ...]:
-        """In the order of the command line."""
         return tuple(flag for flag in (self.seats, self.budget, self.queue) if flag)
 
     def overloaded(self) -> str:
@@ -111,9 +79,9 @@ class FlagsPlan:
         return {
             "costs_from": self.situation.source,
             "workload": self.situation.workload,
-            "model": self.model,
-            "gpu": self.gpu,
-            "targets": self.targets,
+            "model": self.card.model,
+            "gpu": self.card.gpu,
+            "targets": {"tpot": self.settings.tpot, "ttft": self.settings.ttft},
             "lengths": {**lengths.as_dict(), "output_tokens": lengths.output + 1},
             "flags": {flag.name: {"value": flag.value, "why": flag.why} for flag in self.flags},
             "queued_requests": self.waiting,
@@ -147,21 +115,8 @@ def plan_flags(settings: Experiment) -> FlagsPlan:
     queue, waiting = None, None
     if settings.ttft is not None:
         queue, waiting = _queue(about, rate, per_token, settings.ttft)
-    return FlagsPlan(
-        situation=about,
-        model=card.model,
-        gpu=card.gpu,
-        seats=seats,
-        budget=budget,
-        queue=queue,
-        waiting=waiting,
-        decoding=floor(sustained(about, seats.value, budget.value)),
-        rate=rate,
-        per_token=per_token,
-        targets={"tpot": settings.tpot, "ttft": settings.ttft},
-        loaded=model_of(card, settings.card),
-        engine_flags=tuple(loaded_with(card, about.lost.longest)),
-    )
+    decoding = floor(sustained(about, seats.value, budget.value))
+    return FlagsPlan(about, card, settings, seats, budget, queue, waiting, decoding, rate, per_token)
 
 
 def sustained(about: Situation, running: float, budget: int) -> float:
@@ -189,8 +144,7 @@ def safe_mixed_seats(about: Situation) -> int:
 
 def _seats(about: Situation, tpot: float | None) -> Flag:
     """The most seats that memory, the card (or --slots) and the TPOT target allow."""
-    name = "--max-num-seqs"
-    by_memory = safe_mixed_seats(about)
+    name, by_memory = "--max-num-seqs", safe_mixed_seats(about)
     most = min(by_memory, about.slots)
     why = f"KV memory is enough for {by_memory:,} such requests 99 % of the time"
     if by_memory > about.slots:
@@ -198,8 +152,7 @@ def _seats(about: Situation, tpot: float | None) -> Flag:
     if tpot is None:
         return Flag(name, most, why + ". No --tpot was given.")
     for seats in range(most, 0, -1):
-        mean = step_mean(about, seats, about.budget)
-        if mean <= tpot:
+        if (mean := step_mean(about, seats, about.budget)) <= tpot:
             limit = f"a mean mixed step with {seats:,} requests takes {_ms(mean)}, --tpot allows {_ms(tpot)}"
             return Flag(name, seats, f"{why}; {limit}.")
     least = step_mean(about, 1, about.budget)
@@ -216,9 +169,8 @@ def _budget(about: Situation, seats: int, tpot: float | None) -> Flag:
         return Flag(name, usual, f"No --tpot was given, so nothing asks for less; {steady}.")
     beside = most_tokens(about.budget - seats, lambda chunk: _step(about, seats, chunk) <= tpot)
     value = max(seats, (seats + beside) // MULTIPLE * MULTIPLE)
-    chunk = value - seats
-    took = f"a step of {seats:,} decodes and {chunk:,} prompt tokens takes"
-    why = f"{took} {_ms(_step(about, seats, chunk))}; {steady}"
+    step = f"a step of {seats:,} decodes and {value - seats:,} prompt tokens"
+    why = f"{step} takes {_ms(_step(about, seats, value - seats))}; {steady}"
     if value < needed:
         why += f", more than this: {floor(sustained(about, seats, value)):,} of the seats decode at once"
     return Flag(name, value, why + ".")
@@ -251,7 +203,38 @@ def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-# -- the advice, tried out ---------------------------------------------------------------------------
+def loaded_with(card: Card, longest: int) -> list[str]:
+    """Flags that make vLLM the engine that was simulated, besides seats and budget."""
+    said = card.provenance.settings or {}
+    derived = _asked(card.name)
+    quantization, kv = said.get("quantization", "None"), said.get("KV data type", BF16)
+    words = {
+        f"--tensor-parallel-size {card.tensor_parallel}": card.tensor_parallel > 1,
+        f"--pipeline-parallel-size {derived.pipeline}": derived.pipeline > 1,
+        "--enable-expert-parallel": derived.expert > 1,
+        f"--quantization {quote(quantization)}": quantization != "None",
+        f"--kv-cache-dtype {quote(kv)}": kv not in (AUTO, BF16),
+        f"--gpu-memory-utilization {derived.utilisation:g}": derived.utilisation != UTILISATION,
+        f"--max-model-len {longest}": True,
+    }
+    return [word for word, holds in words.items() if holds]
+
+
+def model_of(card: Card, named: str) -> str | None:
+    """What vLLM loads, as far as the card says, or the user who named it derived:OWNER/MODEL@GPU."""
+    asked = _asked(named)
+    return hub_name("" if asked.from_file else asked.model) or hub_name(card.model)
+
+
+def _asked(name: str) -> WantedCard:
+    """What the name of a derived card asks for; nothing where it is none."""
+    try:
+        return parse(name) if name.startswith(DERIVED_CARD) else WantedCard("", "")
+    except InputError:  # a card in a file may be called anything
+        return WantedCard("", "")
+
+
+# -- the advice, tried out
 
 
 ADVISED, LIMITED = "advised", "advised, 503"
@@ -267,7 +250,7 @@ def check_flags(settings: Experiment, plan: FlagsPlan, progress: Progress) -> tu
     advised = (plan.seats.value, plan.budget.value)
     tried = {advised: ADVISED, (DEFAULT_SLOTS, DEFAULT_BUDGET): "headgate's"}
     tried.setdefault(LARGE_GPU, "vLLM's")
-    found = []
+    checks = []
     for (seats, budget), label in tried.items():
         limits = {"slots": min(seats, plan.situation.slots), "budget": min(budget, plan.situation.budget)}
         prepared = Prepared(settings.model_copy(update=limits))
@@ -275,11 +258,11 @@ def check_flags(settings: Experiment, plan: FlagsPlan, progress: Progress) -> tu
             run = carry_out(prepared, "mixed", {}, progress=report)
         if run.meta["outcome"] != "finished":
             raise RunError(f"--check, {label}: the run was {run.meta['outcome']}")
-        found.append(Checked(label, limits["slots"], limits["budget"], summarise(run)))
+        checks.append(Checked(label, limits["slots"], limits["budget"], summarise(run)))
         if label == ADVISED and plan.queue is not None:
             limited = carry_out(prepared, "mixed", {}, make=Limited(prepared.engine, plan.queue.value))
-            found.append(Checked(LIMITED, limits["slots"], limits["budget"], summarise(limited)))
-    return found, load
+            checks.append(Checked(LIMITED, limits["slots"], limits["budget"], summarise(limited)))
+    return checks, load
 
 
 def _loaded(settings: Experiment, plan: FlagsPlan) -> tuple[Experiment, str]:
@@ -293,12 +276,8 @@ def _loaded(settings: Experiment, plan: FlagsPlan) -> tuple[Experiment, str]:
         return settings, "all at once"
     clients = plan.decoding + plan.waiting if plan.waiting else plan.seats.value
     requests = settings.requests or max(DEFAULT_REQUESTS, 10 * clients)
-    return settings.model_copy(
-        update={"clients": clients, "requests": requests}
-    ), f"{clients:,} clients, as many as the flags let in"
-
-
-# -- Mixed batching that turns requests away as vLLM does with --max-num-queued-tokens: answer 503 ------
+    loaded = settings.model_copy(update={"clients": clients, "requests": requests})
+    return loaded, f"{clients:,} clients, as many as the flags let in"
 
 
 class QueueLimited(Mixed):
@@ -315,7 +294,6 @@ class QueueLimited(Mixed):
         self.most = most
 
     def plan(self, view: View) -> Plan:
-        """As without the limit, less those behind it."""
         before, away = 0, []
         for request in view.waiting.values():
             if before >= self.most and not request.evictions:
@@ -338,11 +316,10 @@ class Limited(Maker):
         self.parameters = {**self.parameters, "max_num_queued_tokens": most}
 
     def __call__(self) -> BatchPolicy:
-        """A policy that no run has used."""
         return QueueLimited(self.engine.running, self.engine.batch_tokens, self.most)
 
 
-# -- The token budget of plain mixed batching that keeps a promise on the gaps between tokens -----------
+# -- a budget for a promised gap
 
 FILLED = 0.97  # of the promised gap: what a full step may take
 MULTIPLE = 256  # budgets are rounded down to this
@@ -376,7 +353,7 @@ def most_tokens(most: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-# -- The largest CUDA graph that vLLM should capture where gaps between tokens are promised -------------
+# -- CUDA graphs for a promised gap
 
 FLAG = "--max-cudagraph-capture-size"
 LARGEST, GRAPH_MULTIPLE = 4096, 16  # the largest size measured; vLLM captures every 16 tokens
@@ -409,5 +386,5 @@ def graphs_said(settings: Experiment, engine: Engine, levels: Sequence[Level]) -
 def small_graphs(engine: Engine, levels: Sequence[Level], policies: Iterable[str]) -> list[str]:
     """Where graphs of the simulated size make `keep` run prompts in small steps."""
     gap = promised_gap(levels)
-    said = confined(engine.cost, gap) if gap is not None and "keep" in policies else None
-    return [f"{said} (here: --graph)"] if said else []
+    why = confined(engine.cost, gap) if gap is not None and "keep" in policies else None
+    return [f"{why} (here: --graph)"] if why else []

@@ -1,4 +1,8 @@
-"""How a fleet splits its engines between prompts and decodes, whom it serves, and what that is worth."""
+"""How a fleet splits its engines between prompts and decodes, which requests it serves, what that is worth.
+
+The classes come from flags, from a workload or from a router's trace; the engine's speeds from a card or
+numbers; `methods.fluid` solves the linear program.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headgate.advisor.capacity.traffic import own_rate
 from headgate.advisor.settings import FleetSettings, LevelSettings, StepSettings
+from headgate.advisor.situation import drawn_workload, named_after
 from headgate.core.durations import duration, price
 from headgate.core.errors import InputError, unknown
 from headgate.core.policy import End
@@ -19,30 +25,13 @@ from headgate.cost.card import load_card
 from headgate.cost.likeness import error_bar
 from headgate.cost.model import Shape, StepCost
 from headgate.estimators.traffic import MOST_CACHED
-from headgate.experiment.build import (
-    ALL_FIT,
-    DEFAULT_REQUESTS,
-    Unservable,
-    make_engine,
-    make_workload,
-    servable,
-    unservable,
-)
+from headgate.experiment import build
 from headgate.experiment.settings import MAKE_LENGTHS, Experiment, flag
 from headgate.methods.bounds import Requests, engine_bound
+from headgate.methods.fluid import planner
 from headgate.methods.fluid.flows import BUNDLED, SEPARATE, EnginePace, Flow, Instance, TokenPrices
 from headgate.methods.fluid.levels import Levels
 from headgate.methods.fluid.plan import Staffing, fixed_staff, staff
-from headgate.methods.fluid.planner import (
-    CAPS,
-    NOTHING,
-    PARAMETERS,
-    FluidPlan,
-    Point,
-    elasticity,
-    frontier,
-    plan_fluid,
-)
 from headgate.record.route_trace import read_route_trace
 from headgate.record.tables import ENDS, Run
 from headgate.sim.engine.engine import Engine
@@ -63,7 +52,7 @@ class Demand:
     flows: tuple[Flow, ...]
     context: float  # KV tokens a running decode reads, at a random moment
     notes: tuple[str, ...] = ()
-    lost: Unservable = ALL_FIT
+    lost: build.Unservable = build.ALL_FIT
 
 
 @dataclass(frozen=True)
@@ -72,14 +61,14 @@ class FluidAnswer:
 
     costs: str
     demand: Demand
-    plan: FluidPlan
+    plan: planner.FluidPlan
     staffing: Staffing
     spare: Staffing  # with the slack that withholding gates want
     gains: tuple[float, float]  # revenue per second of one engine more, and of one fewer (negative)
     next_mixed: bool  # whether the next engine takes prompts
-    full: float  # engines that would serve everybody, as a fluid
+    full: float  # engines that would serve every request, as a fluid
     sensitivity: dict[str, float]
-    points: tuple[Point, ...]
+    points: tuple[planner.Point, ...]
     notes: tuple[str, ...]
     per_second: dict[str, float]  # what a full engine earns with each class alone, best first; from cards
 
@@ -89,13 +78,16 @@ class FluidAnswer:
 
     @property
     def per_engine(self) -> float:
-        """Requests per second that each engine is offered."""
         return sum(flow.rate for flow in self.plan.instance.flows)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: plain numbers, None where there is none."""
-        plan, pace = self.plan, self.plan.instance.pace
+        plan, pace, shadows = self.plan, self.plan.instance.pace, self.plan.shadows
         more = {"adds": self.gains[0], "role": "mixed" if self.next_mixed else "solo"}
+        seats = {"prefill": shadows.prefill, "mixed_seat": shadows.mixed, "solo_seat": shadows.solo}
+        frontier = [
+            {"value": point.value, "revenue": point.revenue if point.plan else None, "slope": point.slope}
+            for point in self.points
+        ]
         document = {
             "costs_from": self.costs,
             "classes_from": self.demand.source,
@@ -111,85 +103,68 @@ class FluidAnswer:
             "revenue": plan.revenue * self.engines,
             "revenue_per_engine": plan.revenue,
             "tpot": {"over_tokens": plan.token_tpot, "over_slots": plan.tpot},
-            "shadow_prices": _prices(plan),
+            "shadow_prices": seats | {"levels": shadows.levels},
             "one_more_engine": more,
             "one_engine_less": {"adds": self.gains[1]},
             "engines_to_serve_all": self.full,
             "elasticities": self.sensitivity,
-            "frontier": [_point(point) for point in self.points],
+            "frontier": frontier,
             "value_per_engine_second": self.per_second,
             "notes": list(self.notes),
         }
-        plain = without_nan(document)
-        assert isinstance(plain, dict)
-        return plain
+        return dict(without_nan(document))
 
     def _classes(self) -> list[dict[str, Any]]:
         """One entry each, with numbers of the whole fleet."""
-        plan, found = self.plan, []
-        per_engine = {
-            "served": plan.served,
-            "prefilling": plan.prefill,
-            "mixed_decodes": plan.mixed,
-            "solo_decodes": plan.solo,
-            "waiting": plan.waiting,
-            "waiting_for_decode": plan.decode_waiting,
-        }
+        plan, classes = self.plan, []
+        per_engine = {"served": plan.served, "prefilling": plan.prefill, "mixed_decodes": plan.mixed}
+        per_engine |= {"solo_decodes": plan.solo, "waiting": plan.waiting}
+        per_engine |= {"waiting_for_decode": plan.decode_waiting}
         for place, flow in enumerate(plan.instance.flows):
-            each = {"name": flow.name, "prompt": flow.prompt, "output": flow.output}
-            each |= {"cached": flow.cached} if flow.cached else {}
-            each |= {"arrivals": flow.rate * self.engines, "impatience": flow.impatience}
-            each |= {name: values[place] * self.engines for name, values in per_engine.items()}
-            each["turned_away"] = not isfinite(plan.waiting[place])
-            each["worth_of_one_more"] = plan.shadows.arrival[place]
-            each["worth_when_prefilled"] = plan.shadows.prefilled[place]
-            found.append(each)
-        return found
-
-
-def _prices(plan: FluidPlan) -> dict[str, Any]:
-    shadows = plan.shadows
-    seats = {"prefill": shadows.prefill, "mixed_seat": shadows.mixed, "solo_seat": shadows.solo}
-    return seats | {"levels": shadows.levels}
-
-
-def _point(point: Point) -> dict[str, float | None]:
-    return {"value": point.value, "revenue": point.revenue if point.plan else None, "slope": point.slope}
+            one = {"name": flow.name, "prompt": flow.prompt, "output": flow.output}
+            one |= {"cached": flow.cached} if flow.cached else {}
+            one |= {"arrivals": flow.rate * self.engines, "impatience": flow.impatience}
+            one |= {name: values[place] * self.engines for name, values in per_engine.items()}
+            one["turned_away"] = not isfinite(plan.waiting[place])
+            one["worth_of_one_more"] = plan.shadows.arrival[place]
+            one["worth_when_prefilled"] = plan.shadows.prefilled[place]
+            classes.append(one)
+        return classes
 
 
 def make_fluid_plan(
     settings: Experiment, fleet: FleetSettings, steps: StepSettings, asked: LevelSettings
 ) -> FluidAnswer:
-    """The whole answer."""
+    """The plan, what the next engine adds, and what each parameter is worth."""
     engines, roles = fleet.size(settings), _checked(settings, fleet)
-    who = _demand(settings, fleet, steps)
-    pace, costs, notes = make_pace(settings, steps, who)
-    flows = tuple(replace(flow, rate=flow.rate / engines) for flow in who.flows)
+    traffic = _demand(settings, fleet, steps)
+    pace, costs, notes = make_pace(settings, steps, traffic)
+    flows = tuple(replace(flow, rate=flow.rate / engines) for flow in traffic.flows)
     prices = TokenPrices(*fleet.prices(settings))
     instance = Instance(flows, pace, prices, SEPARATE if fleet.separate else BUNDLED).checked()
     levels = make_levels(settings, asked, roles)
-    plan = plan_fluid(instance, levels)
+    plan = planner.plan_fluid(instance, levels)
     more, less = (_gain(instance, levels, plan, engines, change) for change in (1, -1))
+    grown = planner.plan_fluid(_with_engines(instance, engines, 1), levels)
     return FluidAnswer(
         costs=costs,
-        demand=who,
+        demand=traffic,
         plan=plan,
         staffing=roles or staff(plan, engines),
         spare=staff(plan, engines, slack=True),
         gains=(more, less),
-        next_mixed=_next_is_mixed(instance, levels, engines),
+        next_mixed=staff(grown, engines + 1).mixed > staff(plan, engines).mixed,
         full=fluid_bound(instance) * engines,
-        sensitivity={name: elasticity(instance, name, levels) for name in PARAMETERS},
+        sensitivity={name: planner.elasticity(instance, name, levels) for name in planner.PARAMETERS},
         points=tuple(_frontier(instance, levels, plan, asked.frontier)),
-        notes=(*who.notes, *notes, *_warnings(plan)),
-        per_second={} if steps.costs else _per_second(settings, who, prices),
+        notes=(*traffic.notes, *notes, *_warnings(plan)),
+        per_second={} if steps.costs else _per_second(settings, traffic, prices),
     )
 
 
 def _demand(settings: Experiment, fleet: FleetSettings, steps: StepSettings) -> Demand:
-    """The classes: as given, as a router saw them, or of a workload."""
     if fleet.from_log is None:
-        engine = None if steps.costs else make_engine(settings, load_card(settings.card))
+        engine = None if steps.costs else build.make_engine(settings, load_card(settings.card))
         return demand(settings, fleet.classes, fleet.clusters, engine)
     if fleet.classes:
         raise InputError("--from-log and --class: both describe the requests; drop one of the two")
@@ -197,14 +172,14 @@ def _demand(settings: Experiment, fleet: FleetSettings, steps: StepSettings) -> 
     return logged_demand(fleet.from_log)
 
 
-def _per_second(settings: Experiment, who: Demand, prices: TokenPrices) -> dict[str, float]:
+def _per_second(settings: Experiment, traffic: Demand, prices: TokenPrices) -> dict[str, float]:
     """Value over the least time a request takes from an engine that runs as much as it can in every step.
 
     The plan's own order of classes prices one prompt at a time, which real engines do not run.
     """
-    engine = make_engine(settings, load_card(settings.card))
+    engine = build.make_engine(settings, load_card(settings.card))
     earned = {}
-    for flow in who.flows:
+    for flow in traffic.flows:
         lengths = Requests.of([max(flow.prompt, 1.0)], [max(flow.output - 1, 0.0)])
         bound = engine_bound(engine.cost, lengths, engine.running, engine.batch_tokens, engine.kv_tokens)
         earned[flow.name] = prices.value(flow) / bound.seconds
@@ -234,7 +209,7 @@ def _checked(settings: Experiment, fleet: FleetSettings) -> Staffing | None:
 
 
 def fluid_bound(instance: Instance) -> float:
-    """How many times these engines would serve everybody, if requests were a fluid."""
+    """How many times these engines would serve every request, if requests were a fluid."""
     pace, flows = instance.pace, instance.flows
     prefill = sum(flow.rate * pace.prefill_seconds(flow) for flow in flows)
     decode = sum(flow.rate * pace.decode_weight(flow) for flow in flows) / (pace.seats * pace.solo_speed)
@@ -247,27 +222,24 @@ def _with_engines(instance: Instance, engines: int, change: int) -> Instance:
     return replace(instance, flows=tuple(replace(flow, rate=flow.rate * scale) for flow in instance.flows))
 
 
-def _gain(instance: Instance, levels: Levels, plan: FluidPlan, engines: int, change: int) -> float:
+def _gain(instance: Instance, levels: Levels, plan: planner.FluidPlan, engines: int, change: int) -> float:
     """Revenue of the fleet with an engine more or fewer, less what it is now."""
     if engines + change < 1:
         return -plan.revenue
-    other = plan_fluid(_with_engines(instance, engines, change), levels)
+    other = planner.plan_fluid(_with_engines(instance, engines, change), levels)
     return other.revenue * (engines + change) - plan.revenue * engines
 
 
-def _next_is_mixed(instance: Instance, levels: Levels, engines: int) -> bool:
-    now = staff(plan_fluid(instance, levels), engines).mixed
-    return staff(plan_fluid(_with_engines(instance, engines, 1), levels), engines + 1).mixed > now
-
-
-def _frontier(instance: Instance, levels: Levels, plan: FluidPlan, level: str | None) -> list[Point]:
+def _frontier(
+    instance: Instance, levels: Levels, plan: planner.FluidPlan, level: str | None
+) -> list[planner.Point]:
     """R along one cap, from the tightest that makes sense to where it stops to matter."""
     if level is None:
         return []
     name = level.replace("-", "_")
-    if name not in CAPS:
-        raise unknown("service level", level, [cap.replace("_", "-") for cap in CAPS])
-    free = plan_fluid(instance, replace(levels, **{name: None}))  # type: ignore[arg-type]
+    if name not in planner.CAPS:
+        raise unknown("service level", level, [cap.replace("_", "-") for cap in planner.CAPS])
+    free = planner.plan_fluid(instance, replace(levels, **{name: None}))  # type: ignore[arg-type]
     low, high = 0.0, max(free.prefill) - min(free.prefill)
     if name == "decode_fairness":
         high = max(free.solo) - min(free.solo)
@@ -276,22 +248,24 @@ def _frontier(instance: Instance, levels: Levels, plan: FluidPlan, level: str | 
         high = free.tpot if levels.tpot_over == "slots" else free.token_tpot
     steps = range(FRONTIER_POINTS)
     values = [low + (high - low) * step / (FRONTIER_POINTS - 1) for step in steps] if high > low else [high]
-    return frontier(instance, name, values, levels)
+    return planner.frontier(instance, name, values, levels)
 
 
-def _warnings(plan: FluidPlan) -> list[str]:
+def _warnings(plan: planner.FluidPlan) -> list[str]:
     """Where the plan leans on what its model leaves out."""
-    pace, found = plan.instance.pace, []
-    if plan.prefilling <= NOTHING:
-        found.append("nobody is served: no engine may prefill under these roles and levels; loosen one")
+    pace, warnings = plan.instance.pace, []
+    if plan.prefilling <= planner.NOTHING:
+        warnings.append(
+            "no request is served: no engine may prefill under these roles and levels; loosen one"
+        )
     if not pace.keeps_up:
-        found.append(
+        warnings.append(
             f"mixed steps are so short (κ = {pace.ratio:.2f}) that a queue before decode may pay; what the "
             "paper proves of its router does not hold"
         )
     short = [flow.name for flow in plan.instance.flows if flow.computed < pace.chunk]
     if short and not pace.whole_chunks:
-        found.append(
+        warnings.append(
             f"prompts of {', '.join(short)} are shorter than a chunk of {pace.chunk}: --whole-chunks counts "
             "a whole step for each"
         )
@@ -299,16 +273,17 @@ def _warnings(plan: FluidPlan) -> list[str]:
         f"{flow.name} {100 * flow.cached / flow.prompt:.0f} %" for flow in plan.instance.flows if flow.cached
     ]
     if cached:
-        found.append(f"prompt tokens in prefix caches are paid for but no prefill work: {', '.join(cached)}")
-    if any(loss > NOTHING for loss in plan.decode_loss):
-        found.append(
+        warnings.append(
+            f"prompt tokens in prefix caches are paid for but no prefill work: {', '.join(cached)}"
+        )
+    if any(loss > planner.NOTHING for loss in plan.decode_loss):
+        warnings.append(
             "the plan lets requests give up after their prompt: use the service-level-general router"
         )
-    return found
+    return warnings
 
 
-# -- Classes of requests for a fluid plan: from flags, from an experiment file, or from a trace by ------
-#    clusters
+# -- classes: given, drawn or cut from a trace
 
 Floats = NDArray[np.float64]
 NUMBERS = ("prompt", "output", "rate")
@@ -325,23 +300,19 @@ def demand(words: Experiment, classes: tuple[str, ...], clusters: int, engine: E
         flows = tuple(_flow(text, words.patience) for text in classes)
         return Demand("classes as given", flows, _context(flows))
     rate = _rate_known(words)
-    workload, bad = make_workload(_enough(words))
-    lost = ALL_FIT if engine is None else unservable(workload, engine)
-    workload = workload if engine is None else servable(workload, engine)
-    rate = rate or _own_rate(workload)
-    notes = [*workload.remarks, *([f"left out {bad.count} bad rows"] if bad.count else [])]
+    workload, notes = drawn_workload(words, DRAWN)
+    lost = build.ALL_FIT if engine is None else build.unservable(workload, engine)
+    workload = workload if engine is None else build.servable(workload, engine)
+    rate = rate or own_rate(workload, "give --rate")
     outputs = np.minimum(workload.output, workload.limit).astype(np.float64)
     prompts = workload.prompt.astype(np.float64)
     several = len(set(workload.kind.tolist())) > 1
     groups = workload.kind if several else cluster(prompts, outputs, clusters)
     names = {place: kind.name for place, kind in enumerate(workload.kinds)} if several else {}
-    flows = tuple(
-        _group(workload, outputs, groups == g, names.get(g), rate) for g in np.unique(groups).tolist()
-    )
-    flows = named_apart(flows)
+    numbers = np.unique(groups).tolist()
+    flows = tuple(_group(workload, outputs, groups == each, names.get(each), rate) for each in numbers)
     context = float((outputs * (prompts + outputs / 2)).sum() / outputs.sum())
-    source = f"trace {words.trace}" if words.trace else f"{workload.name} lengths"
-    return Demand(source, flows, context, tuple(notes), lost)
+    return Demand(named_after(words, workload), named_apart(flows), context, tuple(notes), lost)
 
 
 def not_with(words: Experiment, name: str) -> None:
@@ -368,8 +339,7 @@ def cluster(prompts: Floats, outputs: Floats, most: int) -> NDArray[np.int64]:
         if np.array_equal(nearest, group):
             break
         group = nearest
-    found: NDArray[np.int64] = group.astype(np.int64)
-    return found
+    return np.asarray(group, np.int64)
 
 
 def _group(
@@ -377,20 +347,19 @@ def _group(
 ) -> Flow:
     prompt, output = float(workload.prompt[mine].mean()), float(outputs[mine].mean())
     patience = float(workload.patience[mine].mean())
+    impatience = 1 / patience if isfinite(patience) else 0.0
     called = name or f"{prompt:.0f}+{output:.0f}"
-    return Flow(
-        called, prompt, output, rate * float(mine.mean()), 1 / patience if isfinite(patience) else 0.0
-    )
+    return Flow(called, prompt, output, rate * float(mine.mean()), impatience)
 
 
 def named_apart(flows: tuple[Flow, ...]) -> tuple[Flow, ...]:
     """Clusters whose mean lengths read the same get numbers."""
-    seen, found = Counter[str](), []
+    seen, named = Counter[str](), []
     for flow in flows:
         seen[flow.name] += 1
         number = seen[flow.name]
-        found.append(replace(flow, name=f"{flow.name}.{number}") if number > 1 else flow)
-    return tuple(found)
+        named.append(replace(flow, name=f"{flow.name}.{number}") if number > 1 else flow)
+    return tuple(named)
 
 
 def _context(flows: tuple[Flow, ...]) -> float:
@@ -398,13 +367,6 @@ def _context(flows: tuple[Flow, ...]) -> float:
     tokens = sum(flow.rate * flow.output for flow in flows)
     read = sum(flow.rate * flow.output * (flow.prompt + flow.output) for flow in flows)
     return read / tokens if tokens > 0 else 0.0
-
-
-def _enough(words: Experiment) -> Experiment:
-    """Drawn lengths are drawn in number, so that means are those of their law."""
-    if words.trace or words.requests or words.stages:
-        return words
-    return words.model_copy(update={"requests": max(DRAWN, DEFAULT_REQUESTS)})
 
 
 def _rate_known(words: Experiment) -> float | None:
@@ -418,13 +380,6 @@ def _rate_known(words: Experiment) -> float | None:
     return words.rate
 
 
-def _own_rate(workload: Workload) -> float:
-    span = float(workload.arrival[-1] - workload.arrival[0])
-    if span <= 0:
-        raise InputError("the trace has no arrival times, or only one, so its rate is unknown; give --rate")
-    return (len(workload) - 1) / span
-
-
 def _flow(text: str, patience: float | None) -> Flow:
     """`code:prompt=300,output=1000,rate=10,patience=10s` as a class."""
     name, colon, rest = text.partition(":")
@@ -433,34 +388,31 @@ def _flow(text: str, patience: float | None) -> Flow:
             f"--class {text!r} is not NAME:prompt=TOKENS,output=TOKENS,rate=R; write "
             "code:prompt=300,output=1000,rate=10"
         )
-    about, found = f"--class {name.strip()}: ", {}
+    name, about, values = name.strip(), f"--class {name.strip()}: ", {}
     for part in filter(None, rest.split(",")):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
             raise InputError(f"{about}{part!r} is not NAME=VALUE; write it as prompt=300")
         if key not in (*NUMBERS, *OPTIONAL):
-            raise unknown(f"setting of --class {name.strip()}", key, (*NUMBERS, *OPTIONAL))
-        if key in found:
+            raise unknown(f"setting of --class {name}", key, (*NUMBERS, *OPTIONAL))
+        if key in values:
             raise InputError(f"{about}{key} is given twice; drop one of the two")
-        found[key] = _number(about + key, value, key == "patience")
-    missing = [key for key in NUMBERS if key not in found]
+        values[key] = duration(value) if key == "patience" else _number(about + key, value)
+    missing = [key for key in NUMBERS if key not in values]
     if missing:
         raise InputError(f"{about}{missing[0]} is missing; write {missing[0]}=NUMBER")
-    wait = found.get("patience", patience)
+    wait = values.get("patience", patience)
     if wait is not None and wait <= 0:
         raise InputError(f"{about}patience is {wait:g} s; give more than 0, or leave it out for ever")
-    prompt, output, rate = (found[key] for key in NUMBERS)
+    prompt, output, rate = (values[key] for key in NUMBERS)
     if rate <= 0:
-        fault = "nobody arrives" if rate == 0 else "a rate is at least 0"
+        fault = "no request arrives" if rate == 0 else "a rate is at least 0"
         raise InputError(f"{about}rate is {rate:g} requests/s: {fault}; give more than 0, or drop the class")
-    return Flow(
-        name.strip(), prompt, output, rate, 1 / wait if wait else 0.0, cached=found.get("cached", 0.0)
-    )
+    impatience = 1 / wait if wait else 0.0
+    return Flow(name, prompt, output, rate, impatience, cached=values.get("cached", 0.0))
 
 
-def _number(about: str, text: str, time: bool) -> float:
-    if time:
-        return duration(text)
+def _number(about: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -470,7 +422,7 @@ def _number(about: str, text: str, time: bool) -> float:
     return value
 
 
-# -- Classes of requests for a fluid plan from what a router has seen: the trace of `headgate route` ----
+# -- classes as a router saw them
 
 LONGEST_PATIENCE = 3600.0  # seconds; more patient classes count as never giving up
 FEW = 30  # finished requests, or exits from the queue, below which an estimate is called rough
@@ -513,13 +465,14 @@ def _flows(run: Run, span: float, notes: list[str]) -> Iterator[Flow]:
             notes.append(f"{ended} requests of class {name} finished: its output length is rough")
         rate = float(mine.sum()) / span
         prompt = float(requests["prompt"][mine].mean())
-        found = float(requests["cached"][mine & done].sum() / max(requests["prompt"][mine & done].sum(), 1.0))
-        cached = max(0.0, min(found, MOST_CACHED)) * prompt  # what engines told at the end of their answers
+        # what engines told of their caches at the end of their answers
+        share = float(requests["cached"][mine & done].sum() / max(requests["prompt"][mine & done].sum(), 1.0))
+        cached = max(0.0, min(share, MOST_CACHED)) * prompt
         yield Flow(name, prompt, max(output, 1.0), rate, _impatience(run, mine, name, notes), cached=cached)
 
 
 def _impatience(run: Run, mine: NDArray[np.bool_], name: str, notes: list[str]) -> float:
-    """Clients that left the queue over the seconds that all of the class waited; 0: nobody gives up."""
+    """Clients that left the queue over the seconds that all of the class waited; 0: none gives up."""
     requests = run.requests
     queued = np.isnan(requests["admitted"])
     gone = requests["how"] == ENDS.index(End.ABORTED)
@@ -533,7 +486,7 @@ def _impatience(run: Run, mine: NDArray[np.bool_], name: str, notes: list[str]) 
     return exits / waited
 
 
-# -- The engine's speeds, fixed roles and service levels of a fluid plan, from its settings -------------
+# -- speeds, roles and service levels
 
 CHUNK = 512  # prompt tokens in a mixed step of a card's engine, unless told otherwise
 PAPER_SEATS, PAPER_CHUNK = 16, 256  # with step costs as numbers
@@ -551,14 +504,9 @@ def make_levels(settings: Experiment, asked: LevelSettings, roles: Staffing | No
         if not equals or not isfinite(value):
             raise InputError(f"--serve {text!r} is not CLASS=SHARE; write it as --serve code=90%")
         served[name] = value
-    return Levels(
-        asked.prefill_fairness,
-        asked.decode_fairness,
-        settings.tpot,
-        tpot_over=asked.tpot_over,
-        served=served,
-        prefilling=roles.mixed / roles.engines if roles else 1.0,
-    )
+    fairness = (asked.prefill_fairness, asked.decode_fairness)
+    most = roles.mixed / roles.engines if roles else 1.0
+    return Levels(*fairness, settings.tpot, tpot_over=asked.tpot_over, served=served, prefilling=most)
 
 
 def fixed_roles(asked: FleetSettings, engines: int) -> Staffing | None:
@@ -574,12 +522,12 @@ def fixed_roles(asked: FleetSettings, engines: int) -> Staffing | None:
 
 
 def make_pace(
-    settings: Experiment, asked: StepSettings, who: Demand
+    settings: Experiment, asked: StepSettings, traffic: Demand
 ) -> tuple[EnginePace, str, tuple[str, ...]]:
     """The engine's speeds: from three numbers, or from a card at the seats and contexts of these classes."""
     costs = asked.costs
     if not costs:
-        return _card_pace(settings, asked, who)
+        return _card_pace(settings, asked, traffic)
     missing = next((name for name, text in costs.items() if text is None), None)
     if missing:
         raise InputError(f"{missing} is missing; give all three step costs, or none")
@@ -605,12 +553,12 @@ def _seconds(flag: str, text: str) -> float:
 
 
 def _card_pace(
-    settings: Experiment, asked: StepSettings, who: Demand
+    settings: Experiment, asked: StepSettings, traffic: Demand
 ) -> tuple[EnginePace, str, tuple[str, ...]]:
     """A straight line through the card's mixed steps at this chunk, and its decode step with all seats."""
     card = load_card(settings.card)
-    engine = make_engine(settings, card)
-    seats, context = engine.running, who.context
+    engine = build.make_engine(settings, card)
+    seats, context = engine.running, traffic.context
     chunk = asked.chunk
     if chunk is None:
         chunk = settings.budget - seats + 1 if settings.budget else CHUNK
@@ -620,23 +568,21 @@ def _card_pace(
             f"{engine.batch_tokens}; choose another --chunk, --slots or --budget"
         )
     alone = engine.cost.seconds(Shape(seats, round(seats * context)))
-    fixed, slope = _mixed_line(engine.cost, who, seats - 1, chunk)
+    fixed, slope = _mixed_line(engine.cost, traffic, seats - 1, chunk)
     held = seats * context
-    notes = tuple(error_bar(card))
+    notes = list(error_bar(card))
     if held > engine.kv_tokens:
-        notes = (
-            *notes,
-            f"{seats} seats of {context:,.0f} KV tokens each need {held:,.0f}, the engine has "
-            f"{engine.kv_tokens:,}: lower --slots",
-        )
-    return EnginePace(seats, chunk, fixed, slope, 1 / alone, asked.whole_chunks), f"card {card.name}", notes
+        each = f"{seats} seats of {context:,.0f} KV tokens each"
+        notes.append(f"{each} need {held:,.0f}, the engine has {engine.kv_tokens:,}: lower --slots")
+    pace = EnginePace(seats, chunk, fixed, slope, 1 / alone, asked.whole_chunks)
+    return pace, f"card {card.name}", tuple(notes)
 
 
-def _mixed_line(cost: StepCost, who: Demand, decodes: int, chunk: int) -> tuple[float, float]:
+def _mixed_line(cost: StepCost, traffic: Demand, decodes: int, chunk: int) -> tuple[float, float]:
     """Constant and price per prompt token, exact at this chunk."""
-    rate = sum(flow.rate for flow in who.flows) or 1.0
-    behind = round(sum(flow.prompt * flow.rate for flow in who.flows) / rate / 2)
-    read, half = round(decodes * who.context), max(1, chunk // 2)
+    rate = sum(flow.rate for flow in traffic.flows) or 1.0
+    behind = round(sum(flow.prompt * flow.rate for flow in traffic.flows) / rate / 2)
+    read, half = round(decodes * traffic.context), max(1, chunk // 2)
     whole, part = (cost.seconds(Shape(decodes, read, tokens, behind)) for tokens in (chunk, half))
     slope = (whole - part) / (chunk - half) if chunk > half else 0.0
     slope = min(max(slope, 0.0), whole / chunk)

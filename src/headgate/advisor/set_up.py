@@ -1,18 +1,18 @@
-"""What every search starts from: card, engine, traffic, seeds, and what is to be said of them."""
+"""What every search starts from, what its answers have in common, and the answer with other arrival times."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headgate.advisor.capacity.search import Progress, Search
-from headgate.advisor.capacity.traffic import Level, Traffic, make_traffic, own_rate
+from headgate.advisor.capacity.traffic import Level, SearchTraffic, make_traffic, own_rate
 from headgate.advisor.capacity.trials import Case, Contender, remembered, search_rates
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
 from headgate.cost.card import Card, load_card
-from headgate.cost.likeness import error_bar
+from headgate.cost.likeness import error_bar, throughput_error
 from headgate.experiment.build import make_engine, make_workload
 from headgate.experiment.run import composes_ahead, partly
 from headgate.experiment.settings import Experiment
@@ -25,18 +25,45 @@ AS_RECORDED = "a trace as recorded is one sample of traffic: no interval"
 
 
 @dataclass(frozen=True)
+class SearchPlan:
+    """What every answer of a search has: what it starts from, and the traffic of its longest runs."""
+
+    start: SetUp
+    traffic: SearchTraffic
+    notes: tuple[str, ...]
+    interrupted: bool
+
+    @property
+    def error(self) -> float:
+        """Of the card's throughput, relative; 0: it was measured."""
+        return throughput_error(self.start.card)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "card": self.start.card.name,
+            "workload": self.start.workload,
+            "engine": self.start.engine.limits,
+            "levels": [level._asdict() for level in self.traffic.levels],
+            "classes": dict(self.traffic.classes),
+        }
+
+    def ending(self) -> dict[str, Any]:
+        error = {"expected_error": self.error} if self.error else {}
+        return {"notes": self.notes, "interrupted": self.interrupted, **error}
+
+
+@dataclass(frozen=True)
 class SetUp:
     """One engine of a card, and the requests it is to serve."""
 
     settings: Experiment
     card: Card
     engine: Engine
-    traffic: Traffic
+    traffic: SearchTraffic
     options: SearchSettings
 
     @property
     def workload(self) -> str:
-        """What the requests are called in the first line."""
         drawn = "mix" if self.settings.classes else self.settings.workload
         return f"trace {self.settings.trace}" if self.settings.trace else f"{drawn} lengths"
 
@@ -50,13 +77,16 @@ class SetUp:
         first = self.settings.seed
         return range(first, first + (self.options.seeds if self.traffic.drawn else 1))
 
+    def case(self, traffic: SearchTraffic | None = None) -> Case:
+        """What runs share, with other traffic where it is given."""
+        return Case(self.engine, traffic or self.traffic, self.settings.watchdog, self.asynchronous)
+
     def notes(self, fleet: bool) -> list[str]:
         """What the runs have less of than an engine and its traffic."""
-        alone = [] if self.traffic.drawn else [AS_RECORDED]
-        sharing = self.traffic.sharing_said(self.engine)
-        shared = [sharing] if sharing else []
+        alone = "" if self.traffic.drawn else AS_RECORDED
         read = self.traffic.trace.remarks if self.traffic.trace else []
-        return [*error_bar(self.card), *partly(self.settings, self.card, fleet), *read, *shared, *alone]
+        said = filter(None, (self.traffic.sharing_said(self.engine), alone))
+        return [*error_bar(self.card), *partly(self.settings, self.card, fleet), *read, *said]
 
     def bounds(self) -> tuple[Bound, Bound]:
         """λ*, and the same with the engine's limits."""
@@ -87,7 +117,7 @@ def without_load(settings: Experiment) -> Experiment:
     return settings.model_copy(update={"rate": None, "scale_rate": None})
 
 
-def offered_rate(settings: Experiment, traffic: Traffic) -> float | None:
+def offered_rate(settings: Experiment, traffic: SearchTraffic) -> float | None:
     """Requests per second that the settings ask for: --rate, or the trace's own times --scale-rate."""
     if settings.rate:
         return settings.rate
@@ -96,7 +126,7 @@ def offered_rate(settings: Experiment, traffic: Traffic) -> float | None:
     return own_rate(traffic.trace, "give --rate") * (settings.scale_rate or 1.0)
 
 
-# -- The answer with the other arrival times: a trace's own beside Poisson, or Poisson beside its own ---
+# -- the answer with the other arrival times
 
 APART = 0.2  # of the answer: from here on both are shown
 PRECISION = 0.05  # of the other answer's bracket
@@ -156,9 +186,8 @@ def other_rate(
     start = set_up(without_load(settings), levels, options, REQUESTS)
     (name, rate), top, seed = found, start.bounds()[0].rate, start.settings.seed
     search = Search(top, PRECISION, rate / top)
-    case = Case(start.engine, start.traffic, start.settings.watchdog, start.asynchronous)
-    memory = remembered(folder, case)
-    search_rates(case, {name: contender}, {(name, seed): search}, Workers(), progress, memory)
+    case, searches = start.case(), {(name, seed): search}
+    search_rates(case, {name: contender}, searches, Workers(), progress, remembered(folder, case))
     if search.next() is not None:
         raise KeyboardInterrupt
     recorded = search.answer if options.as_recorded else rate

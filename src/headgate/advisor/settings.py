@@ -70,12 +70,9 @@ class StepSettings(SettingsModel):
     @property
     def costs(self) -> dict[str, str | None]:
         """The three numbers by their flags; empty when a card says."""
-        found = {
-            "--mixed-fixed": self.mixed_fixed,
-            "--mixed-per-token": self.mixed_per_token,
-            "--solo-step": self.solo_step,
-        }
-        return found if any(found.values()) else {}
+        costs = {"--mixed-fixed": self.mixed_fixed, "--mixed-per-token": self.mixed_per_token}
+        costs["--solo-step"] = self.solo_step
+        return costs if any(costs.values()) else {}
 
 
 class LevelSettings(SettingsModel):
@@ -121,5 +118,4 @@ class SearchSettings(SettingsModel):
 
     @property
     def workers(self) -> Workers:
-        """Where runs are carried out."""
         return Workers(self.jobs or 1, self.on).checked()

@@ -17,16 +17,8 @@ from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, Prefi
 from headgate.cost.likeness import error_bar, throughput_error
 from headgate.cost.model import StepCost
 from headgate.estimators.hazard import LinearHazard, Survival, fit_hazard, guarded, sample_survival
-from headgate.experiment.build import (
-    ALL_FIT,
-    DEFAULT_BUDGET,
-    DEFAULT_SLOTS,
-    Unservable,
-    make_engine,
-    make_workload,
-    unservable,
-)
-from headgate.experiment.settings import Experiment
+from headgate.experiment import build
+from headgate.experiment.settings import Experiment, flag
 from headgate.methods.eb.costs import Lengths
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.sessions import ENDLESS, found_again
@@ -43,14 +35,14 @@ NEEDED = ("prefill_fixed", "prefill_per_token", "decode_fixed", "decode_per_requ
 FIXED = ("prefill_fixed", "decode_fixed", "mixed_fixed")  # whole durations; the others are prices of a piece
 
 
-class Load(NamedTuple):
+class OfferedLoad(NamedTuple):
     """How much is asked of the engine: clients, or requests per second, or (neither) all it can do."""
 
     clients: int | None = None
     rate: float | None = None
 
 
-SATURATED = Load()
+SATURATED = OfferedLoad()
 
 
 class Held(NamedTuple):
@@ -73,28 +65,27 @@ class Situation:
     held: Held
     slots: int  # the most seats
     budget: int  # the most tokens in one step
-    load: Load = SATURATED
+    load: OfferedLoad = SATURATED
     kv_tokens: float = inf  # infinite: memory was not given, and does not bound anything
     block: int = USUAL_BLOCK
     notes: tuple[str, ...] = ()
     error: float = 0.0  # of the card's throughput, relative; 0: it was measured, or given
-    lost: Unservable = ALL_FIT
+    lost: build.Unservable = build.ALL_FIT
 
 
 def situation(settings: Experiment, texts: CostSettings | None = None) -> Situation:
     """Settings of a run (and plain costs, where given) as what planners want."""
     if texts is None or not texts.model_fields_set:
         card = load_card(settings.card)
-        engine, source = make_engine(settings, card), f"card {card.name}"
-        return _with_error(gathered(settings, engine, source, engine.kv_tokens), card)
+        return _on_card(settings, build.make_engine(settings, card), card)
     if "card" in settings.model_fields_set:
         raise InputError("--card and step costs as numbers; the numbers replace a card, drop one of the two")
-    slots = settings.slots or DEFAULT_SLOTS
+    slots = settings.slots or build.DEFAULT_SLOTS
     engine = Engine(
         cost=plain_cost(texts),
         kv_tokens=settings.kv_tokens or 10**12,
         max_model_len=settings.model_len or 10**9,
-        batch_tokens=settings.budget or max(slots, DEFAULT_BUDGET),
+        batch_tokens=settings.budget or max(slots, build.DEFAULT_BUDGET),
         running=slots,
         block=settings.block or USUAL_BLOCK,
     ).checked()
@@ -105,13 +96,12 @@ def card_situation(settings: Experiment) -> tuple[Situation, Card]:
     """The same for advice on a card's engine: its own limits hold unless the settings set smaller ones."""
     card = load_card(settings.card)
     most = {"slots": settings.slots or card.max_running, "budget": settings.budget or card.max_batch_tokens}
-    engine = make_engine(settings.model_copy(update=most), card)
-    found = gathered(settings, engine, f"card {card.name}", engine.kv_tokens)
-    return _with_error(found, card), card
+    return _on_card(settings, build.make_engine(settings.model_copy(update=most), card), card), card
 
 
-def _with_error(about: Situation, card: Card) -> Situation:
-    """The same, with what is known of a derived card's error."""
+def _on_card(settings: Experiment, engine: Engine, card: Card) -> Situation:
+    """With what is known of a derived card's error."""
+    about = gathered(settings, engine, f"card {card.name}", engine.kv_tokens)
     return replace(about, notes=(*error_bar(card), *about.notes), error=throughput_error(card))
 
 
@@ -119,14 +109,18 @@ def plain_cost(texts: CostSettings) -> LinearCost:
     """A step cost without context and knees: the six numbers of the paper."""
     for name in NEEDED:
         if getattr(texts, name) is None:
-            raise InputError(f"{_flag(name)} is missing; step costs as numbers need {_flags(NEEDED)}")
+            *most, last = map(flag, NEEDED)
+            raise InputError(
+                f"{flag(name)} is missing; step costs as numbers need {', '.join(most)} and {last}"
+            )
     shares = str(texts.mixed_by_share).split(",")
     if len(shares) != 3:
         raise InputError(
             f"--mixed-by-share {texts.mixed_by_share!r}: need three prices a,b,c in seconds per token, for "
             "a + b*r + c*r*r at decode share r; write 4.2e-5,0,0 for one price"
         )
-    fixed, per_token, decode, each, mixed = (_seconds(name, text) for name, text in _plain(texts))
+    plain = [name for name in CostSettings.model_fields if name != "mixed_by_share"]
+    fixed, per_token, decode, each, mixed = (_seconds(name, getattr(texts, name) or "0") for name in plain)
     a, b, c = (_seconds("mixed_by_share", text) for text in shares)
     if not decode > 0:
         raise InputError("--decode-fixed 0; it must be above 0: thresholds compare fixed costs with it")
@@ -139,8 +133,8 @@ def plain_cost(texts: CostSettings) -> LinearCost:
 
 def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float) -> Situation:
     """The lengths of the workload and the engine's limits, put together."""
-    workload, bad = make_workload(enough(settings))
-    lost = unservable(workload, engine)
+    workload, notes = drawn_workload(settings)
+    lost = build.unservable(workload, engine)
     prompts, decodes = served_lengths(workload, engine)
     if decodes.mean() < 1:
         raise InputError(
@@ -154,14 +148,13 @@ def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float
         prompt_sd=float(prompts.std()),
         output_sd=float(decodes.std()),
     )
-    notes = [*workload.remarks, *([f"left out {bad.count} bad rows"] if bad.count else [])]
     if engine.prefix_cache and (hits := prefix_hits(workload, engine, kv_tokens)).any():
         computed = prompts - hits
         lengths = lengths._replace(uncached=(float(computed.mean()), float(computed.std())))
         notes.append(CACHED if workload.contents is not None else RECORDED)
     return Situation(
         source=source,
-        workload=f"trace {settings.trace}" if settings.trace else f"{workload.name} lengths",
+        workload=named_after(settings, workload),
         cost=engine.cost,
         lengths=lengths,
         survival=sample_survival(running),
@@ -215,27 +208,31 @@ def served_lengths(workload: Workload, engine: Engine) -> tuple[NDArray[np.float
     return prompts.astype(np.float64), np.maximum(outputs - 1, 0).astype(np.float64)
 
 
-def enough(settings: Experiment) -> Experiment:
-    """Drawn lengths are drawn in number: a plan wants their law, not one sample of a thousand."""
-    if settings.trace is not None or settings.requests is not None or settings.stages:
-        return settings
-    return settings.model_copy(update={"requests": DRAWN})
+def drawn_workload(settings: Experiment, drawn: int = DRAWN) -> tuple[Workload, list[str]]:
+    """The requests of a plan, and what is to be said of them.
+
+    Lengths are drawn in number: a plan wants their law, not one sample of a thousand.
+    """
+    if settings.trace is None and settings.requests is None and not settings.stages:
+        settings = settings.model_copy(update={"requests": drawn})
+    workload, bad = build.make_workload(settings)
+    return workload, [*workload.remarks, *([f"left out {bad.count} bad rows"] if bad.count else [])]
 
 
-def _load(settings: Experiment, workload: Workload) -> Load:
+def named_after(settings: Experiment, workload: Workload) -> str:
+    """Where lengths come from, for the first line."""
+    return f"trace {settings.trace}" if settings.trace else f"{workload.name} lengths"
+
+
+def _load(settings: Experiment, workload: Workload) -> OfferedLoad:
     """The load that the settings ask for; where they name none, as much as the engine can do."""
     spoken = settings.clients or settings.rate or settings.all_at_once or settings.arrivals or settings.stages
     if settings.trace is None and not spoken:
         return SATURATED
     if workload.closed:
-        return Load(clients=int(workload.clients.max()))
+        return OfferedLoad(clients=int(workload.clients.max()))
     span = float(workload.arrival[-1] - workload.arrival[0])
-    return Load(rate=(len(workload) - 1) / span) if span > 0 else SATURATED
-
-
-def _plain(texts: CostSettings) -> list[tuple[str, str]]:
-    names = (name for name in CostSettings.model_fields if name != "mixed_by_share")
-    return [(name, getattr(texts, name) or "0") for name in names]
+    return OfferedLoad(rate=(len(workload) - 1) / span) if span > 0 else SATURATED
 
 
 def _seconds(name: str, text: str) -> float:
@@ -246,15 +243,7 @@ def _seconds(name: str, text: str) -> float:
         read = duration if name in FIXED else price
         value = read(written.removeprefix("-") if negative else written)
     except InputError as error:
-        raise InputError(f"{_flag(name)}: {error}") from None
+        raise InputError(f"{flag(name)}: {error}") from None
     if not isfinite(value) or value > 1e6:
-        raise InputError(f"{_flag(name)} {text}: no step takes that long; give such as 5ms or 30us")
+        raise InputError(f"{flag(name)} {text}: no step takes that long; give such as 5ms or 30us")
     return -value if negative else value
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _flags(names: tuple[str, ...]) -> str:
-    return ", ".join(map(_flag, names[:-1])) + " and " + _flag(names[-1])

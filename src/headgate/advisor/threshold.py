@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from math import ceil, inf, isfinite, log1p
+from math import ceil, isfinite, log1p
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from headgate.advisor.situation import Load, Situation
+from headgate.advisor.situation import OfferedLoad, Situation
 from headgate.cost.model import Shape
 from headgate.estimators.hazard import HazardTrend, hazard_trend
-from headgate.methods.eb.costs import PhaseCosts, mean_prompts, phase_costs
-from headgate.methods.eb.prediction import (
-    compare,
-    exclusive_rate,
-    exclusive_throughput,
-    mixed_rate,
-    mixed_throughput,
-)
-from headgate.methods.eb.thresholds import (
-    HIGHEST,
-    Threshold,
-    base_share,
-    paper_share,
-    paper_slots,
-    safe_slots,
-    settle,
-    stationary_share,
-)
+from headgate.methods.eb import prediction
+from headgate.methods.eb import thresholds as refills
+from headgate.methods.eb.costs import Lengths, PhaseCosts, mean_prompts, phase_costs
+from headgate.stats.metrics import without_nan
 
 WITHIN_ERROR = 0.02  # predictions miss simulated rates by up to about this much
 ALIKE = (
@@ -39,25 +25,25 @@ MISS = 0.01  # accepted share of cycles that overflow memory
 WHOLE = 0.99  # a refill of all seats has no fluid phase; this stands for it
 
 
-class Thresholds(NamedTuple):
+class RefillThresholds(NamedTuple):
     """Ours, and those of the paper for comparison; all for the same seats."""
 
-    stationary: Threshold
-    base: Threshold  # equation (3), its share not clipped
-    paper: Threshold  # (3) with its correction (5), guarded
+    stationary: refills.Threshold
+    base: refills.Threshold  # equation (3), its share not clipped
+    paper: refills.Threshold  # (3) with its correction (5), guarded
 
     @property
-    def chosen(self) -> Threshold:
+    def chosen(self) -> refills.Threshold:
         """The stationary one, except where it is cut off at its highest.
 
         That happens when outputs are nearly equal: whole batches then end together whatever the threshold,
         and the base share serves as well without waiting for the last when they do not.
         """
-        alike = self.stationary.share >= HIGHEST and self.stationary.slots > 1
+        alike = self.stationary.share >= refills.HIGHEST and self.stationary.slots > 1
         return self.base if alike else self.stationary
 
 
-class Memory(NamedTuple):
+class MemoryLimits(NamedTuple):
     """Seats that KV memory allows; None where memory was not given."""
 
     safe: int | None  # ours, for exclusive batches
@@ -117,8 +103,8 @@ class ThresholdPlan:
 
     situation: Situation
     costs: PhaseCosts
-    thresholds: Thresholds
-    memory: Memory
+    thresholds: RefillThresholds
+    memory: MemoryLimits
     concurrent: int  # requests at once that the load means
     mixed: Predicted
     exclusive: Predicted
@@ -155,13 +141,12 @@ class ThresholdPlan:
         return "exclusive" if self.gain > 0 else "mixed"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: plain numbers, None where there is none."""
         about, lengths = self.situation, self.situation.lengths
-        return {
+        document = {
             "costs_from": about.source,
             "workload": about.workload,
             "lengths": {**lengths.as_dict(), "output_tokens": lengths.output + 1, "context": lengths.context},
-            "engine": {"slots": about.slots, "budget": about.budget, "kv_tokens": _finite(about.kv_tokens)},
+            "engine": {"slots": about.slots, "budget": about.budget, "kv_tokens": about.kv_tokens},
             "load": {**about.load._asdict(), "concurrent": self.concurrent},
             "costs": self.costs._asdict(),
             "thresholds": {name: each._asdict() for name, each in self.thresholds._asdict().items()},
@@ -169,15 +154,16 @@ class ThresholdPlan:
             "memory": self.memory._asdict(),
             "mixed": asdict(self.mixed),
             "exclusive": asdict(self.exclusive),
-            "crossover": {**asdict(self.crossing), "paper": [_finite(x) for x in self.crossing.paper]},
+            "crossover": asdict(self.crossing),
             "gain": self.gain,
             "saturated": {**self.saturated._asdict(), "gain": self.saturated.gain},
             "winner": self.winner,
             "within_error": WITHIN_ERROR,
             "max_gap": asdict(self.gap) if self.gap else None,
             "hazard": _hazard(self.trend),
-            "notes": list(self.notes),
+            "notes": self.notes,
         }
+        return dict(without_nan(document))
 
 
 def plan_threshold(about: Situation, max_gap: float | None = None) -> ThresholdPlan:
@@ -200,7 +186,7 @@ def plan_threshold(about: Situation, max_gap: float | None = None) -> ThresholdP
         exclusive=exclusive,
         crossing=_crossing(about, costs, chosen, mixed_seats),
         saturated=Saturated(
-            mixed=mixed_rate(about.cost, about.lengths, mixed_seats, about.budget),
+            mixed=prediction.mixed_rate(about.cost, about.lengths, mixed_seats, about.budget),
             exclusive=_rate(about, chosen.slots, share),
         ),
         gap=_bounded(about, chosen, exclusive, max_gap) if max_gap is not None else None,
@@ -208,47 +194,48 @@ def plan_threshold(about: Situation, max_gap: float | None = None) -> ThresholdP
     )
 
 
-def _thresholds(about: Situation) -> tuple[Thresholds, Memory, PhaseCosts]:
+def _thresholds(about: Situation) -> tuple[RefillThresholds, MemoryLimits, PhaseCosts]:
     """Share, then the seats that are safe with it, then both again with the costs of that many seats."""
-    slots, memory = about.slots, Memory(None, None, None)
+    slots, memory = about.slots, MemoryLimits(None, None, None)
     for _ in range(2):
         costs = phase_costs(about.cost, about.lengths, slots)
-        share = stationary_share(about.survival, costs.overhead).share
+        share = refills.stationary_share(about.survival, costs.overhead).share
         if isfinite(about.kv_tokens):
-            memory = _memory(about, settle(share, slots).share)
+            memory = _memory(about, refills.settle(share, slots).share)
         slots = min(about.slots, memory.safe or about.slots)
-    base = base_share(costs.overhead / about.lengths.output)
-    paper = paper_share(costs.overhead, about.hazard, costs.load(slots))
-    at_base = Threshold(base, settle(base, slots, lowest=0.0).refill, slots)
-    return Thresholds(settle(share, slots), at_base, settle(paper, slots)), memory, costs
+    base = refills.base_share(costs.overhead / about.lengths.output)
+    paper = refills.paper_share(costs.overhead, about.hazard, costs.load(slots))
+    at_base = refills.Threshold(base, refills.settle(base, slots, lowest=0.0).refill, slots)
+    thresholds = RefillThresholds(refills.settle(share, slots), at_base, refills.settle(paper, slots))
+    return thresholds, memory, costs
 
 
-def _memory(about: Situation, share: float) -> Memory:
+def _memory(about: Situation, share: float) -> MemoryLimits:
     lengths, capacity = about.lengths, about.kv_tokens
     share, ending = min(share, WHOLE), min(1 / lengths.output, WHOLE)
-    safe = safe_slots(
+    safe = refills.safe_slots(
         share, ending, lengths.prompt, lengths.prompt_sd, capacity, miss=MISS, block=about.block
     ).slots
-    paper = paper_slots(share, ending, lengths.prompt, capacity, MISS).overflow
-    return Memory(safe, paper, max(1, int(capacity / (lengths.context + about.block / 2))))
+    paper = refills.paper_slots(share, ending, lengths.prompt, capacity, MISS).overflow
+    return MemoryLimits(safe, paper, max(1, int(capacity / (lengths.context + about.block / 2))))
 
 
 def _concurrent(about: Situation, mixed_seats: int, most: int) -> int:
     """How many requests at once the load means; for a rate, what mixed batching needs to keep up with it."""
-    load: Load = about.load
+    load: OfferedLoad = about.load
     if load.clients is not None:
         return load.clients
     if load.rate is None:
         return most
     for running in range(1, mixed_seats + 1):
-        if mixed_rate(about.cost, about.lengths, running, about.budget) >= load.rate:
+        if prediction.mixed_rate(about.cost, about.lengths, running, about.budget) >= load.rate:
             return running
     return most
 
 
 def _mixed(about: Situation, costs: PhaseCosts, running: int, clients: int | None) -> Predicted:
     lengths, cost, budget = about.lengths, about.cost, about.budget
-    rate = mixed_rate(cost, lengths, running, budget)
+    rate = prediction.mixed_rate(cost, lengths, running, budget)
     decodes = min(running, budget / (1 + lengths.computed / lengths.output))  # as the prediction has it
     context = round(decodes * lengths.context)
     room = max(1, budget - round(decodes))
@@ -257,19 +244,12 @@ def _mixed(about: Situation, costs: PhaseCosts, running: int, clients: int | Non
     piece = Shape(round(decodes), context, max(1, round(lengths.computed / chunks)), round(lengths.cached))
     own = chunks * cost.seconds(piece)
     first = None if clients is None else max(0.0, clients - decodes) / rate + own
-    return Predicted(
-        running=running,
-        rate=rate,
-        tokens=rate * (lengths.prompt + lengths.output + 1),
-        paper_rate=mixed_throughput(costs, lengths, running),
-        per_token=decodes / lengths.output / rate,
-        longest_gap=longest,
-        first_token=first,
-    )
+    tokens, paper_rate = _tokens(lengths, rate), prediction.mixed_throughput(costs, lengths, running)
+    return Predicted(running, rate, tokens, paper_rate, decodes / lengths.output / rate, longest, first)
 
 
 def _exclusive(
-    about: Situation, costs: PhaseCosts, running: int, chosen: Threshold, clients: int | None
+    about: Situation, costs: PhaseCosts, running: int, chosen: refills.Threshold, clients: int | None
 ) -> Predicted:
     lengths = about.lengths
     share = min(chosen.refill / chosen.slots, WHOLE)
@@ -280,22 +260,20 @@ def _exclusive(
         phase *= -log1p(-min(refilled / running, WHOLE))
     per_token = refilled / rate / phase
     first = None if clients is None else max(0.0, clients / rate - lengths.output * per_token)
-    base = base_share(costs.overhead / lengths.output)
-    return Predicted(
-        running=running,
-        rate=rate,
-        tokens=rate * (lengths.prompt + lengths.output + 1),
-        paper_rate=exclusive_throughput(costs, lengths, running, max(base, 1e-9) * running),
-        per_token=per_token,
-        longest_gap=refill_gap(about, running, refilled),
-        first_token=first,
-    )
+    base = max(refills.base_share(costs.overhead / lengths.output), 1e-9)
+    paper_rate = prediction.exclusive_throughput(costs, lengths, running, base * running)
+    tokens, longest = _tokens(lengths, rate), refill_gap(about, running, refilled)
+    return Predicted(running, rate, tokens, paper_rate, per_token, longest, first)
+
+
+def _tokens(lengths: Lengths, rate: float) -> float:
+    return rate * (lengths.prompt + lengths.output + 1)
 
 
 def _rate(about: Situation, running: int, share: float) -> float:
     """The prediction; one request alone has no fluid phase: it is prefilled and decodes to its end."""
     if running > 1:
-        return exclusive_rate(about.cost, about.lengths, running, share, about.budget)
+        return prediction.exclusive_rate(about.cost, about.lengths, running, share, about.budget)
     decode = about.cost.seconds(Shape(1, round(about.lengths.context)))
     return 1 / (refill_gap(about, 1, 1) + (about.lengths.output - 1) * decode)
 
@@ -311,16 +289,16 @@ def refill_gap(about: Situation, running: int, refilled: float) -> float:
     )
 
 
-def _crossing(about: Situation, costs: PhaseCosts, chosen: Threshold, mixed_seats: int) -> Crossing:
+def _crossing(about: Situation, costs: PhaseCosts, chosen: refills.Threshold, mixed_seats: int) -> Crossing:
     """Both predictions at every number of concurrent requests; the longest stretch won counts."""
     top = max(chosen.slots, mixed_seats)
     share = min(chosen.refill / chosen.slots, WHOLE)
     gains = []
     for running in range(1, top + 1):
-        mixed = mixed_rate(about.cost, about.lengths, min(running, mixed_seats), about.budget)
+        mixed = prediction.mixed_rate(about.cost, about.lengths, min(running, mixed_seats), about.budget)
         gains.append(_rate(about, min(running, chosen.slots), share) / mixed - 1)
     found = np.array(gains)
-    paper = compare(costs, about.lengths).exclusive_between
+    paper = prediction.compare(costs, about.lengths).exclusive_between
     return Crossing(_longest(found > 0), _longest(found > WITHIN_ERROR), top, paper)
 
 
@@ -334,7 +312,7 @@ def _longest(won: Any) -> tuple[int, int] | None:
     return int(starts[widest]) + 1, int(ends[widest])
 
 
-def _bounded(about: Situation, chosen: Threshold, free: Predicted, bound: float) -> GapPlan:
+def _bounded(about: Situation, chosen: refills.Threshold, free: Predicted, bound: float) -> GapPlan:
     """The largest refill, up to the best one, whose gap stays within the bound."""
     running = free.running
     best = max(1, round(chosen.refill / chosen.slots * running))
@@ -348,14 +326,9 @@ def _bounded(about: Situation, chosen: Threshold, free: Predicted, bound: float)
 
 
 def _hazard(trend: HazardTrend | None) -> dict[str, Any] | None:
-    """The line through the hazard and both tests of its slope."""
     if trend is None:
         return None
     line, ranks = trend.line, trend.ranks
-    tests = {"mann_kendall": {**ranks._asdict(), "p": ranks.chance}, "regression": {"p": trend.slope_chance}}
-    del tests["mann_kendall"]["chance"]
+    mann_kendall = {name: value for name, value in ranks._asdict().items() if name != "chance"}
+    tests = {"mann_kendall": {**mann_kendall, "p": ranks.chance}, "regression": {"p": trend.slope_chance}}
     return {"trend": trend.verdict, **line._asdict(), **tests}
-
-
-def _finite(value: float) -> float | None:
-    return value if value < inf else None

@@ -1,59 +1,31 @@
-"""WAIT and Nested WAIT planned from the settings of a run: thresholds, and the memory they need."""
+"""WAIT and Nested WAIT planned from the settings of a run: thresholds, and the memory they need.
+
+The traffic becomes types with rates (for WAIT) and output lengths cut into segments (for Nested WAIT).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import inf, isfinite
-from typing import Any
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headgate.advisor.settings import WaitSettings
-from headgate.advisor.situation import enough, prefix_hits, served_lengths
+from headgate.advisor.situation import drawn_workload, named_after, prefix_hits, served_lengths
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.cost.likeness import error_bar
-from headgate.experiment.build import ALL_FIT, Unservable, make_engine, make_workload, unservable
+from headgate.experiment.build import ALL_FIT, Unservable, make_engine, unservable
 from headgate.experiment.settings import Experiment
-from headgate.methods.wait.inventory import (
-    Equilibrium,
-    FilledSizes,
-    Lines,
-    MixPart,
-    PaceRange,
-    along_the_ray,
-    check_thresholds,
-    equilibrium,
-    least_thresholds,
-    lines_of,
-    most_rate,
-    offered,
-    pace_within,
-    printed_rule,
-    rounded,
-    seen_kind,
-    work_share,
-)
-from headgate.methods.wait.nested import (
-    MemoryBound,
-    Segmentation,
-    Segments,
-    best_choice,
-    busiest,
-    chance_of_overflow,
-    check_nested,
-    choices,
-    equal_shares,
-    even_ends,
-    least_nested,
-    segments_from,
-    worst,
-)
+from headgate.methods.wait import inventory
+from headgate.methods.wait import nested as nesting
 from headgate.methods.wait.traffic import best_pace, mean_latency
 from headgate.methods.wait.wait import read_ends, read_thresholds
 from headgate.sim.engine.engine import Engine
+from headgate.stats.metrics import without_nan
 from headgate.workloads.workload import Workload
 
 WHOLE_PROMPTS = (
@@ -61,20 +33,22 @@ WHOLE_PROMPTS = (
     "planned as computed and held whole. The card carries more than this plan says, with less memory; check "
     "the thresholds with headgate simulate."
 )
+Floats = NDArray[np.float64]
+Planned = TypeVar("Planned")
 
 
 @dataclass(frozen=True)
 class Nested:
     """Nested WAIT's half of the plan."""
 
-    segments: Segments
-    thresholds: FilledSizes
-    whole: FilledSizes | None
-    bound: MemoryBound
+    segments: nesting.Segments
+    thresholds: inventory.FilledSizes
+    whole: inventory.FilledSizes | None
+    bound: nesting.MemoryBound
     miss: float
     overflow: float  # δ that the card's memory gives
     slots: int
-    tried: list[Segmentation]
+    tried: list[nesting.Segmentation]
 
     @property
     def active(self) -> float:
@@ -83,25 +57,19 @@ class Nested:
         return sum(size * part.stages for size, part in zip(self.thresholds.sizes, parts, strict=True))
 
     def as_dict(self) -> dict[str, Any]:
+        totals = {len(choice.segments.ends): choice.bound and choice.bound.total for choice in self.tried}
         return {
-            "ends": list(self.segments.ends),
-            "reach": list(self.segments.reach),
-            "thresholds": list(self.thresholds.sizes),
+            "ends": self.segments.ends,
+            "reach": self.segments.reach,
+            "thresholds": self.thresholds.sizes,
             "iteration": self.thresholds.seconds,
             "active": self.active,
-            "whole": _sizes(self.whole),
-            "bound": {
-                **self.bound._asdict(),
-                "tail": _finite(self.bound.tail),
-                "total": _finite(self.bound.total),
-            },
+            "whole": self.whole and self.whole.sizes,
+            "bound": {**self.bound._asdict(), "total": self.bound.total},
             "miss": self.miss,
             "overflow": self.overflow,
-            "tried": {len(each.segments.ends): _total(each) for each in self.tried},
+            "tried": totals,
         }
-
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -109,7 +77,7 @@ class Mix:
     """The requests: types for WAIT, lengths and times for Nested WAIT."""
 
     names: tuple[str, ...]
-    parts: list[MixPart]
+    parts: list[inventory.MixPart]
     split: str  # how `wait` tells the types apart
     prompt: float
     decodes: Floats
@@ -126,13 +94,13 @@ class WaitPlan:
     capacity: int
     wishes: WaitSettings
     mix: Mix
-    lines: Lines
+    lines: inventory.Lines
     most: float  # requests/s that the card can carry
-    fluid: Equilibrium
-    pace: PaceRange
-    thresholds: FilledSizes
+    fluid: inventory.Equilibrium
+    pace: inventory.PaceRange
+    thresholds: inventory.FilledSizes
     latency: float
-    whole: FilledSizes | None
+    whole: inventory.FilledSizes | None
     why_not: str  # there are no whole ones
     nested: Nested | None
     why_not_nested: str
@@ -142,7 +110,6 @@ class WaitPlan:
 
     @property
     def alarm(self) -> str:
-        """What the first lines must say of the prefix cache."""
         return WHOLE_PROMPTS.format(100 * self.cached) if self.cached else ""
 
     @property
@@ -152,29 +119,31 @@ class WaitPlan:
 
     @property
     def rules(self) -> dict[str, tuple[float, ...]]:
-        """The paper's rule for a batch limit, and its correction."""
         if self.wishes.batch is None:
             return {}
         return {
-            "printed rule": printed_rule(self.mix.parts, self.wishes.batch),
-            "work share": work_share(self.mix.parts, self.wishes.batch),
+            "printed rule": inventory.printed_rule(self.mix.parts, self.wishes.batch),
+            "work share": inventory.work_share(self.mix.parts, self.wishes.batch),
         }
 
     def policies(self) -> dict[str, dict[str, str]]:
-        """The two policies with these thresholds, as settings."""
         sizes = zip(self.mix.names, self.thresholds.sizes, strict=True)
         named = "+".join(f"{name}={size:.4g}" if name else f"{size:.4g}" for name, size in sizes)
         split = {} if self.mix.split == "kind" else {"split": self.mix.split}
-        found = {"wait": {**split, "thresholds": named}}
+        policies = {"wait": {**split, "thresholds": named}}
         if self.nested is not None:
             ends = "/".join(map(str, self.nested.segments.ends))
             inner = "/".join(f"{size:.4g}" for size in self.nested.thresholds.sizes)
-            found["nested-wait"] = {"ends": ends, "thresholds": inner}
-        return found
+            policies["nested-wait"] = {"ends": ends, "thresholds": inner}
+        return policies
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: plain numbers, None where there is none."""
-        return {
+        """For JSON. Plans are for whole prompts, so none is cached."""
+        types = []
+        for name, part, size in zip(self.mix.names, self.mix.parts, self.thresholds.sizes, strict=True):
+            types.append({"name": name, **part._asdict(), "threshold": size})
+            del types[-1]["cached"]
+        document = {
             "costs_from": self.source,
             "workload": self.workload,
             "kv_tokens": self.capacity,
@@ -182,26 +151,22 @@ class WaitPlan:
             "most_rate": self.most,
             "load": self.mix.rate / self.most,
             "ignored_prefix_hits": self.cached,
-            "fluid": {**self.fluid._asdict(), "work": offered(self.mix.parts)},
+            "fluid": {**self.fluid._asdict(), "work": inventory.offered(self.mix.parts)},
             "pace": {"shortest": self.pace.shortest, "longest": self.pace.longest},
             "wait": {
-                "types": [
-                    {"name": name, **_plain(part), "threshold": size}
-                    for name, part, size in zip(
-                        self.mix.names, self.mix.parts, self.thresholds.sizes, strict=True
-                    )
-                ],
+                "types": types,
                 "iteration": self.thresholds.seconds,
                 "kv": self.thresholds.kv,
                 "need": self.need,
-                "latency": _finite(self.latency),
-                "whole": _sizes(self.whole),
-                "rules": {name: list(sizes) for name, sizes in self.rules.items()},
+                "latency": self.latency,
+                "whole": self.whole and self.whole.sizes,
+                "rules": self.rules,
             },
-            "nested": None if self.nested is None else self.nested.as_dict(),
+            "nested": self.nested and self.nested.as_dict(),
             "policies": self.policies(),
-            "notes": list(self.notes),
+            "notes": self.notes,
         }
+        return dict(without_nan(document))
 
 
 def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
@@ -209,31 +174,31 @@ def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
     check_wishes(wishes)
     card = load_card(settings.card)
     engine = make_engine(settings, card)
-    workload, bad = make_workload(enough(settings))
-    notes = (
-        *error_bar(card),
-        *workload.remarks,
-        *_notes(bad.count, wishes),
-    )
+    workload, remarks = drawn_workload(settings)
+    if wishes.every is not None:
+        remarks.append(f"rates by type and thresholds are those of its busiest {wishes.every:g} s")
     mix = gathered_mix(settings, wishes, workload, engine)
-    lines = lines_of(engine.cost, mix.parts, engine.kv_tokens)
-    most = mix.rate * most_rate(lines, mix.parts, engine.kv_tokens, engine.running)
+    lines = inventory.lines_of(engine.cost, mix.parts, engine.kv_tokens)
+    most = mix.rate * inventory.most_rate(lines, mix.parts, engine.kv_tokens, engine.running)
     if wishes.load is not None:
         mix = scaled(mix, wishes.load * most / mix.rate)
     pace = _pace_or_why(lines, mix, engine, lambda roomy: gathered_mix(settings, wishes, workload, roomy))
     chosen = _chosen(lines, mix.parts, pace, settings.tpot)
-    thresholds = along_the_ray(lines, mix.parts, chosen)
-    whole, why_not = _whole(lines, mix.parts, engine.kv_tokens, wishes.slack)
-    nested, why_not_nested = _nested_or_why(lines, mix, wishes, engine)
+    thresholds = inventory.along_the_ray(lines, mix.parts, chosen)
+    whole, why_not = _or_why(
+        lambda: inventory.least_thresholds(lines, mix.parts, engine.kv_tokens, wishes.slack)
+    )
+    cuts = candidates(mix, wishes)  # Nested WAIT may need too much memory; the other half then stands
+    nested, why_not_nested = _or_why(lambda: _nested(lines, mix, wishes, engine, cuts))
     plan = WaitPlan(
         source=f"card {card.name}",
-        workload=f"trace {settings.trace}" if settings.trace else f"{workload.name} lengths",
+        workload=named_after(settings, workload),
         capacity=engine.kv_tokens,
         wishes=wishes,
         mix=mix,
         lines=lines,
         most=most,
-        fluid=equilibrium(lines, mix.parts),
+        fluid=inventory.equilibrium(lines, mix.parts),
         pace=pace,
         thresholds=thresholds,
         latency=mean_latency(lines, mix.parts, thresholds.sizes),
@@ -241,7 +206,7 @@ def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
         why_not=why_not,
         nested=nested,
         why_not_nested=why_not_nested,
-        notes=notes,
+        notes=(*error_bar(card), *remarks),
         cached=_cached(workload, engine),
         lost=unservable(workload, engine),
     )
@@ -257,13 +222,15 @@ def _cached(workload: Workload, engine: Engine) -> float:
     return float(hits.sum() / prompts.sum())
 
 
-def _pace(lines: Lines, mix: Mix, engine: Engine) -> PaceRange:
+def _pace(lines: inventory.Lines, mix: Mix, engine: Engine) -> inventory.PaceRange:
     """The iterations that keep up and fit, with one request more of each type."""
     spare = sum(part.peak for part in mix.parts)
-    return pace_within(lines, mix.parts, engine.kv_tokens, engine.running, spare)
+    return inventory.pace_within(lines, mix.parts, engine.kv_tokens, engine.running, spare)
 
 
-def _pace_or_why(lines: Lines, mix: Mix, engine: Engine, mix_on: Callable[[Engine], Mix]) -> PaceRange:
+def _pace_or_why(
+    lines: inventory.Lines, mix: Mix, engine: Engine, mix_on: Callable[[Engine], Mix]
+) -> inventory.PaceRange:
     """The same; what is missing is said for whole requests: memory below the model's length cuts them."""
     try:
         return _pace(lines, mix, engine)
@@ -271,81 +238,49 @@ def _pace_or_why(lines: Lines, mix: Mix, engine: Engine, mix_on: Callable[[Engin
         if engine.longest < engine.max_model_len:
             whole = mix_on(engine._replace(kv_tokens=engine.max_model_len + engine.block))
             whole = scaled(whole, mix.rate / whole.rate)
-            _pace(lines_of(engine.cost, whole.parts, engine.kv_tokens), whole, engine)
+            _pace(inventory.lines_of(engine.cost, whole.parts, engine.kv_tokens), whole, engine)
         raise
 
 
-def _notes(bad: int, wishes: WaitSettings) -> tuple[str, ...]:
-    """What the reader of the plan must know of its traffic."""
-    notes = [f"left out {bad} bad rows"] if bad else []
-    if wishes.every is not None:
-        notes.append(f"rates by type and thresholds are those of its busiest {wishes.every:g} s")
-    return tuple(notes)
-
-
-def _chosen(lines: Lines, parts: list[MixPart], pace: PaceRange, tpot: float | None) -> float:
+def _chosen(
+    lines: inventory.Lines, parts: list[inventory.MixPart], pace: inventory.PaceRange, tpot: float | None
+) -> float:
     """The pace with the least latency that the promised TPOT allows."""
     if tpot is not None and tpot < pace.shortest:
         raise InputError(
             f"--tpot {tpot:g}s: need t >= DT*, the shortest iteration that keeps up; promise "
-            f"{rounded(pace.shortest, up=True):g}s or more, or serve less"
+            f"{inventory.rounded(pace.shortest, up=True):g}s or more, or serve less"
         )
     return best_pace(lines, parts, pace, tpot or inf)
 
 
-def _whole(
-    lines: Lines, parts: list[MixPart], capacity: float, slack: float
-) -> tuple[FilledSizes | None, str]:
+def _or_why(make: Callable[[], Planned]) -> tuple[Planned | None, str]:
+    """What comes of it, or why there is none."""
     try:
-        return least_thresholds(lines, parts, capacity, slack), ""
+        return make(), ""
     except InputError as error:
         return None, str(error)
 
 
-def _nested_or_why(lines: Lines, mix: Mix, wishes: WaitSettings, engine: Engine) -> tuple[Nested | None, str]:
-    """Nested WAIT needs more memory than WAIT; where that is too much the other half of the plan stands."""
-    cuts = candidates(mix, wishes)
-    try:
-        return _nested(lines, mix, wishes, engine, cuts), ""
-    except InputError as error:
-        return None, str(error)
-
-
-def _nested(lines: Lines, mix: Mix, wishes: WaitSettings, engine: Engine, cuts: list[Segments]) -> Nested:
-    tried = choices(lines, cuts, wishes.slack, wishes.miss, wishes.horizon, engine.kv_tokens)
-    best = best_choice(tried)
+def _nested(
+    lines: inventory.Lines, mix: Mix, wishes: WaitSettings, engine: Engine, cuts: list[nesting.Segments]
+) -> Nested:
+    tried = nesting.choices(lines, cuts, wishes.slack, wishes.miss, wishes.horizon, engine.kv_tokens)
+    best = nesting.best_choice(tried)
     assert best.thresholds and best.bound
     come = None
     if wishes.every is not None:
-        come = busiest([(wishes.every, rate) for rate in windows(mix, wishes.every)])
-    try:
-        whole = least_nested(lines, best.segments, engine.kv_tokens, wishes.slack, come)
-    except InputError:
-        whole = None
-    overflow = chance_of_overflow(best.bound, wishes.miss, engine.kv_tokens)
+        come = nesting.busiest([(wishes.every, rate) for rate in windows(mix, wishes.every)])
+    whole, _ = _or_why(
+        lambda: nesting.least_nested(lines, best.segments, engine.kv_tokens, wishes.slack, come)
+    )
+    overflow = nesting.chance_of_overflow(best.bound, wishes.miss, engine.kv_tokens)
     return Nested(
         best.segments, best.thresholds, whole, best.bound, wishes.miss, overflow, engine.running, tried
     )
 
 
-def _finite(value: float) -> float | None:
-    return value if isfinite(value) else None
-
-
-def _sizes(thresholds: FilledSizes | None) -> list[float] | None:
-    return None if thresholds is None else list(thresholds.sizes)
-
-
-def _total(choice: Segmentation) -> float | None:
-    return None if choice.bound is None else _finite(choice.bound.total)
-
-
-def _plain(part: MixPart) -> dict[str, float]:
-    """Its numbers; a plan is made for whole prompts, so none is cached."""
-    return {name: value for name, value in part._asdict().items() if name != "cached"}
-
-
-# -- Who comes, as WAIT's planners want it: types with rates, lengths for segments, rates that change ---
+# -- the traffic, as WAIT's planners want it
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20)  # numbers of segments to try
 MOST_WINDOWS = 10_000
@@ -385,7 +320,7 @@ def gathered_mix(settings: Experiment, wishes: WaitSettings, workload: Workload,
     names = [each.name for each in workload.kinds]
     split = "kind"
     if wishes.types is not None:
-        bounds = equal_shares(decodes + 1, wishes.types)[:-1]
+        bounds = nesting.equal_shares(decodes + 1, wishes.types)[:-1]
         kind = np.searchsorted(bounds, decodes + 1, side="left")
         names, split = [*map(str, bounds), "more"], "output:" + "/".join(map(str, bounds))
         if not bounds:
@@ -398,7 +333,7 @@ def gathered_mix(settings: Experiment, wishes: WaitSettings, workload: Workload,
         if wishes.every is not None:
             counts = np.bincount(_windows(arrival, wishes.every)[theirs])
             busy = float(counts.max()) * _span(arrival) / wishes.every / (len(arrival) - 1)
-        parts.append(seen_kind(rate * busy, prompts[theirs], decodes[theirs], engine.block))
+        parts.append(inventory.seen_kind(rate * busy, prompts[theirs], decodes[theirs], engine.block))
     prompt = float(prompts.mean()) + (engine.block - 1) / 2
     shown = tuple(names[number] for number in present)
     return Mix(shown, parts, split, prompt, decodes.astype(np.float64), arrival, rate)
@@ -422,10 +357,10 @@ def _rate(settings: Experiment, wishes: WaitSettings, workload: Workload) -> flo
 def scaled(mix: Mix, factor: float) -> Mix:
     """The same at another rate."""
     parts = [part._replace(rate=part.rate * factor) for part in mix.parts]
-    return Mix(mix.names, parts, mix.split, mix.prompt, mix.decodes, mix.arrival, mix.rate * factor)
+    return replace(mix, parts=parts, rate=mix.rate * factor)
 
 
-def candidates(mix: Mix, wishes: WaitSettings) -> list[Segments]:
+def candidates(mix: Mix, wishes: WaitSettings) -> list[nesting.Segments]:
     """Ways to cut: as told, or in segments of equal width and of equal shares of the requests."""
     longest = int(mix.decodes.max())
     if wishes.ends:
@@ -433,16 +368,19 @@ def candidates(mix: Mix, wishes: WaitSettings) -> list[Segments]:
         cuts = [given if given[-1] >= longest else (*given, longest)]
     else:
         counts = [wishes.segments] if wishes.segments else [n for n in COUNTS if n <= max(1, longest)]
-        cuts = [even_ends(longest, count) for count in counts]
-        cuts += [equal_shares(mix.decodes, count) for count in counts]
+        cuts = [nesting.even_ends(longest, count) for count in counts]
+        cuts += [nesting.equal_shares(mix.decodes, count) for count in counts]
     unique = dict.fromkeys(cuts)
     if wishes.every is None:
-        return [segments_from(mix.prompt, mix.decodes, mix.rate, ends) for ends in unique]
+        return [nesting.segments_from(mix.prompt, mix.decodes, mix.rate, ends) for ends in unique]
     place = _windows(mix.arrival, wishes.every)
     parts = [mix.decodes[place == number] for number in np.unique(place)]
     parts = [part for part in parts if len(part) >= FEW] or [mix.decodes]
     most = max(windows(mix, wishes.every))
-    return [worst([segments_from(mix.prompt, part, most, ends) for part in parts]) for ends in unique]
+    return [
+        nesting.worst([nesting.segments_from(mix.prompt, part, most, ends) for part in parts])
+        for ends in unique
+    ]
 
 
 def windows(mix: Mix, every: float) -> list[float]:
@@ -452,21 +390,19 @@ def windows(mix: Mix, every: float) -> list[float]:
 
 
 def _windows(arrival: Floats, every: float) -> NDArray[np.int64]:
-    """In which window each request comes."""
     if _span(arrival) > MOST_WINDOWS * every:
         least = _span(arrival) / MOST_WINDOWS
         raise InputError(
             f"--every {every:g}s makes more than {MOST_WINDOWS:,} windows; give {least:.3g}s or more"
         )
-    number: NDArray[np.int64] = ((arrival - arrival[0]) // every).astype(np.int64)
-    return number
+    return np.asarray((arrival - arrival[0]) // every, np.int64)
 
 
 def _span(arrival: Floats) -> float:
     return float(np.ptp(arrival))
 
 
-# -- Thresholds that a user gave, held against the conditions of a plan for WAIT ------------------------
+# -- thresholds that the user gave
 
 
 def check_given(plan: WaitPlan) -> None:
@@ -478,13 +414,14 @@ def check_given(plan: WaitPlan) -> None:
     if len(everyone) > 1:
         faults = _nested_faults(plan, everyone)
     else:
-        faults = check_thresholds(plan.lines, plan.mix.parts, _by_type(plan.mix, given), plan.capacity)
+        faults = inventory.check_thresholds(
+            plan.lines, plan.mix.parts, _by_type(plan.mix, given), plan.capacity
+        )
     if faults:
         raise InputError(f"--thresholds violate {faults[0]}")
 
 
 def _by_type(mix: Mix, given: dict[str, tuple[float, ...]]) -> list[float]:
-    """One for each type, or for all."""
     names = [name for name in mix.names if name]
     strange = [name for name in given if name and name not in names]
     if strange or any(len(sizes) > 1 for sizes in given.values()):
@@ -497,10 +434,9 @@ def _by_type(mix: Mix, given: dict[str, tuple[float, ...]]) -> list[float]:
 
 
 def _nested_faults(plan: WaitPlan, sizes: tuple[float, ...]) -> list[str]:
-    """What thresholds by segment violate."""
     if plan.nested is None:
         raise InputError(plan.why_not_nested)
     segments = plan.nested.segments
     if len(sizes) != len(segments.ends):
         raise InputError(f"--thresholds: {len(sizes)} for {len(segments.ends)} segments; give --ends too")
-    return check_nested(plan.lines, segments, sizes, plan.capacity)
+    return nesting.check_nested(plan.lines, segments, sizes, plan.capacity)

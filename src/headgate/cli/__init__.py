@@ -43,14 +43,8 @@ COMMANDS = {
 
 
 # A command's module has its name, but for these.
-HOMES = {
-    "advise": "plan",
-    "calibrate": "card",
-    "compare": "simulate",
-    "demo": "simulate",
-    "reproduce": "report",
-    "sweep": "simulate",
-}
+HOMES = {"advise": "plan", "calibrate": "card", "reproduce": "report"}
+HOMES |= dict.fromkeys(("compare", "demo", "sweep"), "simulate")
 
 
 @cache
@@ -160,6 +154,6 @@ def _give_up_output(code: int) -> int:
 
 
 def _say(message: str, code: int) -> int:
-    with suppress(OSError):  # nobody can be told that standard error is full
+    with suppress(OSError):  # standard error is full: there is no other place to say it
         print(f"headgate: {' '.join(message.split())}", file=sys.stderr)
     return code

@@ -1,9 +1,8 @@
-"""`headgate card`: a cost card for a model and a GPU without measuring; what there is to choose from."""
+"""Commands for cost cards: `card` derives, lists and shows them; `calibrate` measures one."""
 
 from __future__ import annotations
 
 import json as json_module
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
     from headgate.cost.fit.steps import About, StepTable
 
 
-card = Application(
-    help="Derive a cost card without measuring; list and show cards.",
-)
+card = Application(help="Derive a cost card without measuring; list and show cards.")
 
 DERIVE = """Derive a cost card from a model's config, a GPU and parallelism.
 
@@ -79,8 +76,7 @@ def derive(
     measured = [load_card(name) for name in correct or ()]
     found = derive_card(wanted, measured, name=place.stem if place else "")
     say = said_to(json)
-    for line in _lines(found):
-        print(line, file=say)
+    print(*_lines(found), sep="\n", file=say)
     if place is not None:
         _write(place, found.text())
         print(f"card: {place}", file=say)
@@ -103,9 +99,7 @@ def list_all(
     models = {name: {"parameters": each.weights, "kv_bytes": each.kv_bytes} for name, each in MODELS.items()}
     gpus = {name: {"gpu": each.name, "efficiencies": each.origin} for name, each in GPUS.items()}
     say = said_to(json)
-    print("Cards that ship", file=say)
-    for name, text in cards.items():
-        print(f"  {name:<32}{text}", file=say)
+    print("Cards that ship", *(f"  {name:<32}{text}" for name, text in cards.items()), sep="\n", file=say)
     print("\nModels to derive for (parameters, KV bytes per token)", file=say)
     for name, model in MODELS.items():
         print(f"  {name:<20}{model.weights / 1e9:>8.1f} B{model.kv_bytes:>10,.0f}", file=say)
@@ -126,8 +120,7 @@ def show(
 
     check_json(json)
     found = load_card(name)
-    for line in _lines(found):
-        print(line, file=said_to(json))
+    print(*_lines(found), sep="\n", file=said_to(json))
     write_json(json, json_module.loads(found.text()))
 
 
@@ -135,18 +128,15 @@ STEPS = ((1, 1024, 0), (64, 1024, 0), (256, 1024, 0), (0, 0, 512), (0, 0, 8192),
 
 
 def _lines(found: Any) -> list[str]:
-    """A card for a terminal."""
     from collections import Counter
 
     from headgate.cost.likeness import error_bar
     from headgate.cost.model import Shape
 
-    lines = [f"{found.name}: {found.model} on {found.gpu}", found.description]
-    lines.append(
-        f"{found.kv_tokens:,} KV tokens, at most {found.max_running:,} requests at once, "
-        f"{found.max_model_len:,} tokens each"
-    )
-    lines += ["", "decodes  context of each  prompt tokens  step, ms (GPU)"]
+    limits = f"{found.kv_tokens:,} KV tokens, at most {found.max_running:,} requests at once, "
+    limits += f"{found.max_model_len:,} tokens each"
+    lines = [f"{found.name}: {found.model} on {found.gpu}", found.description, limits, ""]
+    lines.append("decodes  context of each  prompt tokens  step, ms (GPU)")
     cost = found.cost.unhosted()
     for decodes, context, prompt in STEPS:
         if decodes * context > found.kv_tokens or decodes > found.max_running:
@@ -170,8 +160,7 @@ def _write(place: Path, text: str) -> None:
         raise InputError(f"--out {place}: {error.strerror}; name a file that can be written") from None
 
 
-# -- `headgate calibrate`: a cost card from a real engine, a live trace, saved steps or a benchmark's ---
-#    result
+# -- calibrate
 
 EXAMPLES = """Measure how long steps take on your GPU and write a cost card.
 
@@ -198,7 +187,7 @@ PAPER = "paper"
 
 
 @dataclass(frozen=True)
-class _Steps:
+class _MeasuredSteps:
     """What was measured, on what, and what must be said about it."""
 
     table: StepTable
@@ -242,8 +231,7 @@ def calibrate(
     name: Annotated[str | None, _option("name of the card (default: from --out)", SAYS)] = None,
     gpu: Annotated[str | None, _option("name of the GPU (default: asked from the driver)", SAYS)] = None,
     as_form: Annotated[
-        str | None,
-        _option("paper: also alpha, beta, kappa and R2 as the EB paper has them", SAYS, "--as"),
+        str | None, _option("paper: also alpha, beta, kappa and R2 as the EB paper has them", SAYS, "--as")
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="replace a card that exists")] = False,
     json: Annotated[str | None, typer.Option(help="quality and steps as JSON, to a file or -")] = None,
@@ -255,8 +243,10 @@ def calibrate(
         raise unknown("form for --as", str(as_form), (PAPER,))
     card = card_file(out, overwrite)
     if model:
-        numbers = _Numbers(seconds, slots, budget, longest, seed, _one_grid(grid) == "quick")
-        found = _measured(model, numbers, _engine_words(engine), dummy, card)
+        if grid not in GRIDS:
+            raise InputError(f"--grid {grid}: choose from {', '.join(GRIDS)}")
+        ground = (slots, budget, longest, grid == "quick")
+        found = _measured(model, ground, seconds, seed, _engine_words(engine), dummy, card)
     elif from_trace:
         found = _traced(from_trace, like)
     elif from_bench:
@@ -282,28 +272,24 @@ def _one_source(given: dict[str, Any]) -> None:
         raise InputError(f"{what}: give one of MODEL, {', '.join(FILES[:-1])} and {FILES[-1]}")
 
 
-def _write_calibrated(found: _Steps, card: Path, json: str | None, paper: bool) -> None:
+def _write_calibrated(found: _MeasuredSteps, card: Path, json: str | None, paper: bool) -> None:
     """Fit, say how well, and write the card; steps that ended early make a card, and exit code 1."""
     from headgate.cost.fit.fit import fit
 
-    say = sys.stderr if json == "-" else sys.stdout
+    say = said_to(json)
     fitted = fit(found.table, found.about)
-    made = fitted.card()
-    try:
-        write_whole(card, made.text())
-    except OSError as error:
-        raise InputError(f"--out {card}: {error.strerror}; name a file that can be written") from None
-    for line in (*fitted.lines(), *(f"note: {note}" for note in found.notes), f"card: {card}"):
-        print(line, file=say)
+    text = fitted.card().text()
+    _write(card, text)
+    print(*fitted.lines(), *(f"note: {note}" for note in found.notes), f"card: {card}", sep="\n", file=say)
     if not fitted.quality.good_enough():
         print("note: errors above 3 %; measure longer, or on a quieter machine", file=say)
-    document = {"card": json_module.loads(made.text()), "steps": len(found.table), "notes": [*found.notes]}
+    document = {"card": json_module.loads(text), "steps": len(found.table), "notes": [*found.notes]}
     if paper:
         from headgate.methods.eb.costs import paper_form
 
         form = paper_form(found.table)
         document["paper"] = form.as_dict()
-        print("\n".join(form.lines()), file=say)
+        print(*form.lines(), sep="\n", file=say)
     write_json(json, document)
     if found.failed is not None:
         raise RunError(f"{found.failed}; the card rests on the {len(found.table)} steps measured before")
@@ -330,32 +316,18 @@ def _on_engine(card: Card, limits: dict[str, int]) -> Card:
     return Card(**kept | limits | {"provenance": provenance})
 
 
-def _rescale(found: _Steps, derived: Card, card: Path, json: str | None) -> None:
+def _rescale(found: _MeasuredSteps, derived: Card, card: Path, json: str | None) -> None:
     """Scale a derived card's prices by the steps, say how well, and write it."""
     from headgate.cost.derive.rescale import rescale
 
-    say = sys.stderr if json == "-" else sys.stdout
     about = found.about
     engine = {name: getattr(about, name) for name in ("kv_tokens", "block", "max_model_len")}
     done = rescale(_on_engine(derived, engine), found.table, about.name, about.source)
-    try:
-        write_whole(card, done.card.text())
-    except OSError as error:
-        raise InputError(f"--out {card}: {error.strerror}; name a file that can be written") from None
-    for line in (*done.lines(), *(f"note: {note}" for note in found.notes), f"card: {card}"):
-        print(line, file=say)
+    _write(card, done.card.text())
+    notes = (f"note: {note}" for note in found.notes)
+    print(*done.lines(), *notes, f"card: {card}", sep="\n", file=said_to(json))
     figures = {"factors": done.factors, "added": done.added, "before": done.before, "after": done.after}
     write_json(json, {"card": json_module.loads(done.card.text()), **figures, "steps": len(found.table)})
-
-
-@dataclass(frozen=True)
-class _Numbers:
-    seconds: float
-    slots: int
-    budget: int
-    longest: int
-    seed: int
-    quick: bool
 
 
 def card_file(out: str, overwrite: bool) -> Path:
@@ -372,12 +344,6 @@ def card_file(out: str, overwrite: bool) -> Path:
     return card
 
 
-def _one_grid(grid: str) -> str:
-    if grid not in GRIDS:
-        raise InputError(f"--grid {grid}: choose from {', '.join(GRIDS)}")
-    return grid
-
-
 def _engine_words(given: list[str] | None) -> dict[str, Any]:
     """NAME=VALUE, values as JSON where they are, else as text."""
     words: dict[str, Any] = {}
@@ -392,57 +358,62 @@ def _engine_words(given: list[str] | None) -> dict[str, Any]:
     return words
 
 
-def _measured(model: str, numbers: _Numbers, words: dict[str, Any], dummy: bool, card: Path) -> _Steps:
-    """Start an engine and take it through the grid."""
+def _measured(
+    model: str,
+    ground: tuple[int, int, int, bool],
+    seconds: float,
+    seed: int,
+    words: dict[str, Any],
+    dummy: bool,
+    card: Path,
+) -> _MeasuredSteps:
     from headgate.live.calibrate.campaign import measured
 
+    file = card.with_suffix(".steps.npz")
     with bar("measuring", 1000) as progress:
         table, about, outcome, failed = measured(
             model,
-            ground=(numbers.slots, numbers.budget, numbers.longest, numbers.quick),
-            seconds=numbers.seconds,
+            ground=ground,
+            seconds=seconds,
             passes=SEARCHED,
-            seed=numbers.seed,
+            seed=seed,
             dummy=dummy,
             more=words,
-            steps_file=card.with_suffix(".steps.npz"),
+            steps_file=file,
             report=lambda done, total, doing: progress(round(1000 * done / max(1, total))),
         )
     card.with_suffix(".about.json").write_text(json_module.dumps(asdict(about), indent=2) + "\n")
-    notes = (f"{len(table)} steps in {card.with_suffix('.steps.npz')}: {outcome}",)
-    return _Steps(table, about, notes, outcome if failed else None)
+    notes = (f"{len(table)} steps in {file}: {outcome}",)
+    return _MeasuredSteps(table, about, notes, outcome if failed else None)
 
 
-def _traced(file: str, like: str | None) -> _Steps:
+def _traced(file: str, like: str | None) -> _MeasuredSteps:
     from headgate.live.calibrate.steps import steps_of_trace
 
     table, header = steps_of_trace(file)
     facts, limits = _facts(table, like), header.get("engine", {})
-    said = {"model": header.get("model"), "kv_tokens": header.get("kv_tokens")}
-    said |= {"max_model_len": limits.get("max_model_len"), "block": limits.get("block_size")}
-    said |= {
-        "max_running": limits.get("max_num_seqs"),
-        "max_batch_tokens": limits.get("max_num_batched_tokens"),
-    }
-    known = {name: value for name, value in said.items() if value}
+    words = {"max_model_len": "max_model_len", "block": "block_size", "max_running": "max_num_seqs"}
+    words |= {"max_batch_tokens": "max_num_batched_tokens"}
+    known = {name: limits[word] for name, word in words.items() if limits.get(word)}
+    known |= {name: header[name] for name in ("model", "kv_tokens") if header.get(name)}
     versions = {str(name): str(value) for name, value in header.get("versions", {}).items()} or facts.versions
     date = str(header.get("date", "unknown"))
     about = replace(facts, **known, versions=versions, date=date, source=f"live trace {Path(file).name}")
     note = "a live trace has the shapes of its traffic only; beyond them the card extrapolates"
-    return _Steps(table, about, (note,))
+    return _MeasuredSteps(table, about, (note,))
 
 
-def _benched(file: str, budget: int, like: str | None) -> _Steps:
+def _benched(file: str, budget: int, like: str | None) -> _MeasuredSteps:
     from headgate.live.calibrate.steps import LIMITS, steps_of_bench
 
     table, words = steps_of_bench(file, budget)
     about = replace(_facts(table, like), source=f"vllm bench serve result {Path(file).name}")
     if words.get("model_id"):
         about = replace(about, model=str(words["model_id"]))
-    return _Steps(table, replace(about, date=str(words.get("date") or "unknown")), LIMITS)
+    return _MeasuredSteps(table, replace(about, date=str(words.get("date") or "unknown")), LIMITS)
 
 
-def _saved(files: list[str], like: str | None) -> _Steps:
+def _saved(files: list[str], like: str | None) -> _MeasuredSteps:
     """Steps that an earlier calibration kept, with what it wrote beside them."""
     from headgate.cost.fit.steps import About, StepTable, concat
 
@@ -450,10 +421,10 @@ def _saved(files: list[str], like: str | None) -> _Steps:
     beside = Path(files[0].removesuffix(".steps.npz") + ".about.json")
     if like is None and beside.is_file():
         try:
-            return _Steps(table, About(**json_module.loads(beside.read_text(encoding="utf-8"))))
+            return _MeasuredSteps(table, About(**json_module.loads(beside.read_text(encoding="utf-8"))))
         except (TypeError, ValueError):
             raise InputError(f"{beside}: not what headgate calibrate wrote; pass --like CARD") from None
-    return _Steps(table, _facts(table, like))
+    return _MeasuredSteps(table, _facts(table, like))
 
 
 def _facts(table: StepTable, like: str | None) -> About:
@@ -464,8 +435,8 @@ def _facts(table: StepTable, like: str | None) -> About:
 
     if like is not None:
         card = load_card(like)
-        limits = {name: getattr(card, name) for name in ("kv_tokens", "max_model_len", "block")}
-        limits |= {name: getattr(card, name) for name in ("max_running", "max_batch_tokens")}
+        names = ("kv_tokens", "max_model_len", "block", "max_running", "max_batch_tokens")
+        limits = {name: getattr(card, name) for name in names}
         known, facts = card.provenance, About(card.name, card.gpu, card.model, **limits)
         shape, settings = known.model_shape or {}, known.settings or {}
         if card.host and card.host.graph:  # the settings of a card of several engines may name several

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 INDENT = " " * 13
 EXAMPLES = """Test whether a policy or router of your own keeps the laws.
 
-Runs it in many small random worlds. The laws of policies: everybody is served and every plan makes sense;
+Runs it in many small random worlds. The laws of policies: every request is served, every plan makes sense;
 the same history gives the same plans; asking twice changes nothing; leases are honest; an engine that gives
 less breaks nothing; it can take over half-way. The laws of routers: every move makes sense and every
 request is served or leaves; the same history gives the same moves. Exit code 1 when one is broken. In
@@ -67,8 +67,7 @@ def check(
         try_all = try_router_laws if what == "router" else try_laws
         trial = try_all(name, settings, worlds, seed, tried)
     trial.policy = policy
-    document = asdict(trial)
-    del document["policy"]
+    document = {name: value for name, value in asdict(trial).items() if name != "policy"}
     write_json(json, {what: policy, **document, "kept": trial.kept})
     if json != "-":
         _print(trial)
@@ -94,7 +93,7 @@ def _print(trial: LawTrial) -> None:
         print(f"note: its parameters do not fit the engines of {trial.refused} more worlds")
 
 
-# -- An end to code of the user's that does not end by itself -------------------------------------------
+# -- an end to code that does not end by itself
 
 
 class _TooLongError(BaseException):

@@ -130,7 +130,7 @@ def _installed(name: str) -> str:
         return "installed, version unknown"
 
 
-# -- What of the installed vLLM is as we expect it, and what headgate would do in it --------------------
+# -- the installed vLLM, and headgate in it
 
 LOOK = "import json; from headgate.live.vllm.seams import faults; print(); print(json.dumps(faults()))"
 PATIENCE = 240.0  # seconds to import vLLM on a slow machine
@@ -139,13 +139,14 @@ TICK = 0.5  # seconds between two signs of life
 
 def checkup(seams: bool = True) -> dict[str, Any]:
     """Findings in words, and a list of problems."""
+    from headgate.cli.serve import executable
     from headgate.live.vllm.seams import installed
 
     problems: list[str] = []
     release = installed()
     return {
         "version": _version(release, problems),
-        "command": _command(),
+        "command": executable() or "no vllm command beside this Python or on the path",
         "seams": _seams(problems) if release and seams else "not looked at",
         **_settings(problems),
         "problems": problems,
@@ -161,12 +162,6 @@ def _version(release: str | None, problems: list[str]) -> str:
     if why:
         problems.append(why)
     return f"{release}, {'not supported' if why else 'supported'}"
-
-
-def _command() -> str:
-    from headgate.cli.serve import executable
-
-    return executable() or "no vllm command beside this Python or on the path"
 
 
 def _seams(problems: list[str]) -> str:
@@ -212,21 +207,17 @@ def _settings(problems: list[str]) -> dict[str, str]:
     from headgate.live.vllm import VLLM
 
     path = file_of()
-    said = "HEADGATE_CONFIG is not set" if path is None else f"{FILE}={path}"
     if path is None:
-        return {"settings": said, "active": "nothing by itself; headgate serve sets a policy"}
+        active = "nothing by itself; headgate serve sets a policy"
+        return {"settings": "HEADGATE_CONFIG is not set", "active": active}
     try:
         settings = read_settings()
         check_policy(settings, VLLM)
     except InputError as error:
         problems.append(str(error))
-        return {
-            "settings": f"{said}, wrong",
-            "active": "nothing; vLLM would refuse to start with our scheduler",
-        }
+        active = "nothing; vLLM would refuse to start with our scheduler"
+        return {"settings": f"{FILE}={path}, wrong", "active": active}
     name, words = settings.named()
     parameters = ", ".join(f"{word}={value}" for word, value in words.items())
-    return {
-        "settings": f"{said}, valid",
-        "active": f"policy {name}({parameters}), card {settings.card or 'none'}",
-    }
+    active = f"policy {name}({parameters}), card {settings.card or 'none'}"
+    return {"settings": f"{FILE}={path}, valid", "active": active}

@@ -186,7 +186,6 @@ def gather(file: str | None, mix: str | None, flags: dict[str, Any]) -> Experime
 
 
 def _classes(mix: str) -> dict[str, Any]:
-    """The classes in a mix file."""
     settings = read_toml(mix, "mix file")
     if set(settings) != {"classes"}:
         raise InputError(f"mix file {mix}: must hold [[classes]] tables and nothing else; correct it")

@@ -85,15 +85,9 @@ def _folded(example: str, width: int) -> str:
 
 
 def _filled(text: str, width: int, first: str, others: str) -> str:
-    filled = textwrap.fill(
-        " ".join(text.split()),
-        width,
-        break_on_hyphens=False,
-        break_long_words=False,
-        initial_indent=first,
-        subsequent_indent=others,
-    )
-    return filled + "\n"
+    whole: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
+    words = " ".join(text.split())
+    return textwrap.fill(words, width, initial_indent=first, subsequent_indent=others, **whole) + "\n"
 
 
 def _write_options(command: Any, ctx: Any, formatter: Any) -> None:

@@ -1,4 +1,4 @@
-"""Where results go: a run folder, a JSON file, standard output."""
+"""Where results go: a run folder, a JSON file, a report, standard output; and the progress bar."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REPORT = "report.html"  # its name beside run folders
 def run_folder(out: str | None, name: str, overwrite: bool) -> Iterator[Path]:
     """The folder to write to: the one asked for, which must be free, or the next number under runs/.
 
-    It is made at once, so that a place nobody can write to is refused before the work is done and two
+    It is made at once, so that a place that cannot be written to is refused before the work is done and two
     commands at the same time do not get the same folder. It goes again if nothing was written.
     """
     if out is None and overwrite:
@@ -149,7 +149,7 @@ def ended_early(run: Run, what: str, folder: Path) -> RunError:
 
 @contextmanager
 def _undisturbed(folder: Path) -> Iterator[None]:
-    """A run that is over is written whole; whoever interrupts meanwhile is heard afterwards."""
+    """A run that is over is written whole; an interrupt meanwhile is heard afterwards."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -163,7 +163,7 @@ def _undisturbed(folder: Path) -> Iterator[None]:
         raise RunInterruptedError(f"interrupted; what there is stands in {folder}")
 
 
-# -- Reports that commands write: the flag, and the file ------------------------------------------------
+# -- plans, reports and JSON
 
 Report = Annotated[
     str | None, typer.Option(help=f"HTML report to this file; {NO_REPORT}: not even beside the runs")
@@ -178,7 +178,6 @@ class Outputs(NamedTuple):
     report: str | None
 
     def checked(self) -> Outputs:
-        """The same, or a mistake told before the work begins."""
         check_json(self.json)
         check_report(self.report)
         return self
@@ -216,7 +215,7 @@ def said_to(json: str | None) -> IO[str]:
 
 
 def summed_up(scenes: Sequence[Scene]) -> None:
-    """Figures and comparisons, worked out here so that somebody who waits sees how far it is."""
+    """Figures and comparisons, worked out here so that a progress bar shows how far it is."""
     with bar("summing up", len(scenes)) as progress:
         for number, scene in enumerate(scenes, 1):
             _ = scene.metrics, scene.comparison  # both are kept
@@ -233,14 +232,14 @@ def save_page(page: Page, target: str | None, say: IO[str]) -> None:
     print(f"report: {path} ({path.stat().st_size / 1000:,.0f} kB, open it in a browser)", file=say)
 
 
-# -- A progress bar with the time left, on standard error, for work of over two seconds at a terminal ---
+# -- a progress bar
 
 PATIENCE = 2.0  # seconds before it shows
 
 
 @contextmanager
 def bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A function to call with how much of `total` is done. It shows by itself, even if nobody calls."""
+    """A function to call with how much of `total` is done. It shows by itself, even without a call."""
     if not sys.stderr.isatty():
         yield lambda done: None
         return

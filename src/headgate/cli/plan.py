@@ -1,4 +1,4 @@
-"""`headgate plan`: what the planners say, without running anything."""
+"""Commands that plan: `plan threshold`, `flags`, `capacity`, `fluid`, `wait`, and `advise`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from headgate.advisor.capacity.plan import CapacityPlan
     from headgate.advisor.capacity.traffic import Level
     from headgate.advisor.fewest_engines import EnginesPlan, Way
-    from headgate.advisor.set_up import OtherTimes
+    from headgate.advisor.set_up import OtherTimes, SearchPlan
+    from headgate.report.document import Page
 
 
-plan = Application(
-    help="Plan thresholds, flags of plain vLLM, capacity and fleets.",
-)
+plan = Application(help="Plan thresholds, flags of plain vLLM, capacity and fleets.")
+
 
 THRESHOLD = """When to refill; whether mixed or exclusive batches serve more.
 
@@ -52,22 +52,8 @@ Examples:
       --mixed-by-share 4.2e-5,0,0 --prompt 512 --output 256
 """
 
-FLAGS = """What to set in plain vLLM, without a plug-in, and why.
 
-Seats come from KV memory and the TPOT target, the token budget from that
-target, the queue limit from the TTFT target. --slots and --budget, where
-given, are the most to advise. With --slo the budget is computed from the
-card for the promised gap, and checked by a search around it.
-
-\b
-Examples:
-  headgate plan flags --trace azure-conv --tpot 50ms --ttft 500ms
-  headgate plan flags --prompt 512 --output 256 --tpot 40ms --check
-  headgate plan flags --trace azure-conv --slo ttft=500ms@p95,tbt=100ms@p99
-"""
-
-
-@plan.command()
+@plan.command(help=THRESHOLD)
 @takes_settings
 def threshold(
     words: Experiment,
@@ -95,7 +81,18 @@ def threshold(
     tell(page, found.as_dict(), outputs, setup, lost, [outside])
 
 
-# -- What commands that search have in common: the promise, the policies, and where answers go ----------
+def _bound(text: str | None) -> float | None:
+    from headgate.core.durations import duration
+
+    if text is None:
+        return None
+    seconds = duration(text)
+    if not seconds > 0:
+        raise InputError(f"--max-gap {text}: it must be above 0, or left out for no bound")
+    return seconds
+
+
+# -- what commands that search have in common
 
 
 def flag(help: str, panel: str = SEARCH) -> typer.models.OptionInfo:
@@ -107,7 +104,22 @@ def flag(help: str, panel: str = SEARCH) -> typer.models.OptionInfo:
 Levels = Annotated[list[str] | None, flag("service levels, such as ttft=500ms@p50,tbt=100ms@p99:paying")]
 
 
-@plan.command()
+FLAGS = """What to set in plain vLLM, without a plug-in, and why.
+
+Seats come from KV memory and the TPOT target, the token budget from that
+target, the queue limit from the TTFT target. --slots and --budget, where
+given, are the most to advise. With --slo the budget is computed from the
+card for the promised gap, and checked by a search around it.
+
+\b
+Examples:
+  headgate plan flags --trace azure-conv --tpot 50ms --ttft 500ms
+  headgate plan flags --prompt 512 --output 256 --tpot 40ms --check
+  headgate plan flags --trace azure-conv --slo ttft=500ms@p95,tbt=100ms@p99
+"""
+
+
+@plan.command(help=FLAGS)
 @takes_settings
 def flags(
     words: Experiment,
@@ -146,11 +158,7 @@ def flags(
 
 
 def _promised(
-    words: Experiment,
-    search: SearchSettings,
-    slo: list[str],
-    check: bool,
-    outputs: Outputs,
+    words: Experiment, search: SearchSettings, slo: list[str], check: bool, outputs: Outputs
 ) -> None:
     """The same for a promise: the budget by formula, and what a search says of it."""
     from headgate.advisor.budget_search import search_flags
@@ -170,7 +178,7 @@ def _promised(
     tell(page, document, outputs, setup, tried.lost, [outside])
 
 
-# -- `headgate plan capacity`: the largest rate each policy sustains, or the fewest engines for a load --
+# -- plan capacity
 
 RATE, ENGINES = "rate", "engines"
 Find = Annotated[str, flag("rate: of one engine; engines: how few bear the load")]
@@ -179,6 +187,32 @@ Policies = Annotated[list[str] | None, flag(f"{NAMED} or all; may be repeated", 
 Cache = Annotated[str | None, flag("folder of answers from before; none: use none")]
 
 
+CAPACITY_HELP = """The largest rate or the fewest engines for service levels.
+
+λ* is the rate beyond which every policy falls behind. Each policy is simulated
+at rates between zero and λ*, by bracketing, with several seeds in parallel.
+With --find engines the load is given (a trace's own, --scale-rate or --rate)
+and fleets are simulated at token level, from load / λ* engines up, under every
+--router with every --policy.
+A level is METRIC=TIME@STATISTIC:CLASS with the metrics ttft, tbt (every gap
+between two tokens), tpot and e2e, the statistics p50, p99, ... mean and max,
+and a class or all requests. Without a statistic it is a promise that policies
+know of and that is not checked.
+
+\b
+Examples:
+  headgate plan capacity --slo ttft=500ms@p50,tbt=100ms@p99 \\
+      --policy mixed --policy v0 --prompt 1000 --output 200
+  headgate plan capacity --slo ttft=500ms@p50,tbt=100ms@p99:paying,tbt=500ms:free \\
+      --classes paying=5%,free=95% --trace sharegpt-8k --policy sarathi --policy slai \\
+      --card pub-rtx-ada-6000-mistral-7b --slots 128 --budget 512
+  headgate plan capacity --slo e2e=20s@p95 --policy all --trace azure-conv --seeds 2
+  headgate plan capacity --find engines --slo ttft=500ms@p95,tpot=40ms@p95 \\
+      --trace azure-conv --scale-rate 30 --router least-loaded --policy mixed --policy eb+
+"""
+
+
+@plan.command(help=CAPACITY_HELP)
 @takes_settings
 def capacity(
     words: Experiment,
@@ -208,15 +242,7 @@ def capacity(
     _find_rate(words, asks, outputs)
 
 
-def _outside(words: Experiment, found: CapacityPlan) -> str:
-    """What the card did not measure, at the rate of the best policy."""
-    from headgate.experiment.run import outside_said
-
-    best = None if found.declined else found.best
-    return "" if best is None else outside_said(words, best.policy, best.rate.value)
-
-
-def _other_times(words: Experiment, asks: Asked, found: CapacityPlan) -> OtherTimes | None:
+def _other_times(words: Experiment, asks: SearchQuestion, found: CapacityPlan) -> OtherTimes | None:
     """The best policy with the other arrival times."""
     from headgate.advisor.capacity.plan import choose
     from headgate.advisor.set_up import other_question, other_rate
@@ -224,37 +250,44 @@ def _other_times(words: Experiment, asks: Asked, found: CapacityPlan) -> OtherTi
     best = found.best
     if best is None or not best.rate.value or found.interrupted or found.declined:
         return None
-    question = other_question(words, asks.options, found.requests)
+    question = other_question(words, asks.options, found.traffic.requests)
     if question is None:
         return None
-    chosen, _ = choose([best.policy], words, found.engine)
+    chosen, _ = choose([best.policy], words, found.start.engine)
     named = best.policy, best.rate.value
     return other_rate(question, asks.levels, named, chosen[best.policy], bar, asks.folder)
 
 
-def _find_rate(words: Experiment, asks: Asked, outputs: Outputs) -> None:
-    """Search, show, and write JSON and a report where asked."""
+def _find_rate(words: Experiment, asks: SearchQuestion, outputs: Outputs) -> None:
     from headgate.advisor.capacity.plan import plan_capacity
-    from headgate.experiment.run import assumed, tried_arrivals
+    from headgate.experiment.run import assumed, outside_said, tried_arrivals
     from headgate.report.plans.capacity import apart_said, capacity_page
 
     found = plan_capacity(words, asks.policies, asks.levels, asks.options, bar, asks.folder)
     other = _other_times(words, asks, found)
     setup = assumed(words, tried_arrivals(asks.options.as_recorded))
-    alarms = apart_said(other, "sustains"), _outside(words, found)
+    best = None if found.declined else found.best
+    outside = outside_said(words, best.policy, best.rate.value) if best else ""
+    alarms = apart_said(other, "sustains"), outside
+    _tell_search(found, other, capacity_page(found, sys.argv[1:]), outputs, setup, alarms)
+
+
+def _tell_search(
+    found: SearchPlan, other: OtherTimes | None, page: Page, to: Outputs, setup: str, alarms: Sequence[str]
+) -> None:
     document = found.as_dict() | ({"other_times": other._asdict()} if other else {})
-    tell(capacity_page(found, sys.argv[1:]), document, outputs, setup, found.lost, alarms)
+    tell(page, document, to, setup, found.traffic.lost, alarms)
     if found.interrupted:
         raise KeyboardInterrupt
 
 
-# -- `headgate plan capacity --find engines`: how few engines bear a load under service levels ----------
+# -- plan capacity --find engines
 
 
-def find_engines(words: Experiment, routers: list[str], asks: Asked, outputs: Outputs) -> None:
+def find_engines(words: Experiment, routers: list[str], asks: SearchQuestion, outputs: Outputs) -> None:
     """Search, show, and write JSON and a report where asked; levels that no fleet keeps are refused then."""
     from headgate.advisor.fewest_engines import Serving, make_ways, out_of_reach, plan_engines
-    from headgate.experiment.run import DEFAULT_ROUTER, assumed, tried_arrivals
+    from headgate.experiment.run import DEFAULT_ROUTER, assumed, outside_said, tried_arrivals
     from headgate.report.plans.capacity import apart_said, engines_page
 
     wanted = routers or list(words.routers) or [words.router or DEFAULT_ROUTER]
@@ -262,24 +295,23 @@ def find_engines(words: Experiment, routers: list[str], asks: Asked, outputs: Ou
     found = plan_engines(words, ways, asks.levels, asks.options, Serving.of(words), bar, folder=asks.folder)
     other = _engines_at_other_times(words, asks, ways, found)
     setup = assumed(words, tried_arrivals(asks.options.as_recorded, found.rate), fleet=True)
-    alarms = apart_said(other, "needs", "engines"), _engines_outside(words, found)
-    document = found.as_dict() | ({"other_times": other._asdict()} if other else {})
-    tell(engines_page(found, sys.argv[1:]), document, outputs, setup, found.lost, alarms)
-    if found.interrupted:
-        raise KeyboardInterrupt
+    best = found.best
+    outside = outside_said(words, best.policy, found.rate / best.engines) if best and best.engines else ""
+    alarms = apart_said(other, "needs", "engines"), outside
+    _tell_search(found, other, engines_page(found, sys.argv[1:]), outputs, setup, alarms)
     if advice := out_of_reach(found):
         raise InputError(advice)
 
 
 def _engines_at_other_times(
-    words: Experiment, asks: Asked, ways: dict[str, Way], found: EnginesPlan
+    words: Experiment, asks: SearchQuestion, ways: dict[str, Way], found: EnginesPlan
 ) -> OtherTimes | None:
     """The smallest fleet with the other arrival times; None where no fleet is enough."""
     from headgate.advisor.fewest_engines import Serving, plan_engines
     from headgate.advisor.set_up import OtherTimes, other_question
 
     best = found.best
-    question = None if found.interrupted else other_question(words, asks.options, found.requests)
+    question = None if found.interrupted else other_question(words, asks.options, found.traffic.requests)
     if question is None or best is None or best.engines is None:
         return None
     settings, others, own = question
@@ -292,15 +324,7 @@ def _engines_at_other_times(
     return OtherTimes(best.name, others.as_recorded, best.engines, again.engines, found.rate / own)
 
 
-def _engines_outside(words: Experiment, found: EnginesPlan) -> str:
-    """What the card did not measure, on one engine of the smallest fleet that does."""
-    from headgate.experiment.run import outside_said
-
-    best = found.best
-    return outside_said(words, best.policy, found.rate / best.engines) if best and best.engines else ""
-
-
-class Asked(NamedTuple):
+class SearchQuestion(NamedTuple):
     """A question, checked before any work."""
 
     levels: tuple[Level, ...]
@@ -310,7 +334,6 @@ class Asked(NamedTuple):
 
     @property
     def folder(self) -> Path | None:
-        """Of answers from before."""
         from headgate.advisor.capacity.memory import chosen_folder
 
         return chosen_folder(self.cache)
@@ -323,19 +346,39 @@ def asked(
     slo: list[str] | None,
     policies: Sequence[str] | None = None,
     cache: str | None = None,
-) -> Asked:
+) -> SearchQuestion:
     """There is a promise, and jobs are as many as cores unless told."""
     from headgate.advisor.capacity.traffic import parse_levels
 
     if not slo:
         raise InputError(f"{command} needs a promise, such as --slo ttft=1s@p95,tbt=100ms@p99")
     options = search.model_copy(update={"jobs": search.jobs or os.cpu_count() or 1})
-    return Asked(parse_levels(slo), list(policies or words.policies), options, cache)
+    return SearchQuestion(parse_levels(slo), list(policies or words.policies), options, cache)
 
 
-plan.command()(capacity)
+# -- plan fluid, plan wait
+
+FLUID_HELP = """Split a fleet between prompts and decodes; what an engine adds.
+
+Says which requests to serve. Solves the steady-state linear program of gate-and-route for classes of
+requests: --class flags, the classes of an experiment file with --rate, a trace cut into classes by prompt
+and output length, or the log of a router. Rates are those of the whole fleet. One percent of a price, a
+seat or a step time: what it changes.
+
+\b
+Examples:
+  headgate plan fluid --engines 20 --mixed-fixed 17.4ms \\
+      --mixed-per-token 6.2e-5 --solo-step 22ms --patience 10s \\
+      --class code:prompt=300,output=1000,rate=10 \\
+      --class paper:prompt=3000,output=400,rate=10
+  headgate plan fluid --engines 8 --trace azure-conv --scale-rate 30 --clusters 4
+  headgate plan fluid --engines 8 --slots 128 --trace azure-code --scale-rate 20 \\
+      --tpot 30ms --frontier tpot
+  headgate plan fluid --engines 8 --from-log router.jsonl
+"""
 
 
+@plan.command(help=FLUID_HELP)
 @takes_settings
 def fluid(
     words: Experiment,
@@ -359,16 +402,25 @@ def fluid(
     tell(page, found.as_dict(), outputs, setup, lost, [outside])
 
 
-plan.command()(fluid)
+WAIT_HELP = """Thresholds of WAIT and Nested WAIT, and the memory they need.
+
+Prints the fluid equilibrium, thresholds per stage (fractional and, where
+they fit, whole), segments for outputs that cannot be predicted, and the memory
+that is enough with probability 1 - MISS. Types are the classes of a mix.
+Needs a rate: --rate, a trace's own times, or --load.
+
+\b
+Examples:
+  headgate plan wait --card pub-a100-llama-7b --prompt 60 --output 200 \\
+      --rate 20
+  headgate plan wait --trace azure-conv --scale-rate 2 --types 3 --every 60s
+  headgate plan wait --prompt 512 --output 256 --load 0.8 --segments 4
+"""
 
 
+@plan.command(help=WAIT_HELP)
 @takes_settings
-def wait(
-    words: Experiment,
-    wishes: WaitSettings,
-    json: Json = None,
-    report: Report = None,
-) -> None:
+def wait(words: Experiment, wishes: WaitSettings, json: Json = None, report: Report = None) -> None:
     """Plan it."""
     from headgate.advisor.wait_plan import plan_wait
     from headgate.experiment.run import MIXED, arrivals_said, assumed, outside_said
@@ -382,23 +434,7 @@ def wait(
     tell(page, found.as_dict(), outputs, setup, found.lost, [outside, found.alarm])
 
 
-plan.command()(wait)
-
-
-def _bound(text: str | None) -> float | None:
-    from headgate.core.durations import duration
-
-    if text is None:
-        return None
-    seconds = duration(text)
-    if not seconds > 0:
-        raise InputError(f"--max-gap {text}: it must be above 0, or left out for no bound")
-    return seconds
-
-
-threshold.__doc__ = THRESHOLD
-flags.__doc__ = FLAGS
-# -- `headgate advise`: from a trace and a promise to a command line ------------------------------------
+# -- advise
 
 ADVISE_HELP = """Say which policy, flags and engines keep your latency promises.
 
@@ -451,67 +487,3 @@ def advise(
 
 
 advise.__doc__ = ADVISE_HELP
-CAPACITY_HELP = """The largest rate or the fewest engines for service levels.
-
-λ* is the rate beyond which every policy falls behind. Each policy is simulated
-at rates between zero and λ*, by bracketing, with several seeds in parallel.
-With --find engines the load is given (a trace's own, --scale-rate or --rate)
-and fleets are simulated at token level, from load / λ* engines up, under every
---router with every --policy.
-A level is METRIC=TIME@STATISTIC:CLASS with the metrics ttft, tbt (every gap
-between two tokens), tpot and e2e, the statistics p50, p99, ... mean and max,
-and a class or all requests. Without a statistic it is a promise that policies
-know of and nobody checks.
-
-\b
-Examples:
-  headgate plan capacity --slo ttft=500ms@p50,tbt=100ms@p99 \\
-      --policy mixed --policy v0 --prompt 1000 --output 200
-  headgate plan capacity --slo ttft=500ms@p50,tbt=100ms@p99:paying,tbt=500ms:free \\
-      --classes paying=5%,free=95% --trace sharegpt-8k --policy sarathi --policy slai \\
-      --card pub-rtx-ada-6000-mistral-7b --slots 128 --budget 512
-  headgate plan capacity --slo e2e=20s@p95 --policy all --trace azure-conv --seeds 2
-  headgate plan capacity --find engines --slo ttft=500ms@p95,tpot=40ms@p95 \\
-      --trace azure-conv --scale-rate 30 --router least-loaded --policy mixed --policy eb+
-"""
-capacity.__doc__ = CAPACITY_HELP
-# -- `headgate plan fluid`: how a fleet should split its engines, whom to serve, and what that is worth -
-
-FLUID_HELP = """Split a fleet between prompts and decodes; what an engine adds.
-
-Says which requests to serve. Solves the steady-state linear program of gate-and-route for classes of
-requests: --class flags, the classes of an experiment file with --rate, a trace cut into classes by prompt
-and output length, or the log of a router. Rates are those of the whole fleet. One percent of a price, a
-seat or a step time: what it changes.
-
-\b
-Examples:
-  headgate plan fluid --engines 20 --mixed-fixed 17.4ms \\
-      --mixed-per-token 6.2e-5 --solo-step 22ms --patience 10s \\
-      --class code:prompt=300,output=1000,rate=10 \\
-      --class paper:prompt=3000,output=400,rate=10
-  headgate plan fluid --engines 8 --trace azure-conv --scale-rate 30 --clusters 4
-  headgate plan fluid --engines 8 --slots 128 --trace azure-code --scale-rate 20 \\
-      --tpot 30ms --frontier tpot
-  headgate plan fluid --engines 8 --from-log router.jsonl
-"""
-fluid.__doc__ = FLUID_HELP
-
-
-# -- `headgate plan wait`: thresholds of WAIT and Nested WAIT, and the memory they need -----------------
-
-WAIT_HELP = """Thresholds of WAIT and Nested WAIT, and the memory they need.
-
-Prints the fluid equilibrium, thresholds per stage (fractional and, where
-they fit, whole), segments for outputs nobody can predict, and the memory
-that is enough with probability 1 - MISS. Types are the classes of a mix.
-Needs a rate: --rate, a trace's own times, or --load.
-
-\b
-Examples:
-  headgate plan wait --card pub-a100-llama-7b --prompt 60 --output 200 \\
-      --rate 20
-  headgate plan wait --trace azure-conv --scale-rate 2 --types 3 --every 60s
-  headgate plan wait --prompt 512 --output 256 --load 0.8 --segments 4
-"""
-wait.__doc__ = WAIT_HELP

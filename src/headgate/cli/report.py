@@ -1,4 +1,4 @@
-"""`headgate report`: runs that exist already, as one HTML file."""
+"""Commands that show results: `report` of runs that exist, `reproduce` a published experiment."""
 
 from __future__ import annotations
 
@@ -9,19 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headgate.cli.output import (
-    REPORT,
-    Outputs,
-    Report,
-    bar,
-    check_json,
-    check_report,
-    said_to,
-    save_page,
-    summed_up,
-    tell,
-    write_json,
-)
+from headgate.cli import output
 from headgate.core.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -44,7 +32,7 @@ Examples:
 
 def report(
     runs: Annotated[list[str], typer.Argument(help="run folders, folders of them, or live traces")],
-    out: Annotated[str, typer.Option(help="the file to write")] = REPORT,
+    out: Annotated[str, typer.Option(help="the file to write")] = output.REPORT,
     baseline: Annotated[
         str | None, typer.Option(help="the policy or router others are compared with")
     ] = None,
@@ -57,10 +45,10 @@ def report(
     from headgate.report.runs.scenes import gather
     from headgate.report.terminal import show
 
-    check_json(json)
-    check_report(out, "--out")
+    output.check_json(json)
+    output.check_report(out, "--out")
     places = [place for run in runs for place in find_runs(run)]
-    with bar("reading runs", len(places)) as progress:
+    with output.bar("reading runs", len(places)) as progress:
         loaded = []
         for number, place in enumerate(places, 1):
             loaded.append(Run.load(place))
@@ -68,13 +56,13 @@ def report(
     scenes = gather(loaded)
     if baseline is not None:
         scenes = [_led_by(scene, baseline) for scene in scenes]
-    summed_up(scenes)
+    output.summed_up(scenes)
     page = runs_page(scenes, sys.argv[1:], title)
-    say = said_to(json)
+    say = output.said_to(json)
     for chapter in page.chapters:
         show(f"{chapter.title}: {chapter.verdict}", say)
-    save_page(page, out, say)
-    write_json(json, _document(out, scenes))
+    output.save_page(page, out, say)
+    output.write_json(json, _document(out, scenes))
 
 
 def find_runs(text: str) -> list[Path]:
@@ -91,7 +79,6 @@ def find_runs(text: str) -> list[Path]:
 
 
 def _led_by(scene: Scene, baseline: str) -> Scene:
-    """The same scene with that policy first."""
     from dataclasses import replace
 
     if baseline not in scene.runs:
@@ -116,7 +103,7 @@ def _document(out: str, scenes: list[Scene]) -> dict[str, Any]:
 
 
 report.__doc__ = REPORT_HELP
-# -- `headgate reproduce`: one experiment of the literature again ---------------------------------------
+# -- reproduce
 
 REPRODUCE_HELP = """Run a published experiment; print published and our numbers.
 
@@ -136,14 +123,14 @@ def reproduce(
     quick: Annotated[bool, typer.Option(help="a tenth of the requests: to try it, not to quote it")] = False,
     seed: Annotated[int, typer.Option(min=0, help="one number for all randomness")] = 0,
     json: Annotated[str | None, typer.Option(help="all numbers as JSON, to a file or - for stdout")] = None,
-    report: Report = None,
+    report: output.Report = None,
 ) -> None:
     """Run it."""
-    outputs = Outputs(json, report).checked()
+    outputs = output.Outputs(json, report).checked()
     papers = _papers()
     if name is None:
         if json is not None:
-            write_json(json, {key: experiment.about for key, experiment in papers.EXPERIMENTS.items()})
+            output.write_json(json, {key: experiment.about for key, experiment in papers.EXPERIMENTS.items()})
         if json != "-":
             for source in dict.fromkeys(experiment.source for experiment in papers.EXPERIMENTS.values()):
                 print(f"Experiments of {source}:")
@@ -153,10 +140,10 @@ def reproduce(
         return
     options = papers.Options(seed, quick)
     jobs = papers.find(name).jobs(options)
-    with bar(name, len(jobs)) as progress:
+    with output.bar(name, len(jobs)) as progress:
         found = papers.reproduce(name, options, jobs, progress)
     document = {"seed": seed, "quick": quick, "interrupted": found.interrupted, **found.as_dict()}
-    tell(papers.published_page(found, sys.argv[1:], quick), document, outputs)
+    output.tell(papers.published_page(found, sys.argv[1:], quick), document, outputs)
     if found.interrupted:
         raise KeyboardInterrupt
 

@@ -40,41 +40,26 @@ Examples:
   headgate route --demo  # four emulated engines, a load and a live view
 """
 FRONT, POLICY = "Front", "Router"
+ROUTER = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:Class (default: least-loaded)"
+
+
+def _option(help: str, panel: str, *flags: str) -> Any:
+    return typer.Option(*flags, help=help, rich_help_panel=panel)
 
 
 def route(
     engine: Annotated[list[str] | None, typer.Option(help="URL of an engine; repeat it")] = None,
     config: Annotated[str | None, typer.Option(help="TOML file; flags are laid over it")] = None,
-    router: Annotated[
-        str | None,
-        typer.Option(
-            help="NAME, NAME:PARAMETER=VALUE,... or FILE.py:Class (default: least-loaded)",
-            rich_help_panel=POLICY,
-        ),
-    ] = None,
-    card: Annotated[
-        str | None,
-        typer.Option(help="cost card of the engines, for routers that plan", rich_help_panel=POLICY),
-    ] = None,
-    seats: Annotated[
-        int | None, typer.Option(help="requests at once of every --engine (256)", rich_help_panel=POLICY)
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="address (127.0.0.1)", rich_help_panel=FRONT)] = None,
-    port: Annotated[int | None, typer.Option(help="port, 0 for any (8000)", rich_help_panel=FRONT)] = None,
-    admin: Annotated[
-        str | None, typer.Option(help="address of metrics and drain (127.0.0.1:9300)", rich_help_panel=FRONT)
-    ] = None,
-    key_file: Annotated[str | None, typer.Option(help="API keys of clients", rich_help_panel=FRONT)] = None,
-    open: Annotated[
-        bool, typer.Option("--open", help="no keys on an address others reach", rich_help_panel=FRONT)
-    ] = False,
-    access_log: Annotated[
-        str | None, typer.Option(help="JSON lines, to a file or -", rich_help_panel=FRONT)
-    ] = None,
-    trace: Annotated[
-        str | None,
-        typer.Option(help="file that headgate trace and compare --trace read", rich_help_panel=FRONT),
-    ] = None,
+    router: Annotated[str | None, _option(ROUTER, POLICY)] = None,
+    card: Annotated[str | None, _option("cost card of the engines, for routers that plan", POLICY)] = None,
+    seats: Annotated[int | None, _option("requests at once of every --engine (256)", POLICY)] = None,
+    host: Annotated[str | None, _option("address (127.0.0.1)", FRONT)] = None,
+    port: Annotated[int | None, _option("port, 0 for any (8000)", FRONT)] = None,
+    admin: Annotated[str | None, _option("address of metrics and drain (127.0.0.1:9300)", FRONT)] = None,
+    key_file: Annotated[str | None, _option("API keys of clients", FRONT)] = None,
+    open: Annotated[bool, _option("no keys on an address others reach", FRONT, "--open")] = False,
+    access_log: Annotated[str | None, _option("JSON lines, to a file or -", FRONT)] = None,
+    trace: Annotated[str | None, _option("file that headgate trace and compare --trace read", FRONT)] = None,
     check: Annotated[bool, typer.Option("--check", help="say what would be done and leave")] = False,
     new_key: Annotated[str | None, typer.Option(help="make a key of this name and leave")] = None,
     demo: Annotated[bool, typer.Option("--demo", help="emulated engines, a load and a live view")] = False,
@@ -99,19 +84,20 @@ def route(
         own = {"--engine": engine, "--config": config, "--seats": seats, "--check": check}
         if given := [name for name, value in own.items() if value]:
             raise InputError(f"--demo brings its own engines and settings; drop {given[0]}")
-
-        run_demo(flags, seconds)
+        logging.getLogger().setLevel(logging.CRITICAL)  # the view shows what happens
+        asyncio.run(_demo(flags, seconds))
         return
     urls = [{"url": url} | _given({"seats": seats}) for url in engine or []]
 
     def read() -> Config:
         return read_config(config, flags, urls)
 
-    found = read()
     if check:
-        _check(found)
+        _check(read())
         return
-    _serve(found, read, config)
+    from headgate.live.route.run import serve
+
+    serve(read(), read, config, lambda line: print(f"headgate route: {line}", flush=True))
 
 
 def _need_packages() -> None:
@@ -137,8 +123,6 @@ def _print_key(name: str) -> None:
 
 def _check(config: Config) -> None:
     """What the router would do with this configuration."""
-    import asyncio
-
     from headgate.live.route.classes import read_keys
     from headgate.live.route.engines import discover, engine_key
     from headgate.live.route.gate.policy import LivePolicy, rests_on
@@ -162,22 +146,13 @@ def _check(config: Config) -> None:
     print(f"classes: {names}; queue of {config.limits.queue} each, {config.limits.queue_ttl:g} s at most")
     for line in config.doubts(keys.names):
         print(f"warning: {line}")
-    print("keys: required" if keys.required else "keys: none, everybody who reaches the address is served")
+    print(
+        "keys: required" if keys.required else "keys: none, every client that reaches the address is served"
+    )
 
 
-def _serve(config: Config, read: Any, path: str | None) -> None:
-    from headgate.live.route.run import serve
-
-    serve(config, read, path, lambda line: print(f"headgate route: {line}", flush=True))
-
-
-def run_demo(flags: dict[str, dict[str, Any]], seconds: float | None) -> None:
+async def _demo(flags: dict[str, dict[str, Any]], seconds: float | None) -> None:
     """Until an interrupt, or for so many seconds."""
-    logging.getLogger().setLevel(logging.CRITICAL)  # the view shows what happens
-    asyncio.run(_run(flags, seconds))
-
-
-async def _run(flags: dict[str, dict[str, Any]], seconds: float | None) -> None:
     from headgate.live.route.run import demo
 
     console, stop = Console(), asyncio.Event()
@@ -203,7 +178,7 @@ async def _run(flags: dict[str, dict[str, Any]], seconds: float | None) -> None:
 route.__doc__ = EXAMPLES
 
 
-# -- `headgate route --demo`: a live view of a router before emulated engines ---------------------------
+# -- the live view of --demo
 
 EVERY = 0.5  # seconds
 

@@ -80,14 +80,17 @@ def _run(model: str, rest: list[str], given: dict[str, Any], config: str | None,
     if settings.refuse:
         command += ["--middleware", REFUSALS]
     with ExitStack() as scratch:
-        folder = _folder(scratch, dry_run)
+        folder = Path(tempfile.gettempdir(), "headgate-XXXX")
+        if not dry_run:
+            folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="headgate-")))
         environment = _environment(settings, own, given, folder, dry_run)
         shown = " ".join(f"{name}={quote(value)}" for name, value in environment.items())
-        said = f"headgate: {_policy_said(settings, model)}; {_limits_said(rest)}"
-        print(said, file=sys.stdout if dry_run else sys.stderr)
-        for hint in (_graphs_said(settings, rest), _priorities_said(settings, rest)):
-            if hint:
-                print(f"headgate: {hint}", file=sys.stdout if dry_run else sys.stderr)
+        lines = [f"{_policy_said(settings, model)}; {_limits_said(rest)}"]
+        by_priority = _value(rest, "--scheduling-policy") == "priority"
+        priorities = settings.priorities_said(VLLM.priorities) if by_priority else None
+        lines += filter(None, (_graphs_said(settings, rest), priorities))
+        for line in lines:
+            print(f"headgate: {line}", file=sys.stdout if dry_run else sys.stderr)
         print(f"headgate: {shown} {join(command)}", flush=True)
         if dry_run and own is None:
             print(f"headgate: {environment[CONFIG]} would say {json.dumps(given)}")
@@ -182,15 +185,6 @@ def _graphs_said(settings: Settings, rest: list[str]) -> str:
     return f"fewer gaps are late with {FLAG} {size} (docs/vllm.md)"
 
 
-def _priorities_said(settings: Settings, rest: list[str]) -> str | None:
-    """What vLLM's priorities mean to the policy, where it does not simply follow them."""
-    return (
-        settings.priorities_said(VLLM.priorities)
-        if _value(rest, "--scheduling-policy") == "priority"
-        else None
-    )
-
-
 def _value(rest: list[str], flag: str) -> str | None:
     """What vLLM will be told with this flag, in either spelling; the last one counts."""
     found = None
@@ -229,21 +223,14 @@ def _check_release(settings: Settings) -> None:
         raise InputError(why)
 
 
-def _folder(scratch: ExitStack, dry_run: bool) -> Path:
-    if dry_run:
-        return Path(tempfile.gettempdir(), "headgate-XXXX")
-    return Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="headgate-")))
-
-
 def _environment(
     settings: Settings, own: str | None, given: dict[str, Any], folder: Path, dry_run: bool
 ) -> dict[str, str]:
     """What vLLM's processes inherit beside our own environment; the folder goes again at the end."""
-    environment: dict[str, str] = {}
-    if own is not None:
-        environment[CONFIG] = os.path.abspath(own)
-    else:
-        environment[CONFIG] = str(folder / "headgate.json") if dry_run else _write(folder, given)
+    file = folder / "headgate.json"
+    if own is None and not dry_run:
+        file.write_text(json.dumps(given, indent=2) + "\n", encoding="utf-8")
+    environment = {CONFIG: str(file) if own is None else os.path.abspath(own)}
     if settings.metrics and SHARED not in os.environ:
         shared = folder / "metrics"
         if not dry_run:
@@ -252,16 +239,10 @@ def _environment(
     return environment
 
 
-def _write(folder: Path, given: dict[str, Any]) -> str:
-    path = folder / "headgate.json"
-    path.write_text(json.dumps(given, indent=2) + "\n", encoding="utf-8")
-    return str(path)
-
-
 def _wait(command: list[str], environment: dict[str, str], folder: Path) -> int:
     """Run it in a group of its own and pass signals on: one Ctrl-C reaches vLLM once, not twice."""
     reaper = Reaper(str(folder))
-    early: list[int] = []  # signals that came before there was anybody to pass them to
+    early: list[int] = []  # signals that came before there was a process to pass them to
     before = {number: signal.signal(number, lambda got, frame: early.append(got)) for number in PASSED_ON}
     try:
         child = subprocess.Popen(command, env=environment, process_group=0)
@@ -280,7 +261,7 @@ def _wait(command: list[str], environment: dict[str, str], folder: Path) -> int:
     return code if code >= 0 else 128 - code
 
 
-# -- Ends vLLM and removes its temporary folder when `headgate serve` is killed and cannot do so itself -
+# -- the end of vLLM when headgate is killed
 
 GRACE = 60  # seconds vLLM has to end by itself
 # Reads the group, then waits: a second line says that all is done, the end of the pipe that its writer died.
@@ -320,14 +301,13 @@ class Reaper:
         self._say(str(group))
 
     def close(self) -> None:
-        """All is done: nothing to end, nothing to remove."""
         self._say("done")
         os.close(self._pipe)
         if self._child is not None:
             self._child.wait()
 
     def _say(self, line: str) -> None:
-        with suppress(OSError):  # somebody ended it: then nothing is watched
+        with suppress(OSError):  # it was ended from outside: then nothing is watched
             os.write(self._pipe, f"{line}\n".encode())
 
 

@@ -1,4 +1,4 @@
-"""`headgate simulate`: one policy, one workload, one card."""
+"""Commands that simulate: `simulate` one policy, `compare` several, `sweep` a grid, and the `demo`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from headgate.cli import output
 from headgate.cli.flags import option, takes_fleet_settings
-from headgate.cli.output import (
-    REPORT,
-    Report,
-    bar,
-    check_json,
-    check_report,
-    ended_early,
-    run_folder,
-    said_to,
-    save,
-    save_page,
-    summed_up,
-    write_json,
-)
 from headgate.core.errors import InputError, RunError, RunInterruptedError, unknown
 from headgate.experiment.settings import Experiment, experiment
 from headgate.experiment.workers import ON, Workers
@@ -64,7 +51,7 @@ def simulate(
     overwrite: Annotated[bool, typer.Option(help="replace a run folder that exists")] = False,
     json: Annotated[str | None, typer.Option(help="figures as JSON, to a file or - for stdout")] = None,
     detailed: Annotated[bool, typer.Option(help="with --json: every request's TTFT and ITLs")] = False,
-    report: Report = None,
+    report: output.Report = None,
 ) -> None:
     """Run it."""
     from headgate.experiment.run import Prepared, carry_out
@@ -74,25 +61,25 @@ def simulate(
 
     if detailed and json is None:
         raise InputError("--detailed is about --json; give --json FILE or drop it")
-    check_json(json)
-    check_report(report)
+    output.check_json(json)
+    output.check_report(report)
     name, settings = split_name(_one_policy(policy, words))
     settings = {**words.set, **settings}
     prepared = Prepared(words)
     make = prepared.maker(name, settings)  # a mistake in it should not cost a folder
     routed = _one_router(router, prepared)
-    say = said_to(json)
-    with run_folder(out, f"{Path(name).name}-seed{words.seed}"[:100], overwrite) as folder:
+    say = output.said_to(json)
+    with output.run_folder(out, f"{Path(name).name}-seed{words.seed}"[:100], overwrite) as folder:
         refuse_full(folder, overwrite)
         for note in prepared.notes():
             print(f"note: {note}", file=say)
-        with bar(name, len(prepared.workload)) as progress:
+        with output.bar(name, len(prepared.workload)) as progress:
             run = carry_out(prepared, name, settings, progress=progress, router=routed, make=make)
         found = Measured(run)
-        save(found, folder, overwrite)
+        output.save(found, folder, overwrite)
     _report(found, folder, (json, report), detailed, say)
     if run.meta["outcome"] != "finished":
-        raise ended_early(run, "the run", folder)
+        raise output.ended_early(run, "the run", folder)
 
 
 def _one_policy(flags: list[str] | None, words: Experiment) -> str:
@@ -119,7 +106,6 @@ def _one_router(flags: list[str] | None, prepared: Prepared) -> tuple[str, dict[
 def _report(
     found: Measured, folder: Path, outputs: tuple[str | None, str | None], detailed: bool, say: IO[str]
 ) -> None:
-    """Figures on the terminal, and as JSON and HTML where asked."""
     from headgate.experiment.run import warning
     from headgate.report.runs.page import runs_page
     from headgate.report.runs.scenes import scene_of
@@ -128,20 +114,19 @@ def _report(
 
     page = runs_page([scene_of({found.run.meta["label"]: [found]})], sys.argv[1:])
     show(page.chapters[0], say)
-    extrapolated = warning(found.run)
-    if extrapolated:
+    if extrapolated := warning(found.run):
         show(f"note: {extrapolated}", say)
     print(f"run folder: {folder}", file=say)
     more = {} if found.fleet is None else {"fleet": found.fleet.as_dict()}
     json, report = outputs
-    save_page(page, report, say)
-    write_json(json, {**bench_result(found, detailed), "headgate": found.metrics.as_dict(), **more})
+    output.save_page(page, report, say)
+    output.write_json(json, {**bench_result(found, detailed), "headgate": found.metrics.as_dict(), **more})
 
 
 simulate.__doc__ = SIMULATE_HELP
 
 
-# -- `headgate compare`: several policies on the same requests ------------------------------------------
+# -- compare
 
 
 class Chosen(NamedTuple):
@@ -179,7 +164,7 @@ def compare(
     out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-compare)")] = None,
     overwrite: Annotated[bool, typer.Option(help="replace run folders that exist")] = False,
     json: Annotated[str | None, typer.Option(help="the comparison as JSON, to a file or -")] = None,
-    report: Report = None,
+    report: output.Report = None,
 ) -> None:
     """Run them."""
     from headgate.experiment.run import Prepared
@@ -188,14 +173,14 @@ def compare(
     from headgate.report.terminal import show
     from headgate.stats.comparison import Comparison
 
-    check_json(json)
-    check_report(report)
+    output.check_json(json)
+    output.check_report(report)
     prepared = Prepared(words)
     chosen = choose_all(words, policy, router, prepared)
     if seeds > 1 and prepared.requests(words.seed) == prepared.requests(words.seed + 1):
         raise InputError("these requests are the same for every seed (nothing is drawn); drop --seeds")
-    say = said_to(json)
-    with run_folder(out, "compare", overwrite) as folder:
+    say = output.said_to(json)
+    with output.run_folder(out, "compare", overwrite) as folder:
         for note in prepared.notes():
             print(f"note: {note}", file=say)
         runs = run_all(prepared, chosen, seeds, folder, overwrite)
@@ -207,9 +192,9 @@ def compare(
     for line in extrapolations(runs):
         show(f"note: {line}", say)
     print(f"run folders: {folder}", file=say)
-    save_page(page, report or str(folder / REPORT), say)
+    output.save_page(page, report or str(folder / output.REPORT), say)
     fleets = {name: one.fleet.as_dict() for name, one in scene.first.items() if one.fleet is not None}
-    write_json(json, scene.comparison.as_dict() | ({"fleets": fleets} if fleets else {}))
+    output.write_json(json, scene.comparison.as_dict() | ({"fleets": fleets} if fleets else {}))
 
 
 def extrapolations(runs: Mapping[str, list[Measured]]) -> list[str]:
@@ -292,23 +277,22 @@ def run_all(
         refuse_full(place, overwrite)
     for (text, seed), place in places.items():
         name, settings, make, router = chosen[text]
-        with bar(f"{text} seed {seed}", len(prepared.workload)) as progress:
+        with output.bar(f"{text} seed {seed}", len(prepared.workload)) as progress:
             run = carry_out(prepared, name, settings, seed, text, progress, router, make)
         found = Measured(run)
-        save(found, place, overwrite)
+        output.save(found, place, overwrite)
         if run.meta["outcome"] != "finished":
-            raise ended_early(run, f"{text}: the run", place)
+            raise output.ended_early(run, f"{text}: the run", place)
         runs[text].append(found)
     return runs
 
 
-def _file_name(text: str) -> str:
-    """A policy as part of a path."""
-    return re.sub(r"[^\w.+=-]+", "-", text)[:200]
+def _file_name(text: str, longest: int = 200) -> str:
+    return re.sub(r"[^\w.+=-]+", "-", text)[:longest]
 
 
 compare.__doc__ = COMPARE_HELP
-# -- `headgate demo`: the five-minute experience --------------------------------------------------------
+# -- demo
 
 POLICIES = ["mixed", "v0", "eb:refill=4", "eb:refill=16", "eb:refill=64", "eb+"]
 SCENES: dict[str, tuple[str, dict[str, int]]] = {
@@ -321,7 +305,7 @@ AGAIN = "--trace azure-conv --clients 320 --policy mixed --policy eb:refill=16"
 
 def demo(
     out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-demo)")] = None,
-    report: Report = None,
+    report: output.Report = None,
 ) -> None:
     """Ten minutes of real traffic under several policies; no GPU.
 
@@ -337,9 +321,9 @@ def demo(
     from headgate.report.runs.scenes import scene_of
     from headgate.report.terminal import show
 
-    check_report(report)
+    output.check_report(report)
     scenes = []
-    with run_folder(out, "demo", overwrite=False) as folder:
+    with output.run_folder(out, "demo", overwrite=False) as folder:
         for scene, (load, flags) in SCENES.items():
             prepared = Prepared(experiment({"trace": "azure-conv", **flags}))
             title = f"{len(prepared.workload)} conversations on {prepared.card.name}, {load}"
@@ -351,10 +335,12 @@ def demo(
                 show(f"note: {note}")
     print(f"\nRun folders: {folder}. Every difference with its interval:")
     print(f"  {os.path.relpath(sys.argv[0])} compare {AGAIN}")
-    save_page(runs_page(scenes, sys.argv[1:], TITLE), report or str(folder / REPORT), sys.stdout)
+    output.save_page(
+        runs_page(scenes, sys.argv[1:], TITLE), report or str(folder / output.REPORT), sys.stdout
+    )
 
 
-# -- `headgate sweep`: a grid of runs on all local cores ------------------------------------------------
+# -- sweep
 
 MOST_SWEPT_SEEDS = 1000
 LOADS = ("rate", "clients", "scale_rate")  # runs are compared at equal loads, so these come first
@@ -390,7 +376,7 @@ def sweep(
     on: Annotated[str, typer.Option(help=ON)] = "",
     out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-sweep)")] = None,
     json: Annotated[str | None, typer.Option(help="every point as JSON, to a file or -")] = None,
-    report: Report = None,
+    report: output.Report = None,
 ) -> None:
     """Run it."""
     from headgate.experiment.run import warning
@@ -400,21 +386,21 @@ def sweep(
     from headgate.report.runs.scenes import swept
     from headgate.report.terminal import show
 
-    check_json(json)
-    check_report(report)
+    output.check_json(json)
+    output.check_report(report)
     workers = Workers(jobs or os.cpu_count() or 1, on).checked()
     axes = sorted(parse_grid(over or []), key=lambda axis: axis.word not in LOADS)
     if not axes:
         raise InputError("sweep needs something to sweep over; pass --over rate=2,4,8")
     tasks = make_tasks(words, axes, policy, router, seeds)
-    say = said_to(json)
+    say = output.said_to(json)
     _notes(tasks, say)
     going_on = out is not None and (Path(out) / RECORD).is_file()
-    with run_folder(out, "sweep", going_on) as folder:
+    with output.run_folder(out, "sweep", going_on) as folder:
         runs = sweep_all(tasks, folder, workers, say)
     first = next((axis for axis in axes if is_word(axis)), None)
     scenes = {at: swept(own, first.word if first else "", at) for at, own in by_place(runs).items()}
-    summed_up(list(scenes.values()))
+    output.summed_up(list(scenes.values()))
     show(setup(list(scenes.values())), say)
     print(file=say)
     show(load_grid(list(scenes.values())), say)
@@ -422,13 +408,12 @@ def sweep(
         show(f"note: {line}", say)
     print(f"run folders: {folder}", file=say)
     page = runs_page(list(scenes.values()), sys.argv[1:])
-    save_page(page, report or str(folder / REPORT), say)
-    write_json(json, _document(scenes, axes))
+    output.save_page(page, report or str(folder / output.REPORT), say)
+    output.write_json(json, _document(scenes, axes))
     _all_ended_well(runs, folder)
 
 
 def _notes(tasks: Sequence[SweepTask], say: Any) -> None:
-    """What the runs leave out, each said once."""
     from headgate.cost.card import load_card, renamed
     from headgate.cost.likeness import error_bar
     from headgate.experiment.run import partly
@@ -497,6 +482,7 @@ def sweep_all(
 ) -> list[tuple[SweepTask, Run]]:
     """Every run that is not there yet, each into its own folder as soon as it ends."""
     from headgate.experiment.sweep import carry_out_all
+    from headgate.record.tables import Run
 
     places = {task.fingerprint: folder / _place(task) for task in tasks}
     (folder / RECORD).write_text('{"runs": %d}\n' % len(tasks), encoding="utf-8")  # noqa: UP031
@@ -505,9 +491,9 @@ def sweep_all(
     if there:
         print(f"{len(there)} of {len(tasks)} runs are there already", file=say)
     try:
-        with bar("sweep", len(left)) as progress:
+        with output.bar("sweep", len(left)) as progress:
             for done, (task, run) in enumerate(carry_out_all(left, workers, sys.argv[1:]), 1):
-                save(run, places[task.fingerprint], overwrite=True)
+                output.save(run, places[task.fingerprint], overwrite=True)
                 progress(done)
                 if run.meta["outcome"] == "interrupted":
                     raise KeyboardInterrupt
@@ -515,21 +501,11 @@ def sweep_all(
         here = sum(_finished(place, task) for task, place in zip(tasks, places.values(), strict=True))
         said = f"interrupted: {here} of {len(tasks)} runs stand in {folder}"
         raise RunInterruptedError(f"{said}; the same command with --out {folder} goes on") from None
-    return _load(tasks, places)
-
-
-def _load(tasks: Sequence[SweepTask], places: dict[str, Path]) -> list[tuple[SweepTask, Run]]:
-    from headgate.record.tables import Run
-
     return [(task, Run.load(places[task.fingerprint])) for task in tasks]
 
 
 def _place(task: SweepTask) -> str:
-    """Where on the grid, as a path."""
-    import re
-
-    name = re.sub(r"[^\w.+=-]+", "-", task.label)[:120]
-    return f"{'' if task.at is None else f'{task.at}/'}{name}-seed{task.seed}"
+    return f"{'' if task.at is None else f'{task.at}/'}{_file_name(task.label, 120)}-seed{task.seed}"
 
 
 def _finished(place: Path, task: SweepTask) -> bool:
@@ -545,19 +521,12 @@ def _finished(place: Path, task: SweepTask) -> bool:
 
 
 def _document(scenes: dict[Any, Scene], axes: Sequence[Axis]) -> dict[str, Any]:
-    """Every run with all its figures."""
-    points = [
-        {
-            "at": at,
-            "label": label,
-            "seed": one.run.meta.get("seed"),
-            "outcome": one.run.meta["outcome"],
-            "metrics": one.metrics.as_dict(),
-        }
-        for at, scene in scenes.items()
-        for label, own in scene.runs.items()
-        for one in own
-    ]
+    points = []
+    for at, scene in scenes.items():
+        for label, one in ((label, one) for label, own in scene.runs.items() for one in own):
+            meta = one.run.meta
+            point = {"at": at, "label": label, "seed": meta.get("seed"), "outcome": meta["outcome"]}
+            points.append(point | {"metrics": one.metrics.as_dict()})
     return {"over": {axis.word: list(axis.values) for axis in axes}, "points": points}
 
 

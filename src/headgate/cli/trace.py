@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from headgate.cli.flags import option
-from headgate.cli.output import check_json, run_folder, save, write_json
+from headgate.cli.output import check_json, run_folder, said_to, save, write_json
 from headgate.core.errors import InputError
 from headgate.experiment.build import make_workload
 from headgate.experiment.settings import Experiment, experiment
@@ -47,14 +47,13 @@ def trace(
     sort: Annotated[bool, option(Experiment, "sort")] = False,
 ) -> None:
     """Read it, or convert another one."""
-    given = {
+    given: dict[str, str | bool | None] = {
         "format": format,
         "columns": columns,
         "times": times,
         "slice": slice,
-        "skip_bad_rows": skip_bad_rows,
-        "sort": sort,
     }
+    given |= {"skip_bad_rows": skip_bad_rows, "sort": sort}
     if file == CONVERT:
         named = {name: value for name, value in given.items() if value}
         convert(files or [], experiment({"trace": "", **named}), overwrite)
@@ -77,7 +76,7 @@ def trace(
     check_json(json)
     run = read_route_trace(file) if is_route_trace(file) else read_live_trace(file)
     found = Measured(run)
-    say = sys.stderr if json == "-" else sys.stdout
+    say = said_to(json)
     with run_folder(out, f"trace-{Path(file).stem}"[:100], overwrite) as folder:
         refuse_full(folder, overwrite)
         save(found, folder, overwrite)
@@ -100,9 +99,6 @@ def notes(meta: dict[str, object]) -> list[str]:
         assert isinstance(lines, list)
         found += [told.format(**line) for line in lines]
     return found
-
-
-# -- `headgate trace convert IN OUT`: any trace that headgate reads, as Mooncake's JSON lines -----------
 
 
 def convert(names: list[str], settings: Experiment, overwrite: bool) -> None:

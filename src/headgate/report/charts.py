@@ -1,4 +1,4 @@
-"""A chart with two axes: lines, steps, bands, points, and reference lines with their names."""
+"""Figures as SVG with their data: charts with two axes, bars, and series made as long as they are wide."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ class Axis:
         return f"{self.name}{unit}{', log scale' if self.kind == LOG else ''}"
 
     def scale(self, values: Floats, start: float, end: float) -> Scale:
-        """The scale that holds all values."""
         known = values[np.isfinite(values)]
         if self.kind == LOG:
             known = known[known > 0]
@@ -51,8 +50,6 @@ class Axis:
         high = high if self.high is None else self.high
         return Scale(low, high if high > low else low + 1, start, end, self.kind, self.whole)
 
-
-# -- Axes: where a value lies between two pixels, and which values get a tick ---------------------------
 
 Floats = NDArray[np.float64]
 
@@ -121,12 +118,12 @@ class Chart:
         return tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=title)
 
     def _data(self) -> dict[str, Any]:
-        x, y = self.scales()
-        return {
-            "x": {"label": self.x.label, "kind": self.x.kind, **_ends(x)},
-            "y": {"label": self.y.label, "kind": self.y.kind, **_ends(y)},
-            "series": [{"name": each.name, "style": each.style, **_values(each)} for each in self.series],
-        }
+        data: dict[str, Any] = {}
+        for name, axis, scale in zip("xy", (self.x, self.y), self.scales(), strict=True):
+            ends = {"low": scale.low, "high": scale.high, "start": scale.start, "end": scale.end}
+            data[name] = {"label": axis.label, "kind": axis.kind, **ends}
+        series = [{"name": each.name, "style": each.style, **_values(each)} for each in self.series]
+        return data | {"series": series}
 
 
 def axes(x: Scale, y: Scale, below: str, beside: str) -> Markup:
@@ -179,9 +176,8 @@ def _draw(series: Series, x: Scale, y: Scale) -> Markup:
     across, up = np.where(np.isnan(series.x), np.nan, across), np.where(np.isnan(series.y), np.nan, up)
     named = {"data_series": series.name}
     if series.shape == "band" and series.low is not None and series.high is not None:
-        outline = path(
-            np.concatenate((across, across[::-1])), np.concatenate((y(series.high), y(series.low)[::-1]))
-        )
+        around = np.concatenate((y(series.high), y(series.low)[::-1]))
+        outline = path(np.concatenate((across, across[::-1])), around)
         return tag("path", class_=f"band {series.style}", d=outline + "Z", **named)
     parts = []
     if series.shape != "points":
@@ -204,10 +200,6 @@ def _points(series: Series, across: Floats, up: Floats, y: Scale) -> list[Markup
     return parts
 
 
-def _ends(scale: Scale) -> dict[str, float]:
-    return {"low": scale.low, "high": scale.high, "start": scale.start, "end": scale.end}
-
-
 def _values(series: Series) -> dict[str, Any]:
     values = {"x": series.x, "y": series.y, "low": series.low, "high": series.high}
     return {name: brief(each) for name, each in values.items() if each is not None}
@@ -219,10 +211,7 @@ def brief(values: Floats) -> list[float | None]:
     return [float(f"{value:.4g}") if np.isfinite(value) else None for value in known]
 
 
-__all__ = ["LINEAR", "LOG", "TAIL", "Axis", "Chart", "Mark", "Series", "axes", "brief", "path"]
-
-
-# -- The grid of an axis, reference lines across a chart, and where their names fit ---------------------
+# -- rulers and reference lines
 
 NEAR = 80.0  # pixels between two upright lines whose names would meet
 ROW = 13.0  # pixels from one name to the next below it
@@ -243,8 +232,7 @@ def draw_marks(marks: Sequence[Mark], x: Scale, y: Scale) -> list[Markup]:
     """Every line with its name: beside upright ones, at the right end of level ones."""
     upright = [mark for mark in marks if mark.along == "x"]
     level = [mark for mark in marks if mark.along != "x"]
-    found = [_upright(mark, upright, level, x, y) for mark in upright]
-    return found + [_level(mark, x, y) for mark in level]
+    return [_upright(mark, upright, level, x, y) for mark in upright] + [_level(mark, x, y) for mark in level]
 
 
 def _upright(mark: Mark, upright: Sequence[Mark], level: Sequence[Mark], x: Scale, y: Scale) -> Markup:
@@ -310,7 +298,6 @@ class Scale:
         return np.log10(values / (1 - values)) if self.kind == TAIL else values
 
     def ticks(self, most: int = 6) -> list[tuple[float, str]]:
-        """Values and their labels, at most so many."""
         if self.kind == TAIL:
             shown = [share for share in PERCENTILES if self.low <= share <= self.high]
             return [(share, f"{100 * share:g} %") for share in shown]
@@ -336,11 +323,11 @@ def _decades(low: float, high: float, most: int) -> list[float]:
     """Powers of ten, with 2 and 5 between where there is room; none when less than two fall inside."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     for between in ((1, 2, 5), (1, 3), (1,)):
-        found = [each * 10.0**power for power in range(first, last + 1) for each in between]
-        found = [value for value in found if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
-        if 2 <= len(found) <= most:
-            return found
-    return found[:: math.ceil(len(found) / most)] if len(found) > most else []
+        values = [each * 10.0**power for power in range(first, last + 1) for each in between]
+        values = [value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+        if 2 <= len(values) <= most:
+            return values
+    return values[:: math.ceil(len(values) / most)] if len(values) > most else []
 
 
 def labels(values: list[float]) -> list[str]:
@@ -368,7 +355,7 @@ def padded(low: float, high: float, share: float = 0.06) -> tuple[float, float]:
     return (0.0 if 0 <= low < 0.5 * high else low - room), high + room
 
 
-# -- Long series made as long as a picture is wide, without losing their extremes -----------------------
+# -- long series, made as long as a picture is wide
 
 POINTS = 100  # of a distribution's curve
 LOWEST, HIGHEST = 0.01, 0.9999
@@ -419,9 +406,8 @@ def changes(times: Floats, value: Floats, most: int) -> tuple[Floats, Floats]:
     if len(times) <= most:
         return times, value
     parts = np.array_split(np.arange(len(times)), most // 2)
-    rows = np.unique(
-        [pick for part in parts for pick in (part[np.argmin(value[part])], part[np.argmax(value[part])])]
-    )
+    ends = [(part[np.argmin(value[part])], part[np.argmax(value[part])]) for part in parts]
+    rows = np.unique(np.array(ends))
     return times[rows], value[rows]
 
 
@@ -441,7 +427,7 @@ def distribution(values: Floats, weights: NDArray[np.int64] | None = None) -> tu
     return np.array(quantiles(values, counted, shares.tolist())), shares
 
 
-# -- Horizontal bars, whole or in parts, with intervals and a reference line ----------------------------
+# -- bars
 
 BAR_WIDTH = 420
 BAR_LEFT, BAR_RIGHT, BAR_TOP, STEP, THICK = 8.0, 56.0, 6.0, 36.0, 13.0
@@ -494,10 +480,9 @@ class Bars:
         parts += [self._bar(bar, x, BAR_TOP + STEP * place) for place, bar in enumerate(self.items)]
         if self.mark:
             at = float(x(self.mark.value))
+            place = {"x": at - 4, "y": BAR_TOP + 9, "text_anchor": "end"}
             parts.append(tag("line", class_="mark", x1=at, x2=at, y1=BAR_TOP, y2=bottom))
-            parts.append(
-                tag("text", self.mark.name, class_="marked", x=at - 4, y=BAR_TOP + 9, text_anchor="end")
-            )
+            parts.append(tag("text", self.mark.name, class_="marked", **place))
         return tag("svg", *parts, viewBox=f"0 0 {BAR_WIDTH} {height:.0f}", role="img", aria_label=title)
 
     def _bar(self, bar: Bar, x: Scale, top: float) -> Markup:

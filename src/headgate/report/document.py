@@ -197,7 +197,7 @@ def plan_page(
     return Page(title, about, (chapter,), made, kind="plan")
 
 
-# -- Numbers as people read them: four digits, units that suit, intervals -------------------------------
+# -- numbers as people read them
 
 
 def number(value: float) -> str:

@@ -172,7 +172,6 @@ class Table:
 
     @property
     def fits(self) -> bool:
-        """Whether it is not wider than the terminal."""
         return sum(self.least) + len(self.least) - 1 <= self.width
 
     @cached_property
@@ -218,11 +217,10 @@ class Table:
         return [[""] * (tall - len(lines)) + lines for lines in found]
 
     def _row(self, row: doc.Row) -> Iterator[Text]:
-        """On several lines where words are broken."""
-        broken = [
-            [line for part in cell.text.split("\n") for line in _broken(part, width)]
-            for cell, width in zip(row, self.widths, strict=True)
-        ]
+        broken: list[list[str]] = [[] for _ in row]
+        for lines, cell, width in zip(broken, row, self.widths, strict=True):
+            for part in cell.text.split("\n"):  # spaces at its start are meant
+                lines += [part] if _cells(part) <= width else wrap(part, width)
         for number in range(max(map(len, broken))):
             texts = (lines[number] if number < len(lines) else "" for lines in broken)
             yield self._line([replace(cell, text=text) for cell, text in zip(row, texts, strict=True)])
@@ -236,11 +234,6 @@ class Table:
             line.append(" " * self.gap)
         line.rstrip()
         return line
-
-
-def _broken(text: str, width: int) -> list[str]:
-    """Lines of a cell; spaces at its start are meant."""
-    return [text] if _cells(text) <= width else wrap(text, width)
 
 
 def _word(texts: Sequence[str]) -> int:

@@ -63,12 +63,19 @@ def test_a_sustained_rate_is_sustained_and_a_little_more_is_not():
     plan = planned(levels="ttft=100ms@p90", options=SearchSettings(seeds=1, precision=0.01))
     found = plan.found[0]
     traffic = make_traffic(
-        experiment({"prompt": 200, "output": 40, "requests": 150}), plan.levels, None, 150, False, plan.engine
+        experiment({"prompt": 200, "output": 40, "requests": 150}),
+        plan.traffic.levels,
+        None,
+        150,
+        False,
+        plan.start.engine,
     )
-    from headgate.advisor.capacity.trials import Case, Task
+    from headgate.advisor.capacity.trials import Case, RateTrial
 
-    case = Case(plan.engine, traffic, 3600.0, asynchronous=True)
-    below, above = (case.run(Task("mixed", {}, None, 0, found.rate.value * by)).ratio for by in (0.97, 1.03))
+    case = Case(plan.start.engine, traffic, 3600.0, asynchronous=True)
+    below, above = (
+        case.run(RateTrial("mixed", {}, None, 0, found.rate.value * by)).ratio for by in (0.97, 1.03)
+    )
     assert below <= 1 < above
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from headgate.advisor.settings import CostSettings
-from headgate.advisor.situation import Held, Load, Situation, held, plain_cost, situation
+from headgate.advisor.situation import Held, OfferedLoad, Situation, held, plain_cost, situation
 from headgate.advisor.threshold import ALIKE, _longest, plan_threshold, refill_gap
 from headgate.core.errors import InputError
 from headgate.estimators.hazard import LinearHazard, geometric_survival
@@ -77,7 +77,7 @@ def test_toy_set_by_whole_steps() -> None:
 
 
 def test_first_tokens_by_littles_law() -> None:
-    plan = plan_threshold(toy(load=Load(clients=512)))
+    plan = plan_threshold(toy(load=OfferedLoad(clients=512)))
     for mode in (plan.mixed, plan.exclusive):
         assert mode.running == 256
         inside = mode.rate * (mode.first_token + 256 * mode.per_token)
@@ -86,14 +86,16 @@ def test_first_tokens_by_littles_law() -> None:
 
 
 def test_a_rate_is_as_many_requests_as_mixed_batching_needs() -> None:
-    plan = plan_threshold(toy(load=Load(rate=10.0)))
+    plan = plan_threshold(toy(load=OfferedLoad(rate=10.0)))
     assert plan.mixed.running == plan.concurrent < 256
-    assert plan.mixed.rate >= 10 > plan_threshold(toy(load=Load(clients=plan.concurrent - 1))).mixed.rate
-    assert plan_threshold(toy(load=Load(rate=1000.0))).concurrent == 256
+    assert (
+        plan.mixed.rate >= 10 > plan_threshold(toy(load=OfferedLoad(clients=plan.concurrent - 1))).mixed.rate
+    )
+    assert plan_threshold(toy(load=OfferedLoad(rate=1000.0))).concurrent == 256
 
 
 def test_one_request_at_a_time_is_served_alike() -> None:
-    plan = plan_threshold(toy(load=Load(clients=1)))
+    plan = plan_threshold(toy(load=OfferedLoad(clients=1)))
     alone = 0.005 + 3e-5 * 512 + 256 * (0.010 + 5e-5)
     assert plan.exclusive.rate == pytest.approx(1 / alone)
     assert plan.exclusive.per_token == pytest.approx(alone / 256)
@@ -105,8 +107,8 @@ def test_the_crossing_is_where_the_predictions_cross() -> None:
     first, last = plan.crossing.wins
     assert last == plan.crossing.searched == 256
     share = plan.thresholds.chosen
-    below = plan_threshold(toy(load=Load(clients=first - 1)))
-    above = plan_threshold(toy(load=Load(clients=first)))
+    below = plan_threshold(toy(load=OfferedLoad(clients=first - 1)))
+    above = plan_threshold(toy(load=OfferedLoad(clients=first)))
     assert share == above.thresholds.chosen
     assert below.gain <= 0 < above.gain
     assert plan.crossing.clearly[0] > first
@@ -163,7 +165,7 @@ def test_words_give_the_lengths_of_the_law() -> None:
     about = situation(experiment({"prompt": 512.0, "output": 256.0, "slots": 512, "clients": 1024}))
     assert about.lengths.prompt == pytest.approx(512, rel=0.005)
     assert about.lengths.output == pytest.approx(255, rel=0.005)  # the prompt brings the first token
-    assert about.load == Load(clients=1024)
+    assert about.load == OfferedLoad(clients=1024)
     assert (about.slots, about.budget, about.kv_tokens) == (512, 8192, 812_144)
     assert about.workload == "uniform lengths"
 
@@ -171,15 +173,15 @@ def test_words_give_the_lengths_of_the_law() -> None:
 @pytest.mark.parametrize(
     ("words", "load"),
     [
-        ({}, Load()),
-        ({"rate": 7.0}, Load(rate=7.0)),
-        ({"all_at_once": True}, Load()),
-        ({"trace": "azure-conv"}, Load(rate=5.2)),
-        ({"trace": "azure-conv", "scale_rate": 2.0}, Load(rate=10.4)),
-        ({"trace": "azure-conv", "clients": 9}, Load(clients=9)),
+        ({}, OfferedLoad()),
+        ({"rate": 7.0}, OfferedLoad(rate=7.0)),
+        ({"all_at_once": True}, OfferedLoad()),
+        ({"trace": "azure-conv"}, OfferedLoad(rate=5.2)),
+        ({"trace": "azure-conv", "scale_rate": 2.0}, OfferedLoad(rate=10.4)),
+        ({"trace": "azure-conv", "clients": 9}, OfferedLoad(clients=9)),
     ],
 )
-def test_words_give_the_load(words: dict, load: Load) -> None:
+def test_words_give_the_load(words: dict, load: OfferedLoad) -> None:
     found = situation(experiment(words)).load
     assert found.clients == load.clients
     assert found.rate == (load.rate and pytest.approx(load.rate, rel=0.01))

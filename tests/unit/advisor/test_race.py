@@ -9,7 +9,7 @@ import pytest
 from headgate.advisor.capacity.plan import choose, given_up, plan_capacity, put_together
 from headgate.advisor.capacity.search import Search
 from headgate.advisor.capacity.traffic import parse_levels
-from headgate.advisor.capacity.trials import HOPELESS, Case, Race, Task
+from headgate.advisor.capacity.trials import HOPELESS, Case, Race, RateTrial
 from headgate.advisor.set_up import set_up
 from headgate.advisor.settings import SearchSettings
 from headgate.experiment.settings import experiment
@@ -35,13 +35,13 @@ class Answered:
         self.top = self.start.bounds()[0].rate
         self.known, self.asked = {}, set()
 
-    def get(self, task: Task):
+    def get(self, task: RateTrial):
         self.asked.add(repr(task))
         if repr(task) not in self.known:
             self.known[repr(task)] = self.case.run(task)
         return self.known[repr(task)]
 
-    def put(self, task: Task, answer) -> None:
+    def put(self, task: RateTrial, answer) -> None:
         raise AssertionError("every answer is known")
 
     def raced(self, droppable):
@@ -52,7 +52,7 @@ class Answered:
     def exhaustive(self, policy: str, seed: int) -> Search:
         search = Search(self.top, PRECISION)
         while (rate := search.next()) is not None:
-            search.tell(rate, self.get(Task(*self.chosen[policy], seed, rate)).ratio)
+            search.tell(rate, self.get(RateTrial(*self.chosen[policy], seed, rate)).ratio)
         return search
 
 

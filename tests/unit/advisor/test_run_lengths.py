@@ -11,7 +11,7 @@ from headgate.advisor.capacity import plan as lengthening
 from headgate.advisor.capacity.plan import at_the_edge, put_together
 from headgate.advisor.capacity.search import Search
 from headgate.advisor.capacity.traffic import parse_levels
-from headgate.advisor.capacity.trials import Answer
+from headgate.advisor.capacity.trials import RateOutcome
 from headgate.cli import app
 
 WORDS = (
@@ -56,7 +56,7 @@ def searches(*brackets: tuple[float, float]):
         for rate, ratio in ((low, 0.5), (high, 2.0)):
             if rate <= 20.0:
                 search.tell(rate, ratio)
-                answers["mixed", seed, rate] = Answer(ratio, "p95", (0.1,))
+                answers["mixed", seed, rate] = RateOutcome(ratio, "p95", (0.1,))
     return found, answers
 
 

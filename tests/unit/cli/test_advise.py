@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headgate.advisor.advice import Advice, Advised
-from headgate.advisor.capacity.plan import CARRIES, WIDE, Found, apart, declined, half_width
+from headgate.advisor.capacity.plan import CARRIES, WIDE, PolicyRate, apart, declined, half_width
 from headgate.advisor.capacity.trials import Case
 from headgate.cost.card import load_card
 from headgate.report.plans.advise import answer
@@ -149,9 +149,9 @@ def test_advise_and_plan_flags_give_plain_vllm_the_same_flags(headgate):
     assert most["value"] < 256 and seats == {most["value"]}
 
 
-def found_rates(name: str, *by_seed: float) -> Found:
+def found_rates(name: str, *by_seed: float) -> PolicyRate:
     rate = Spread.of_values(np.array(by_seed)).estimate()
-    return Found(name, rate, 0.5, by_seed, "p95", {}, 1)
+    return PolicyRate(name, rate, 0.5, by_seed, "p95", {}, 1)
 
 
 def test_one_criterion_tells_rates_apart():

@@ -170,7 +170,7 @@ def test_notes():
     assert "Mixed steps are so short" in fast
     full = flat(run("--slots", "1024", "--budget", "16384", "--class", "long:prompt=3000,output=400,rate=9"))
     assert "lower --slots" in full
-    assert "Nobody is served" in flat(run(*BASE, "--mixed", "0"))
+    assert "No request is served" in flat(run(*BASE, "--mixed", "0"))
 
 
 def test_names_are_numbered_when_they_read_the_same():
@@ -190,7 +190,7 @@ def test_no_crumbs_where_every_engine_prefills():
         (["--clients", "8"], "needs arrivals per second"),
         (
             ["--class", "code:prompt=300,output=1000,rate=0"],
-            "rate is 0 requests/s: nobody arrives; give more",
+            "rate is 0 requests/s: no request arrives; give more",
         ),
         ([*BASE, "--class", "idle:prompt=300,output=1000,rate=0"], "--class idle: rate is 0 requests/s"),
         (["--engines", "20", "--class", "code:prompt=300,output=9,rate=-1"], "rate is -1 requests/s: a rate"),

@@ -13,30 +13,17 @@ from math import inf
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from headgate.advisor.capacity.traffic import Traffic
+from headgate.advisor.capacity.traffic import SearchTraffic
 from headgate.core.version import VERSION
 from headgate.sim.engine.engine import Engine
-from headgate.workloads.workload import Workload
 
-COUNTS = (
-    "advisor",
-    "core",
-    "cost",
-    "estimators",
-    "experiment",
-    "kv",
-    "methods",
-    "record",
-    "sim",
-    "stats",
-    "workloads",
-)
+COUNTS = "advisor core cost estimators experiment kv methods record sim stats workloads"
 ARRAYS = ("arrival", "prompt", "output", "limit", "kind", "patience", "abort", "priority", "cached")
 Task = TypeVar("Task")
 Answer = TypeVar("Answer", bound=tuple[Any, ...])
 
 
-class Kept(Generic[Task, Answer]):
+class AnswerFile(Generic[Task, Answer]):
     """A file of answers, each a named tuple of numbers; one that cannot be read or written counts as empty.
 
     `known_as` names the parts of a task that decide its answer: policies and routers, and all the rest.
@@ -55,9 +42,9 @@ class Kept(Generic[Task, Answer]):
                 self._known[key] = made(*map(_number, parts))
 
     def get(self, task: Task) -> Answer | None:
-        found = self._known.get(self._key(task))
-        self.hits += found is not None
-        return found
+        answer = self._known.get(self._key(task))
+        self.hits += answer is not None
+        return answer
 
     def put(self, task: Task, answer: Answer) -> None:
         key = self._key(task)
@@ -71,11 +58,11 @@ class Kept(Generic[Task, Answer]):
     def _key(self, task: Task) -> str:
         """A policy of the user's own is known by its text, not by its name."""
         names, rest = self._known_as(task)
-        found = hashlib.sha256(repr((names, rest)).encode())
+        digest = hashlib.sha256(repr((names, rest)).encode())
         for name in names:
             file = name.rpartition(":")[0]
-            found.update(Path(file).read_bytes() if file.endswith(".py") else b"")
-        return found.hexdigest()[:32]
+            digest.update(Path(file).read_bytes() if file.endswith(".py") else b"")
+        return digest.hexdigest()[:32]
 
 
 def chosen_folder(cache: str | None) -> Path | None:
@@ -86,37 +73,33 @@ def chosen_folder(cache: str | None) -> Path | None:
     return Path(cache) if cache else Path(base) / "headgate" / "searches"
 
 
-def file_of(folder: Path, engine: Engine, traffic: Traffic, rest: object) -> Path:
+def file_of(folder: Path, engine: Engine, traffic: SearchTraffic, rest: object) -> Path:
     """Where the answers for such engines and requests are; `rest` is what else all runs share."""
-    found = hashlib.sha256(f"{VERSION} {_of_code()}".encode())
+    digest = hashlib.sha256(f"{VERSION} {_of_code()}".encode())
     limits = (repr(engine.cost), repr(engine.cost.host), engine.limits, engine.prefix_cache)
     shared = (traffic.requests, traffic.levels, traffic.classes, traffic.recorded)
-    found.update(repr((limits, shared, rest)).encode())
-    found.update(repr((traffic.words.arrivals, traffic.words.burstiness)).encode())
+    digest.update(repr((limits, shared, rest)).encode())
+    digest.update(repr((traffic.words.arrivals, traffic.words.burstiness)).encode())
     drawn = traffic.at(1.0, traffic.words.seed)
     for workload in (drawn, traffic.trace or drawn):
-        _add(found, workload)
-    return folder / f"{found.hexdigest()[:32]}.jsonl"
-
-
-def _add(found: hashlib._Hash, workload: Workload) -> None:
-    shared = workload.contents
-    for column in (shared.offsets, shared.keys, shared.tokens) if shared else ():
-        found.update(column.tobytes())
-    for name in ARRAYS:
-        found.update(getattr(workload, name).tobytes())
-    found.update(repr(workload.kinds).encode())
+        contents = workload.contents
+        for column in (contents.offsets, contents.keys, contents.tokens) if contents else ():
+            digest.update(column.tobytes())
+        for name in ARRAYS:
+            digest.update(getattr(workload, name).tobytes())
+        digest.update(repr(workload.kinds).encode())
+    return folder / f"{digest.hexdigest()[:32]}.jsonl"
 
 
 @cache
 def _of_code() -> str:
     """Everything that may change an answer."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     package = Path(str(files("headgate")))
-    for folder in COUNTS:
+    for folder in COUNTS.split():
         for path in sorted((package / folder).rglob("*.py")):
-            found.update(path.read_bytes())
-    return found.hexdigest()
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _plain(value: Any) -> Any:

@@ -1,8 +1,10 @@
-"""The largest rate each policy sustains under service levels, beside the rate none can exceed."""
+"""The largest rate each policy sustains under service levels, beside the rate none can exceed.
+
+Runs get longer until the rates neither change nor scatter; where they still do, the answer is declined.
+"""
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,26 +15,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headgate.advisor.capacity.search import ROUGH, Progress, Search
-from headgate.advisor.capacity.traffic import Level, Traffic
+from headgate.advisor.capacity.traffic import Level, SearchTraffic
 from headgate.advisor.capacity.trials import (
     HOPELESS,
     Answers,
-    Case,
     Chosen,
     Contender,
     Race,
     Searches,
+    named_policy,
     remembered,
 )
 from headgate.advisor.flags import graphs_said, small_graphs
-from headgate.advisor.set_up import SetUp, set_up
+from headgate.advisor.set_up import SearchPlan, SetUp, set_up
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
-from headgate.cost.likeness import throughput_error
-from headgate.experiment.build import ALL_FIT, Unservable
 from headgate.experiment.settings import Experiment
 from headgate.methods.bounds import Bound
-from headgate.methods.make import make_policy, policy_parameters, split_name
+from headgate.methods.make import make_policy, policy_parameters
 from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
 from headgate.stats.figures import Estimate, Spread
@@ -45,7 +45,7 @@ INTERRUPTED = (
 
 
 @dataclass(frozen=True)
-class Found:
+class PolicyRate:
     """What one policy sustains. `values` are the levels that are checked, at the highest sustained rate."""
 
     policy: str
@@ -70,48 +70,27 @@ class Declined(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CapacityPlan:
+class CapacityPlan(SearchPlan):
     """The answer of `headgate plan capacity`."""
 
-    card: str
-    workload: str
-    engine: Engine
-    levels: tuple[Level, ...]
-    classes: tuple[tuple[str, float], ...]
-    requests: int
     ideal: Bound
     limited: Bound  # with the engine's limits
-    found: tuple[Found, ...]
-    notes: tuple[str, ...]
-    interrupted: bool = False
-    error: float = 0.0  # of the card's throughput, relative; 0: it was measured
-    lost: Unservable = ALL_FIT
+    found: tuple[PolicyRate, ...]
     declined: Declined | None = None  # why nothing can be said of the best
 
     @property
-    def best(self) -> Found | None:
+    def best(self) -> PolicyRate | None:
         return max(self.found, key=lambda each: each.rate.value, default=None)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: plain numbers, None where there is none."""
-        document = {
-            "card": self.card,
-            "workload": self.workload,
-            "engine": self.engine.limits,
-            "levels": [level._asdict() for level in self.levels],
-            "classes": dict(self.classes),
-            "requests_per_run": self.requests,
+        document = super().as_dict() | {
+            "requests_per_run": self.traffic.requests,
             "bound": {**asdict(self.ideal), "seconds": self.ideal.seconds, "rate": self.ideal.rate},
             "bound_of_engine": {**asdict(self.limited), "rate": self.limited.rate},
             "policies": [asdict(each) for each in self.found],
-            "notes": list(self.notes),
-            "interrupted": self.interrupted,
         }
-        document |= {"expected_error": self.error} if self.error else {}
-        document |= {"declined": self.declined._asdict()} if self.declined else {}
-        plain = without_nan(document)
-        assert isinstance(plain, dict)
-        return plain
+        declined = {"declined": self.declined._asdict()} if self.declined else {}
+        return dict(without_nan(document | self.ending() | declined))
 
 
 def plan_capacity(
@@ -127,41 +106,20 @@ def plan_capacity(
     `folder` has answers from before and takes the new ones.
     """
     start = set_up(settings, levels, options, REQUESTS)
-    engine = start.engine
     ideal, limited = start.bounds()
-    chosen, notes = choose(policies, settings, engine)
+    chosen, notes = choose(policies, settings, start.engine)
     notes += start.notes(fleet=False)
-    notes += graphs_said(settings, engine, levels)
-    notes += small_graphs(engine, levels, (each.policy for each in chosen.values()))
-    length = Lengthening(
-        start=start,
-        chosen=chosen,
-        levels=levels,
-        top=ideal.rate,
-        droppable=frozenset(chosen) - frozenset(policies),
-        folder=folder,
-    )
+    notes += graphs_said(settings, start.engine, levels)
+    notes += small_graphs(start.engine, levels, (each.policy for each in chosen.values()))
+    droppable = frozenset(chosen) - frozenset(policies)
+    length = Lengthening(start, chosen, ideal.rate, droppable, folder)
     searched = length.search(progress)
     found, left = searched.found, searched.left
     if left:
         notes.append(INTERRUPTED.format(left, len(chosen) * len(start.seeds)))
     notes += [*given_up(found), *at_the_edge(found)]
     notes += [] if left else length.not_enough(searched)
-    plan = CapacityPlan(
-        card=start.card.name,
-        workload=start.workload,
-        engine=engine,
-        levels=levels,
-        classes=searched.traffic.classes,
-        requests=searched.traffic.requests,
-        ideal=ideal,
-        limited=limited,
-        found=found,
-        notes=tuple(notes),
-        interrupted=bool(left),
-        error=throughput_error(start.card),
-        lost=searched.traffic.lost,
-    )
+    plan = CapacityPlan(start, searched.traffic, tuple(notes), bool(left), ideal, limited, found)
     return plan if left or plan.best is None else replace(plan, declined=searched.declined(plan.best))
 
 
@@ -175,9 +133,7 @@ def choose(policies: Sequence[str], settings: Experiment, engine: Engine) -> tup
             notes.append(f"left out, for want of parameters: {', '.join(left_out)}")
     chosen: Chosen = {}
     for text in wanted:
-        name, values = split_name(text)
-        own = policy_parameters(name)
-        values = {key: value for key, value in settings.set.items() if key in own} | values
+        name, values = named_policy(text, settings.set)
         make_policy(name, values, engine)
         if text in chosen:
             raise InputError(f"policy {text!r} is there twice; drop one")
@@ -185,14 +141,13 @@ def choose(policies: Sequence[str], settings: Experiment, engine: Engine) -> tup
     return chosen, notes
 
 
-def _needs(name: str) -> list[str]:
-    """Parameters that neither have a default nor come from the engine."""
-    free = inspect.Parameter.empty
-    known = ("slots", "budget")
-    return [key for key, each in policy_parameters(name).items() if each.default is free and key not in known]
+def _needs(name: str) -> bool:
+    """Whether some parameter neither has a default nor comes from the engine."""
+    parameters = policy_parameters(name).items()
+    return any(own.default is own.empty and key not in ("slots", "budget") for key, own in parameters)
 
 
-# -- The searches of all seeds put together: the rate one policy sustains, its interval, what gives way -
+# -- the seeds of one policy put together
 
 STAYS = 10  # a run should last so many times as long as the longest request stays
 WIDE, CARRIES = 0.2, 0.1  # half of an interval, as a share of the rate: too much, and what runs should reach
@@ -205,7 +160,7 @@ def half_width(rate: Estimate) -> float:
     return max(rate.high - rate.value, rate.value - rate.low) / rate.value
 
 
-def apart(one: Found, other: Found) -> bool:
+def apart(one: PolicyRate, other: PolicyRate) -> bool:
     """Whether their rates differ significantly: by differences paired by seed, for all serve the same
     requests. One seed has no interval, so they must differ by more than a bracket; one that was dropped is
     judged by its bracket.
@@ -221,7 +176,7 @@ def apart(one: Found, other: Found) -> bool:
 
 
 def declined(
-    found: Found, requests: int, stay: float, load: float | None = None, lasting: bool = False
+    found: PolicyRate, requests: int, stay: float, load: float | None = None, lasting: bool = False
 ) -> Declined | None:
     """None where the rate may be told: its interval is narrow enough, or both of its ends say that the load
     needs equally many engines.
@@ -249,7 +204,7 @@ def declined(
     return Declined(why, ceil(max(need, STAYS * stay * rate.value) / 100) * 100)
 
 
-def at_the_edge(found: Sequence[Found]) -> list[str]:
+def at_the_edge(found: Sequence[PolicyRate]) -> list[str]:
     """One line where searches ended at their upper edge: their rates are then not measured but the bound."""
     stuck = [f"{each.policy} ({each.at_edge} of {len(each.by_seed)})" for each in found if each.at_edge]
     if not stuck:
@@ -260,7 +215,7 @@ def at_the_edge(found: Sequence[Found]) -> list[str]:
     ]
 
 
-def given_up(found: Sequence[Found]) -> list[str]:
+def given_up(found: Sequence[PolicyRate]) -> list[str]:
     """One line for each length of runs after which policies were dropped."""
     lengths = sorted({each.dropped for each in found if each.dropped})
     names = {n: ", ".join(each.policy for each in found if each.dropped == n) for n in lengths}
@@ -273,13 +228,8 @@ def given_up(found: Sequence[Found]) -> list[str]:
 
 
 def put_together(
-    text: str,
-    searches: Searches,
-    answers: Answers,
-    top: float,
-    levels: tuple[Level, ...],
-    dropped: int = 0,
-) -> Found:
+    text: str, searches: Searches, answers: Answers, top: float, levels: tuple[Level, ...], dropped: int = 0
+) -> PolicyRate:
     """The rates of all seeds put together, and what gave way. One that was `dropped` has its bracket."""
     mine = {seed: search for (policy, seed), search in searches.items() if policy == text}
     rates = np.array([search.answer for search in mine.values()])
@@ -295,7 +245,7 @@ def put_together(
     else:
         rate = _no_finer_than_searched(Spread.of_values(rates).estimate().cut(), list(mine.values()))
     names = [str(level) for level in levels if level.statistic]
-    return Found(
+    return PolicyRate(
         policy=text,
         rate=rate,
         share=rate.value / top,
@@ -321,7 +271,7 @@ def _no_finer_than_searched(rate: Estimate, searches: Sequence[Search]) -> Estim
     return replace(rate, low=min(rate.low, below), high=min(max(rate.high, above), searches[0].top))
 
 
-# -- Runs long enough for the answer: longer ones until the rates neither change nor scatter ------------
+# -- runs long enough for the answer
 
 REQUESTS, MOST = 1500, 24_000  # of the first runs and of the longest, unless told otherwise
 TIGHT = 0.02  # half of an interval, and what twice the length may change, as shares of the rate
@@ -330,12 +280,14 @@ TIGHT = 0.02  # half of an interval, and what twice the length may change, as sh
 class Searched(NamedTuple):
     """What runs of one length gave."""
 
-    traffic: Traffic
-    found: tuple[Found, ...]
+    traffic: SearchTraffic
+    found: tuple[PolicyRate, ...]
     left: int  # searches that were interrupted
     stay: float  # the longest, in seconds, of a request at a sustained rate
 
-    def declined(self, found: Found, load: float | None = None, lasting: bool = False) -> Declined | None:
+    def declined(
+        self, found: PolicyRate, load: float | None = None, lasting: bool = False
+    ) -> Declined | None:
         """Why nothing can be said of it, or of the engines that the load needs."""
         return declined(found, self.traffic.requests, self.stay, load, lasting)
 
@@ -351,7 +303,6 @@ class Lengthening:
 
     start: SetUp
     chosen: Chosen
-    levels: tuple[Level, ...]
     top: float
     droppable: frozenset[str] = frozenset()
     folder: Path | None = None  # of answers from before
@@ -384,16 +335,11 @@ class Lengthening:
 
     def not_enough(self, found: Searched) -> list[str]:
         """What a reader must know where no length was enough, or the user's own is not."""
-        lacks = self._lacks(found)
-        return [f"{lack}; take more --requests or --seeds" for lack in lacks]
+        return [f"{lack}; take more --requests or --seeds" for lack in self._lacks(found)]
 
     def _lacks(self, found: Searched) -> list[str]:
-        hopeful = [each for each in found.found if not each.dropped]
-        wide = [
-            f"{each.policy} ±{100 * half:.1f} %"
-            for each in hopeful
-            if (half := half_width(each.rate)) > TIGHT
-        ]
+        halves = {each.policy: half_width(each.rate) for each in found.found if not each.dropped}
+        wide = [f"{name} ±{100 * half:.1f} %" for name, half in halves.items() if half > TIGHT]
         lacks = [f"not within ±{100 * TIGHT:.0f} %: {', '.join(wide)}"] if wide else []
         need = max(self._stays(found), default=0.0)
         if found.traffic.requests < need:
@@ -407,23 +353,16 @@ class Lengthening:
         """Requests that make a run long enough, for each policy."""
         return [STAYS * found.stay * each.rate.value for each in found.found if not each.dropped]
 
-    def _at(self, traffic: Traffic, before: Searched | None, progress: Progress) -> Searched:
-        start, options = self.start, self.start.options
+    def _at(self, traffic: SearchTraffic, before: Searched | None, progress: Progress) -> Searched:
+        options = self.start.options
         earlier = {each.policy: each for each in before.found} if before else {}
         chosen = {
             text: own for text, own in self.chosen.items() if text not in earlier or not earlier[text].dropped
         }
-        case = Case(start.engine, traffic, start.settings.watchdog, start.asynchronous)
-        race = Race(
-            case=case,
-            top=self.top,
-            precision=options.precision if not before else min(options.precision, TIGHT),
-            seeds=start.seeds,
-            droppable=self.droppable,
-            workers=options.workers,
-            progress=progress,
-            memory=remembered(self.folder, case),
-        )
+        case = self.start.case(traffic)
+        precision = options.precision if not before else min(options.precision, TIGHT)
+        memory, seeds = remembered(self.folder, case), self.start.seeds
+        race = Race(case, self.top, precision, seeds, self.droppable, options.workers, progress, memory)
         known = {text: each.rate.value for text, each in earlier.items()} if before else self.known
         searches, answers, dropped = race.run(chosen, known)
         left = sum(search.next() is not None for (text, _), search in searches.items() if text not in dropped)
@@ -431,13 +370,13 @@ class Lengthening:
         found = {text: each for text, each in earlier.items() if each.dropped}
         for text in dict.fromkeys(text for text, _ in tried):
             length = traffic.requests if text in dropped else 0
-            found[text] = put_together(text, tried, answers, self.top, self.levels, length)
+            found[text] = put_together(text, tried, answers, self.top, traffic.levels, length)
         kept = [each for (text, *_), each in answers.items() if text not in dropped and each.ratio <= 1]
         stay = max((each.stay for each in kept), default=0.0)
         return Searched(traffic, tuple(found[text] for text in self.chosen if text in found), left, stay)
 
 
-def _moved(before: Sequence[Found], found: Sequence[Found]) -> bool:
+def _moved(before: Sequence[PolicyRate], found: Sequence[PolicyRate]) -> bool:
     """Whether some rate changed by more than it should."""
     pairs = zip(before, found, strict=False)
     return any(abs(new.rate.value - old.rate.value) > TIGHT * new.rate.value for old, new in pairs)

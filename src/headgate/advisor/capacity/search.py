@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from functools import partial
 from math import ceil, isfinite, log
 from time import process_time
 from typing import Any, Generic, Protocol, TypeVar
@@ -59,7 +61,6 @@ class Search:
         return min((rate for rate, ratio in self.tried.items() if not ratio <= 1), default=2 * self.top)
 
     def tell(self, rate: float, ratio: float) -> None:
-        """What came of a rate."""
         self.tried[rate] = ratio
 
     def next(self) -> float | None:
@@ -112,7 +113,7 @@ class Fewest:
     """Looks for the smallest count that is enough, from `least` on, where no smaller one can be.
 
     It goes up in growing steps until a count is enough and halves what lies between, so the count found
-    is enough and one fewer is not; with chance in the runs a smaller one might be again, and nobody looks.
+    is enough and one fewer is not; with chance in the runs a smaller one might be again: it is not tried.
     """
 
     def __init__(self, least: int, most: int) -> None:
@@ -123,7 +124,6 @@ class Fewest:
 
     @property
     def enough(self) -> int | None:
-        """The smallest count that was enough."""
         return min((count for count, ratio in self.tried.items() if ratio <= 1), default=None)
 
     @property
@@ -140,7 +140,6 @@ class Fewest:
         return self.too_few if self.too_few in self.tried else None
 
     def tell(self, count: int, ratio: float) -> None:
-        """What came of a count."""
         self.tried[count] = ratio
 
     def next(self) -> int | None:
@@ -152,10 +151,10 @@ class Fewest:
         return None if enough - low <= 1 else (low + enough) // 2
 
 
-# -- many searches at the same time ------------------------------------------------------------------
+# -- many searches at the same time
 
 
-class Judged(Protocol):
+class RunRatio(Protocol):
     """What a run says to a search."""
 
     @property
@@ -180,10 +179,10 @@ class Asking(Protocol):
 Key = TypeVar("Key", bound=tuple[Any, ...])  # of a search; its first part is whose runs they are
 Task = TypeVar("Task")
 Given = TypeVar("Given", contravariant=True)  # the same, of what takes tasks only
-Answer = TypeVar("Answer", bound=Judged)
+Answer = TypeVar("Answer", bound=RunRatio)
 
 
-class Memory(Protocol[Given, Answer]):
+class AnswerMemory(Protocol[Given, Answer]):
     """Answers that are known from before, and a place to keep new ones."""
 
     def get(self, task: Given, /) -> Answer | None: ...
@@ -191,25 +190,22 @@ class Memory(Protocol[Given, Answer]):
     def put(self, task: Given, answer: Answer, /) -> None: ...
 
 
-class Timed(Generic[Task, Answer]):
-    """A run: its answer, and the CPU seconds it took."""
-
-    def __init__(self, run: Callable[[Task], Answer]) -> None:
-        self.run = run
-
-    def __call__(self, task: Task) -> tuple[Answer, float]:
-        began = process_time()
-        return self.run(task), process_time() - began
+def _timed(run: Callable[[Task], Answer], task: Task) -> tuple[Answer, float]:
+    """Its answer, and the CPU seconds it took."""
+    began = process_time()
+    return run(task), process_time() - began
 
 
-class Tried(Generic[Key, Task, Answer]):
+@dataclass(eq=False)
+class TriedValue(Generic[Key, Task, Answer]):
     """A value that is tried, with one run after the other up to the first that misses; `whole`: with all."""
 
-    def __init__(self, key: Key, value: Any, tasks: Sequence[Task]) -> None:
-        self.key, self.value, self.tasks = key, value, tasks
-        self.answers: dict[int, Answer] = {}  # by place among the tasks
-        self.left = 0  # runs that were asked for and have neither ended nor been given up
-        self.whole = False
+    key: Key
+    value: Any
+    tasks: Sequence[Task]
+    answers: dict[int, Answer] = field(default_factory=dict)  # by place among the tasks
+    left: int = 0  # runs that were asked for and have neither ended nor been given up
+    whole: bool = False
 
     @property
     def ratio(self) -> float:
@@ -220,15 +216,15 @@ class Tried(Generic[Key, Task, Answer]):
     @property
     def judged(self) -> list[Answer]:
         """The answers in order, without what ran ahead of the first that missed."""
-        found: list[Answer] = []
+        judged: list[Answer] = []
         for place in range(len(self.tasks)):
-            if place not in self.answers or not (self.whole or all(each.ratio <= 1 for each in found)):
+            if place not in self.answers or not (self.whole or all(each.ratio <= 1 for each in judged)):
                 break
-            found.append(self.answers[place])
-        return found
+            judged.append(self.answers[place])
+        return judged
 
 
-Values = dict[tuple[Any, ...], Tried[Key, Task, Answer]]  # by the parts of a key, and the value
+Values = dict[tuple[Any, ...], TriedValue[Key, Task, Answer]]  # by the parts of a key, and the value
 
 
 def search_all(
@@ -237,7 +233,7 @@ def search_all(
     tasks: Callable[[Key, Any], Sequence[Task]],
     workers: Workers,
     progress: Progress,
-    memory: Memory[Task, Answer] | None = None,
+    memory: AnswerMemory[Task, Answer] | None = None,
     seeds: int = 1,
 ) -> Values[Key, Task, Answer]:
     """Every search to its end: what was tried. `tasks` are the runs, one for each of `seeds`, of a value.
@@ -248,7 +244,8 @@ def search_all(
     values: Values[Key, Task, Answer] = {}
     most = seeds * len(searches)
     try:
-        with progress("searching", EXPECTED * most) as report, workers.start(Timed(run), most) as pool:
+        timed = partial(_timed, run)
+        with progress("searching", EXPECTED * most) as report, workers.start(timed, most) as pool:
             for done, _ in enumerate(_Searching(pool, searches, tasks, memory, values).run(), 1):
                 report(min(done, EXPECTED * most - 1))
     except KeyboardInterrupt:
@@ -257,27 +254,23 @@ def search_all(
     return {key: trial for key, trial in values.items() if trial.value in searches[trial.key].tried}
 
 
+@dataclass(eq=False)
 class _Searching(Generic[Key, Task, Answer]):
     """Of the runs that wait, the first ones of a value go first; among these, those of the policy that took
     most time, so that none is left alone at the end.
     """
 
-    def __init__(
-        self,
-        pool: WorkerPool[Task, tuple[Answer, float]],
-        searches: Mapping[Key, Asking],
-        tasks: Callable[[Key, Any], Sequence[Task]],
-        memory: Memory[Task, Answer] | None,
-        values: Values[Key, Task, Answer],
-    ) -> None:
-        self.pool, self.searches, self.tasks, self.memory = pool, searches, tasks, memory
-        self.values = values
-        self.ready: list[tuple[int, Tried[Key, Task, Answer]]] = []  # places among the tasks of a trial
-        self.spent: defaultdict[Any, float] = defaultdict(float)
+    pool: WorkerPool[Task, tuple[Answer, float]]
+    searches: Mapping[Key, Asking]
+    tasks: Callable[[Key, Any], Sequence[Task]]
+    memory: AnswerMemory[Task, Answer] | None
+    values: Values[Key, Task, Answer]
+    ready: list[tuple[int, TriedValue[Key, Task, Answer]]] = field(default_factory=list)  # places, trials
+    spent: dict[Any, float] = field(default_factory=lambda: defaultdict(float))
 
     def run(self) -> Iterator[None]:
         """Yields after every answer."""
-        pending: dict[Future[tuple[Answer, float]], tuple[int, Tried[Key, Task, Answer]]] = {}
+        pending: dict[Future[tuple[Answer, float]], tuple[int, TriedValue[Key, Task, Answer]]] = {}
         for key, search in self.searches.items():
             self.spent[key[0]] += search.spent
             self._ask(key)
@@ -313,14 +306,14 @@ class _Searching(Generic[Key, Task, Answer]):
             value = search.shown
         if value is None:
             return
-        trial = self.values.get((*key, value)) or Tried(key, value, self.tasks(key, value))
+        trial = self.values.get((*key, value)) or TriedValue(key, value, self.tasks(key, value))
         trial.whole = whole
         self.values[*key, value] = trial
         missing = [place for place in range(len(trial.tasks)) if place not in trial.answers]
         trial.left = len(missing)
         self.ready += [(place, trial) for place in missing]
 
-    def _ended(self, trial: Tried[Key, Task, Answer]) -> None:
+    def _ended(self, trial: TriedValue[Key, Task, Answer]) -> None:
         """One of its runs; after the last one the search goes on."""
         trial.left -= 1
         if not trial.left and not trial.whole:

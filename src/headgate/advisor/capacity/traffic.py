@@ -1,4 +1,4 @@
-"""The traffic of a capacity search: the same requests at any rate, drawn or as recorded, with classes."""
+"""The traffic of a search, the same requests at any rate, and the service levels that its runs must keep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headgate.core.durations import duration
 from headgate.core.errors import InputError, RunError, unknown
 from headgate.core.request import GAP, Slo
 from headgate.experiment.build import ALL_FIT, Unservable, make_workload, refuse_many, servable, unservable
-from headgate.experiment.settings import Experiment
+from headgate.experiment.settings import Experiment, flag
 from headgate.methods.bounds import Requests
 from headgate.record.tables import Flags, Floats, Integers, Run
 from headgate.sim.engine.engine import Engine
@@ -28,17 +28,10 @@ from headgate.workloads.streams import stream
 from headgate.workloads.synthetic import PAIRS, generate
 from headgate.workloads.workload import Kind, Workload
 
-REFUSED = {
-    "rate": "is what is searched for",
-    "clients": "is another kind of load",
-    "all_at_once": "is another kind of load",
-    "scale_rate": "is what is searched for",
-    "stages": "change the load",
-    "patience": "lets requests leave, which hides that they were late",
-    "abort": "lets requests leave, which hides that they were late",
-    "ttft": "belongs into --slo",
-    "tpot": "belongs into --slo",
-}
+SEARCHED, OTHER, PROMISE = "is what is searched for", "is another kind of load", "belongs into --slo"
+LEAVE = "lets requests leave, which hides that they were late"
+REFUSED = {"rate": SEARCHED, "clients": OTHER, "all_at_once": OTHER, "scale_rate": SEARCHED}
+REFUSED |= {"stages": "change the load", "patience": LEAVE, "abort": LEAVE, "ttft": PROMISE, "tpot": PROMISE}
 BOUND_FROM = 20_000  # requests drawn to know their law
 
 
@@ -60,7 +53,7 @@ class Level(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Traffic:
+class SearchTraffic:
     """Requests at any rate and seed. `trace` holds the rows to draw from (or to replay); None: laws."""
 
     words: Experiment
@@ -77,37 +70,35 @@ class Traffic:
         return not self.recorded or bool(self.classes)
 
     def at(self, rate: float, seed: int) -> Workload:
-        """The requests at so many per second."""
         if self.trace is None:
             words = self.words.model_copy(update={"rate": rate, "requests": self.requests})
-            found, _ = make_workload(words, seed)
+            workload, _ = make_workload(words, seed)
         elif self.recorded:
-            found = self.trace.scale_rate(rate / own_rate(self.trace))
+            workload = self.trace.scale_rate(rate / own_rate(self.trace))
         else:
-            found = self._resampled(self.trace, rate, seed)
-        return self._promised(self._classed(found, seed))
+            workload = self._resampled(self.trace, rate, seed)
+        workload = self._classed(workload, seed)
+        kinds = (kind._replace(slo=promise(self.levels, kind.name, kind.slo)) for kind in workload.kinds)
+        return replace(workload, kinds=tuple(kinds))
 
     def lengths(self, engine: Engine) -> Requests:
         """Prompts and decode iterations of those that the engine takes."""
-        found = self.trace or self.at(1.0, self.words.seed)
-        if self.trace is None and self.requests < BOUND_FROM:
-            found = replace(self, requests=BOUND_FROM).at(1.0, self.words.seed)
-        fits = found.prompt < engine.longest
-        outputs = np.minimum(np.minimum(found.output, found.limit), engine.longest - found.prompt)[fits]
-        prompts = found.prompt
+        rows = self.trace or replace(self, requests=max(self.requests, BOUND_FROM)).at(1.0, self.words.seed)
+        fits, prompts = rows.prompt < engine.longest, rows.prompt
+        outputs = np.minimum(np.minimum(rows.output, rows.limit), engine.longest - prompts)[fits]
         if engine.prefix_cache and not (self.trace and not self.recorded):  # drawn rows share nothing
-            prompts = prompts - found_again(found, engine.block)  # no cache finds more than an endless one
+            prompts = prompts - found_again(rows, engine.block)  # no cache finds more than an endless one
         return Requests.of(prompts[fits], outputs - 1)
 
     def sharing_said(self, engine: Engine) -> str:
         """Whether prompts are found in the prefix cache; empty where none share anything."""
-        found = self.trace if self.trace is not None else self.at(1.0, self.words.seed)
-        if not engine.prefix_cache or (found.contents is None and not found.cached.any()):
+        rows = self.trace or self.at(1.0, self.words.seed)
+        if not engine.prefix_cache or (rows.contents is None and not rows.cached.any()):
             return ""
         if self.trace is not None and not self.recorded:
             return "rows drawn from the trace share nothing: no prompt is found in a cache; see --as-recorded"
-        share = found_again(found, engine.block).sum() / found.prompt.sum()
-        if found.contents is None:
+        share = found_again(rows, engine.block).sum() / rows.prompt.sum()
+        if rows.contents is None:
             return f"prefix caching is on: {share:.1%} of the prompt tokens are found, as recorded"
         return f"prefix caching is on: an endless cache would find {share:.1%} of the prompt tokens"
 
@@ -115,25 +106,21 @@ class Traffic:
         name = self.words.arrivals or ("gamma" if self.words.burstiness else "poisson")
         process = arrival_process(name, rate, self.words.burstiness)
         pairs = Pairs(trace.prompt, np.minimum(trace.output, trace.limit))
-        found = generate(self.requests, seed=seed, arrivals=process, pairs=pairs, name=trace.name)
+        workload = generate(self.requests, seed=seed, arrivals=process, pairs=pairs, name=trace.name)
         if len(trace.kinds) == 1 or self.classes:
-            return found
+            return workload
         drawn = pairs.rows(self.requests, stream(seed, PAIRS))  # the same rows, for their classes
-        return replace(found, kind=trace.kind[drawn], kinds=trace.kinds, priority=trace.priority[drawn])
+        return replace(workload, kind=trace.kind[drawn], kinds=trace.kinds, priority=trace.priority[drawn])
 
-    def _classed(self, found: Workload, seed: int) -> Workload:
+    def _classed(self, workload: Workload, seed: int) -> Workload:
         """Each request gets a class at random, by the shares."""
         if not self.classes:
-            return found
+            return workload
         shares = np.cumsum([share for _, share in self.classes])
-        draws = stream(seed, "classes").random(len(found)) * shares[-1]
+        draws = stream(seed, "classes").random(len(workload)) * shares[-1]
         kind = np.searchsorted(shares[:-1], draws, side="right")
         kinds = tuple(Kind(name, priority=place) for place, (name, _) in enumerate(self.classes))
-        return replace(found, kind=kind, kinds=kinds, priority=kind.astype(np.int64))
-
-    def _promised(self, found: Workload) -> Workload:
-        kinds = tuple(kind._replace(slo=promise(self.levels, kind.name, kind.slo)) for kind in found.kinds)
-        return replace(found, kinds=kinds)
+        return replace(workload, kind=kind, kinds=kinds, priority=kind.astype(np.int64))
 
 
 def make_traffic(
@@ -143,12 +130,11 @@ def make_traffic(
     requests: int,
     recorded: bool,
     engine: Engine,
-) -> Traffic:
-    """Checked: nothing that sets the load, every class of a level known, somebody fits."""
+) -> SearchTraffic:
+    """Checked: nothing that sets the load, every class of a level known, some request fits."""
     for word, why in REFUSED.items():
         if word in words.model_fields_set and getattr(words, word):
-            flag = "[[stages]]" if word == "stages" else "--" + word.replace("_", "-")
-            raise InputError(f"in a capacity search {flag} {why}; drop it")
+            raise InputError(f"in a capacity search {flag(word)} {why}; drop it")
     if words.arrivals == "all-at-once":
         raise InputError(
             "--arrivals all-at-once has no rate to search for; choose poisson, gamma or constant"
@@ -166,16 +152,16 @@ def make_traffic(
     if shares and words.classes:
         raise InputError("--classes and the classes of a mix; drop one of the two")
     count = len(trace) if recorded and trace is not None else words.requests or requests
-    found = Traffic(words, levels, shares, count, trace, recorded, lost)
-    first = found.at(1.0, words.seed)
+    traffic = SearchTraffic(words, levels, shares, count, trace, recorded, lost)
+    first = traffic.at(1.0, words.seed)
     _check_kinds(levels, [kind.name for kind in first.kinds])
-    return found if trace else replace(found, lost=unservable(first, engine))
+    return traffic if trace else replace(traffic, lost=unservable(first, engine))
 
 
 def parse_classes(text: str | None) -> tuple[tuple[str, float], ...]:
     """`paying=5%,free=95%` as names and shares; the shares are taken relative to their sum."""
-    found: list[tuple[str, float]] = []
-    for part in (text or "").split(",") if text is not None else ():
+    shares: dict[str, float] = {}
+    for part in text.split(",") if text is not None else ():
         name, equals, share = part.strip().partition("=")
         try:
             value = float(share.removesuffix("%"))
@@ -183,10 +169,10 @@ def parse_classes(text: str | None) -> tuple[tuple[str, float], ...]:
             value = 0.0
         if not (equals and name and value > 0 and isfinite(value)):
             raise InputError(f"--classes {part.strip()!r} is not NAME=SHARE; write paying=5%,free=95%")
-        if name in dict(found):
+        if name in shares:
             raise InputError(f"--classes names {name!r} twice; drop one of the two")
-        found.append((name, value))
-    return tuple(found)
+        shares[name] = value
+    return tuple(shares.items())
 
 
 def _check_recorded(words: Experiment, trace: Workload | None) -> None:
@@ -216,15 +202,9 @@ def _check_kinds(levels: Sequence[Level], names: Sequence[str]) -> None:
             raise InputError(f"--slo is about class {level.kind!r}, which no request belongs to; {remedy}")
 
 
-# -- Service levels as people write them: ttft=500ms@p50,tbt=100ms@p99:paying; and whether a run keeps --
-#    them
+# -- service levels, and whether a run keeps them
 
-METRICS = {
-    "ttft": "time to first token",
-    "tbt": "time between two tokens",
-    "tpot": "mean time per token of a request",
-    "e2e": "time to the last token",
-}
+METRICS = ("ttft", "tbt", "tpot", "e2e")  # tbt: every time between two tokens; tpot: their mean in a request
 SAME = {"itl": "tbt"}  # one figure, two names
 FORM = "write METRIC=TIME@STATISTIC:CLASS, such as ttft=500ms@p50 or tbt=100ms@p99:paying"
 
@@ -263,7 +243,7 @@ def promised_gap(levels: Sequence[Level]) -> float | None:
     return min((level.limit for level in levels if level.metric in ("tbt", "tpot")), default=None)
 
 
-class Kept(NamedTuple):
+class LevelsKept(NamedTuple):
     """How a run stands to its levels: each measured value, and which is worst by its limit."""
 
     values: tuple[float, ...]
@@ -272,7 +252,7 @@ class Kept(NamedTuple):
     shares: tuple[float, ...]  # of requests (of gaps, for tbt) within each limit
 
 
-def measure(run: Run, levels: Sequence[Level]) -> Kept:
+def measure(run: Run, levels: Sequence[Level]) -> LevelsKept:
     """Every level that is checked, over the requests that are neither warm-up nor cool-down.
 
     Requests that never got a token, or never ended, count as infinitely late; those that no engine of this
@@ -298,7 +278,7 @@ def measure(run: Run, levels: Sequence[Level]) -> Kept:
         shares.append(float(np.average(times <= level.limit, weights=weights)) if len(times) else 1.0)
     ratios = [value / level.limit for value, level in zip(values, checked, strict=True)]
     worst = int(np.argmax(ratios))
-    return Kept(tuple(values), checked[worst], ratios[worst], tuple(shares))
+    return LevelsKept(tuple(values), checked[worst], ratios[worst], tuple(shares))
 
 
 def _statistic(name: str, values: Floats, weights: Integers) -> float:
@@ -346,8 +326,6 @@ def _parsed(text: str) -> Level:
 
 
 def _known(statistic: str) -> bool:
-    if statistic in ("mean", "max"):
-        return True
     number = statistic.removeprefix("p")
-    plain = number.replace(".", "", 1).isdecimal()
-    return statistic.startswith("p") and plain and 0 < float(number) < 100
+    percentile = statistic.startswith("p") and number.replace(".", "", 1).isdecimal()
+    return statistic in ("mean", "max") or (percentile and 0 < float(number) < 100)

@@ -1,4 +1,4 @@
-"""Runs of a policy for a search over its rate: each at a rate with a seed."""
+"""Runs of a policy for a search over its rate, each at a rate with a seed, and the race of many policies."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headgate.advisor.capacity.memory import Kept, file_of
-from headgate.advisor.capacity.search import START, Memory, Progress, Search, search_all
-from headgate.advisor.capacity.traffic import Traffic, measure
+from headgate.advisor.capacity.memory import AnswerFile, file_of
+from headgate.advisor.capacity.search import START, AnswerMemory, Progress, Search, search_all
+from headgate.advisor.capacity.traffic import SearchTraffic, measure
 from headgate.core.errors import RunError
 from headgate.experiment.library import simulate
 from headgate.experiment.workers import Workers
-from headgate.methods.make import make_policy
+from headgate.methods.make import make_policy, policy_parameters, split_name
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 
 
-class Task(NamedTuple):
+class RateTrial(NamedTuple):
     """One run: a policy at a rate with a seed."""
 
     policy: str
@@ -30,7 +30,7 @@ class Task(NamedTuple):
     rate: float
 
 
-class Answer(NamedTuple):
+class RateOutcome(NamedTuple):
     """How the run stands to its levels; a run that could not go on misses them all."""
 
     ratio: float
@@ -43,11 +43,11 @@ class Case(NamedTuple):
     """All that runs share."""
 
     engine: Engine
-    traffic: Traffic
+    traffic: SearchTraffic
     watchdog: float
     asynchronous: bool = False
 
-    def run(self, task: Task) -> Answer:
+    def run(self, task: RateTrial) -> RateOutcome:
         seats, budget = task.limits or (self.engine.running, self.engine.batch_tokens)
         engine = self.engine._replace(running=seats, batch_tokens=budget)
         policy, _ = make_policy(task.policy, task.settings, engine)
@@ -55,9 +55,9 @@ class Case(NamedTuple):
         try:
             run = simulate(engine, policy, requests, asynchronous=self.asynchronous, watchdog=self.watchdog)
         except RunError as error:
-            return Answer(inf, f"the run stopped: {error}", ())
+            return RateOutcome(inf, f"the run stopped: {error}", ())
         kept = measure(run, self.traffic.levels)
-        return Answer(kept.ratio, str(kept.worst), kept.values, longest_stay(run))
+        return RateOutcome(kept.ratio, str(kept.worst), kept.values, longest_stay(run))
 
 
 def longest_stay(run: Run) -> float:
@@ -74,17 +74,26 @@ class Contender(NamedTuple):
     limits: tuple[int, int] | None = None
 
 
-def remembered(folder: Path | None, case: Case) -> Kept[Task, Answer] | None:
+def named_policy(text: str, common: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The policy of NAME:PARAMETER=VALUE,... with its values; of those for all it takes what it has."""
+    name, own = split_name(text)
+    known = policy_parameters(name)
+    return name, {key: value for key, value in common.items() if key in known} | own
+
+
+def remembered(folder: Path | None, case: Case) -> AnswerFile[RateTrial, RateOutcome] | None:
     """What the folder knows of the case; None without a folder."""
     if folder is None:
         return None
     file = file_of(folder, case.engine, case.traffic, (case.watchdog, case.asynchronous))
-    return Kept(file, Answer, lambda task: ([task.policy], (sorted(task.settings.items()), *task[2:])))
+    return AnswerFile(
+        file, RateOutcome, lambda task: ([task.policy], (sorted(task.settings.items()), *task[2:]))
+    )
 
 
 Chosen = dict[str, Contender]  # by what the user called it
 Searches = dict[tuple[str, int], Search]  # by policy and seed
-Answers = dict[tuple[str, int, float], Answer]  # and rate
+Answers = dict[tuple[str, int, float], RateOutcome]  # and rate
 
 
 def search_rates(
@@ -93,18 +102,18 @@ def search_rates(
     searches: Searches,
     workers: Workers,
     progress: Progress,
-    memory: Memory[Task, Answer] | None = None,
+    memory: AnswerMemory[RateTrial, RateOutcome] | None = None,
 ) -> Answers:
     """Every search to its end, each for one policy and seed."""
 
-    def tasks(key: tuple[str, int], rate: float) -> list[Task]:
-        return [Task(*chosen[key[0]], seed=key[1], rate=rate)]
+    def tasks(key: tuple[str, int], rate: float) -> list[RateTrial]:
+        return [RateTrial(*chosen[key[0]], seed=key[1], rate=rate)]
 
     values = search_all(case.run, searches, tasks, workers, progress, memory)
     return {(*tried.key, tried.value): tried.answers[0] for tried in values.values()}
 
 
-# -- Searches that share what they learn: every policy roughly with one seed, then the hopeful with all -
+# -- policies that race
 
 HOPELESS = 0.85  # of what the best sustains with the first seed: a policy that misses here may be dropped
 
@@ -132,7 +141,7 @@ class Race(NamedTuple):
     droppable: Collection[str]
     workers: Workers
     progress: Progress
-    memory: Memory[Task, Answer] | None = None
+    memory: AnswerMemory[RateTrial, RateOutcome] | None = None
 
     def run(self, chosen: Chosen, known: Mapping[str, float]) -> Raced:
         """Every policy; `known` are rates that shorter runs gave. Which are dropped is decided between two
@@ -161,9 +170,6 @@ class Race(NamedTuple):
         return search_rates(self.case, chosen, searches, self.workers, self.progress, self.memory)
 
     def _hopeless(self, rough: Searches) -> frozenset[str]:
-        best = max(search.sustained for search in rough.values())
-        return frozenset(
-            text
-            for (text, _), search in rough.items()
-            if text in self.droppable and search.missed <= HOPELESS * best
-        )
+        least = HOPELESS * max(search.sustained for search in rough.values())
+        missed = [text for (text, _), search in rough.items() if search.missed <= least]
+        return frozenset(missed) & frozenset(self.droppable)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.resources import files
-from itertools import chain, count
+from itertools import chain, count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -96,21 +96,11 @@ def _verdict(text: str) -> Markup:
 def _section(section: doc.Section, numbers: Iterator[int]) -> Markup | None:
     """None where nothing stands in it."""
     inside: list[Markup] = []
-    figures: list[Markup] = []
-    made = (block.make() if isinstance(block, doc.Drawn) else (block,) for block in section.blocks)
-    for block in chain.from_iterable(made):
-        if isinstance(block, doc.Figure) and not block.wide:
-            figures.append(_figure(block, next(numbers)))
-            continue
-        if figures:
-            inside.append(tag("div", *figures, class_="figures"))
-            figures = []
-        if isinstance(block, doc.Figure):
-            inside.append(_figure(block, next(numbers)))
-        else:
-            inside.append(_plain(block))
-    if figures:
-        inside.append(tag("div", *figures, class_="figures"))
+    drawn = (block.make() if isinstance(block, doc.Drawn) else (block,) for block in section.blocks)
+    blocks = chain.from_iterable(drawn)
+    for narrow, group in groupby(blocks, lambda block: isinstance(block, doc.Figure) and not block.wide):
+        parts = [_figure(one, next(numbers)) if isinstance(one, doc.Figure) else _plain(one) for one in group]
+        inside += [tag("div", *parts, class_="figures")] if narrow else parts
     if not inside:
         return None
     if section.depth > doc.SHOWN:
@@ -161,21 +151,17 @@ def _figure(figure: doc.Figure, number: int) -> Markup:
 
 def _grid(grid: doc.Grid) -> Markup:
     words = [cell.is_words for cell in grid.rows[0]] if grid.rows else [False] * len(grid.heads)
-    heads = [
-        tag("th", _head(head), scope="col", class_="words" if left else None)
-        for head, left in zip(grid.heads, words, strict=True)
-    ]
+    heads = []
+    for head, left in zip(grid.heads, words, strict=True):
+        name, _, unit = head.partition("\n")
+        sorts = tag("button", name, tag("small", unit) if unit else None, type="button")
+        heads.append(tag("th", sorts, scope="col", class_="words" if left else None))
     rows = [tag("tr", *(_cell(cell, place) for place, cell in enumerate(row))) for row in grid.rows]
     table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows))
     copy = tag("button", "Copy", type="button", data_copy="tsv", title="Copy for a spreadsheet")
     notes = [tag("p", note, class_="note") for note in grid.notes]
     caption = tag("div", tag("h4", grid.title) if grid.title else tag("span"), copy, class_="caption")
     return tag("div", caption, tag("div", table, class_="scroll", tabindex="0"), *notes, class_="grid-box")
-
-
-def _head(head: str) -> Markup:
-    name, _, unit = head.partition("\n")
-    return tag("button", name, tag("small", unit) if unit else None, type="button")
 
 
 def _cell(cell: doc.Cell, place: int) -> Markup:
@@ -192,7 +178,7 @@ def _made(page: doc.Page) -> Markup | None:
     return tag("section", tag("h2", "How it was made"), tag("dl", *parts), id="made")
 
 
-# -- HTML and SVG elements as text in which everything that is not markup is escaped --------------------
+# -- elements; all that is not markup is escaped
 
 VOID = frozenset({"meta", "br", "hr", "input"})
 
@@ -211,7 +197,8 @@ def tag(element: str, /, *children: str | None, **attributes: object) -> Markup:
     words = [element]
     for key, value in attributes.items():
         if value is not None:
-            words.append(f'{key.rstrip("_").replace("_", "-")}="{escape(_attribute(value))}"')
+            text = position(value) if isinstance(value, float) else str(value)
+            words.append(f'{key.rstrip("_").replace("_", "-")}="{escape(text)}"')
     opening = f"<{' '.join(words)}>"
     return Markup(opening if element in VOID else f"{opening}{join(*children)}</{element}>")
 
@@ -232,7 +219,3 @@ def embedded(data: Any) -> Markup:
     """JSON that is safe inside a script element, whatever a label says."""
     plain = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return Markup(plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
-
-
-def _attribute(value: object) -> str:
-    return position(value) if isinstance(value, float) else str(value)

@@ -7,34 +7,19 @@ from math import ceil, isnan, nan
 
 import numpy as np
 
-from headgate.advisor.capacity.plan import CapacityPlan, Found, apart
+from headgate.advisor.capacity.plan import CapacityPlan, PolicyRate, apart
 from headgate.advisor.capacity.traffic import Level
 from headgate.advisor.fewest_engines import EnginesPlan, FleetFound, Size
 from headgate.advisor.set_up import OtherTimes
+from headgate.report import document as doc
 from headgate.report.charts import COLOURS, Axis, Bar, Bars, Chart, Mark, Series
-from headgate.report.document import (
-    PAGE_ONLY,
-    Cell,
-    Drawn,
-    Facts,
-    Figure,
-    Grid,
-    Page,
-    Section,
-    number,
-    percent,
-    plan_page,
-    plural,
-    row,
-    span,
-    valued,
-)
 
 ENOUGH = (
     "A fleet is enough if it keeps every level with every seed. The row below it is one engine fewer, if "
     "that was tried; smaller fleets are not rechecked. In time: the percentage of requests (TBT: of gaps "
     "between tokens) within the limit. Seats: the share that decodes take. Of λ*: the load."
 )
+CLOSE = "How close each comes to λ*, the rate no policy exceeds; the thin line is the interval over seeds."
 FASTER = 1.5  # a trace that runs so many times as fast has sharper bursts than any that came
 CARE = (
     "λ* is the rate no policy exceeds. Intervals are over seeds; runs are finite, so tails (p99) are "
@@ -42,15 +27,16 @@ CARE = (
 )
 
 
-def capacity_page(plan: CapacityPlan, command: Sequence[str]) -> Page:
+def capacity_page(plan: CapacityPlan, command: Sequence[str]) -> doc.Page:
     """What is asked for, what no policy exceeds, what each sustains, and the best in one sentence."""
     found = sorted(plan.found, key=lambda each: -each.rate.value)
+    bars = doc.Drawn(lambda: (rate_bars("sustained", found, plan.ideal.rate, CLOSE),))
     sections = (
-        Section("", (_facts(plan),)),
-        Section("Sustained rates", (_rates(found), Drawn(lambda: (_bars(plan, found),)))),
+        doc.Section("", (_facts(plan),)),
+        doc.Section("Sustained rates", (_rates(found), bars)),
     )
-    about = f"card {plan.card}, {plan.workload}"
-    return plan_page("Capacity", about, _verdict(plan), sections, plan.notes, command, CARE)
+    about = f"card {plan.start.card.name}, {plan.start.workload}"
+    return doc.plan_page("Capacity", about, _verdict(plan), sections, plan.notes, command, CARE)
 
 
 def _verdict(plan: CapacityPlan) -> str:
@@ -62,17 +48,17 @@ def _verdict(plan: CapacityPlan) -> str:
         return f"No answer: {plan.declined}."
     share = f"{100 * best.share:.0f} % of λ*{bar_of(plan.error)}"
     if len(plan.found) == 1:
-        return f"{best.policy} sustains {number(best.rate.value)} requests/s, {share}."
+        return f"{best.policy} sustains {doc.number(best.rate.value)} requests/s, {share}."
     others = [each for each in plan.found if each is not best]
     near = [each.policy for each in others if each.rate.value >= (1 - plan.error) * best.rate.value]
     if plan.error and near:
         return (
-            f"Cannot tell which policy sustains most: {best.policy} with {number(best.rate.value)} "
+            f"Cannot tell which policy sustains most: {best.policy} with {doc.number(best.rate.value)} "
             f"requests/s, {share}, and {', '.join(near)} are within the error of a card that was not "
             "measured."
         )
     alike = [each.policy for each in others if not apart(each, best)]
-    said = f"{best.policy} sustains most: {number(best.rate.value)} requests/s, {share}"
+    said = f"{best.policy} sustains most: {doc.number(best.rate.value)} requests/s, {share}"
     return f"{said}; no significant difference from {', '.join(alike)}." if alike else f"{said}."
 
 
@@ -107,59 +93,54 @@ def asked(levels: Sequence[Level], classes: Sequence[tuple[str, float]]) -> dict
     return facts
 
 
-def _facts(plan: CapacityPlan) -> Facts:
-    engine, limited = plan.engine, plan.limited.rate
-    bound = f"above λ* = {number(plan.ideal.rate)} requests/s"
+def _facts(plan: CapacityPlan) -> doc.Facts:
+    engine, limited = plan.start.engine, plan.limited.rate
+    bound = f"above λ* = {doc.number(plan.ideal.rate)} requests/s"
     if limited < 0.999 * plan.ideal.rate:
-        bound += f"; {number(limited)} in steps of at most {engine.batch_tokens:,} tokens"
-    facts = asked(plan.levels, plan.classes)
+        bound += f"; {doc.number(limited)} in steps of at most {engine.batch_tokens:,} tokens"
+    facts = asked(plan.traffic.levels, plan.traffic.classes)
     facts["Engine"] = f"{engine.running} seats, {engine.batch_tokens:,} tokens a step"
     facts["No policy"] = bound
-    return Facts.of(facts)
+    return doc.Facts.of(facts)
 
 
-def _rates(found: Sequence[Found]) -> Grid:
+def _rates(found: Sequence[PolicyRate]) -> doc.Grid:
     rows = []
     for each in found:
-        share = valued(f"{100 * each.share:.0f} %", 100 * each.share)
+        share = doc.valued(f"{100 * each.share:.0f} %", 100 * each.share)
         reason = each.limited_by or "nothing up to λ*"
         name = f"{each.policy} (dropped)" if each.dropped else each.policy
         unknown = each.dropped and not each.rate.value  # it was not looked for further down
-        rate = valued(f"< {number(each.rate.high or 0)}", 0.0) if unknown else each.rate.value
-        rows.append(row(name, rate, span(each.rate), share, reason, each.runs))
+        rate = doc.valued(f"< {doc.number(each.rate.high or 0)}", 0.0) if unknown else each.rate.value
+        rows.append(doc.row(name, rate, doc.span(each.rate), share, reason, each.runs))
     heads = ("policy", "requests\nper s", "95 % interval", "of λ*", "limited by", "runs")
-    return Grid("", heads, tuple(rows), minor=("runs",))
+    return doc.Grid("", heads, tuple(rows), minor=("runs",))
 
 
-def _bars(plan: CapacityPlan, found: Sequence[Found]) -> Figure:
-    look = "How close each comes to λ*, the rate no policy exceeds; the thin line is the interval over seeds."
-    return rate_bars("sustained", found, plan.ideal.rate, look)
-
-
-def rate_bars(done: str, found: Sequence[Found], most: float, look: str) -> Figure:
+def rate_bars(done: str, found: Sequence[PolicyRate], most: float, look: str) -> doc.Figure:
     """A bar for the rate of each policy, beside λ*."""
     bars = [
         Bar(each.policy, ((done, f"c{n % COLOURS}", each.rate.value),), each.rate.low, each.rate.high)
         for n, each in enumerate(found)
     ]
-    mark = Mark(f"λ* = {number(most)}", most)
+    mark = Mark(f"λ* = {doc.number(most)}", most)
     title = f"What each policy {'sustains' if done == 'sustained' else done}"
     return Bars(done, "requests/s", bars, mark).figure(title, look)
 
 
-def engines_page(plan: EnginesPlan, command: Sequence[str]) -> Page:
+def engines_page(plan: EnginesPlan, command: Sequence[str]) -> doc.Page:
     """What is asked for, what no fleet goes below, what each needs, and the best in one sentence."""
-    checked = [level for level in plan.levels if level.statistic]
+    checked = [level for level in plan.traffic.levels if level.statistic]
     every = [(found, size) for found in plan.found for size in found.sizes]
     nearest = [(found, size) for found in plan.found for size in _nearest(found)]
-    figures = Drawn(lambda: (_in_time(plan, level) for level in checked))
+    figures = doc.Drawn(lambda: (_in_time(plan, level) for level in checked))
     sections = (
-        Section("", (_fleet_facts(plan),)),
-        Section("Fewest engines", (_sizes(nearest, checked), figures)),
-        Section("Every number of engines tried", (_sizes(every, checked),), PAGE_ONLY),
+        doc.Section("", (_fleet_facts(plan),)),
+        doc.Section("Fewest engines", (_sizes(nearest, checked), figures)),
+        doc.Section("Every number of engines tried", (_sizes(every, checked),), doc.PAGE_ONLY),
     )
-    about = f"card {plan.card}, {plan.workload}, {number(plan.rate)} requests/s"
-    return plan_page("Engines", about, _fewest(plan), sections, plan.notes, command, ENOUGH)
+    about = f"card {plan.start.card.name}, {plan.start.workload}, {doc.number(plan.rate)} requests/s"
+    return doc.plan_page("Engines", about, _fewest(plan), sections, plan.notes, command, ENOUGH)
 
 
 def _fewest(plan: EnginesPlan) -> str:
@@ -168,13 +149,14 @@ def _fewest(plan: EnginesPlan) -> str:
     if not enough and plan.interrupted:
         return "Interrupted before any fleet was found to be enough."
     if not enough:
-        return f"{plan.most} engines are too few for these levels: ask for less, or raise --most-engines."
+        most = plan.start.options.most_engines
+        return f"{most} engines are too few for these levels: ask for less, or raise --most-engines."
     best = min(each.engines for each in enough if each.engines is not None)
     names = [each.name for each in enough if each.engines == best]
     over = best - plan.least
     gap = "as few as any fleet can have" if not over else f"{over} more than any fleet must have"
     many = "are" if best > 1 else "is"
-    said = f"{plural(best, 'engine')} {many} enough with {' or '.join(names)}, {gap}"
+    said = f"{doc.plural(best, 'engine')} {many} enough with {' or '.join(names)}, {gap}"
     said += f"; {engines_range(best, plan.error)}" if plan.error else ""
     return f"{said}."
 
@@ -185,14 +167,14 @@ def engines_range(engines: int, error: float) -> str:
     return f"{least} to {most} with the error of ±{100 * error:.0f} % of a derived card"
 
 
-def _fleet_facts(plan: EnginesPlan) -> Facts:
-    facts = asked(plan.levels, plan.classes)
-    facts["Runs"] = f"{plan.requests:,} requests each, {plural(plan.seeds, 'seed')}"
-    one = f"{plan.engine.running} seats, {plan.engine.batch_tokens:,} tokens a step"
-    facts["Engine"] = f"{one}; λ* = {number(plan.bound.rate)} requests/s"
+def _fleet_facts(plan: EnginesPlan) -> doc.Facts:
+    facts = asked(plan.traffic.levels, plan.traffic.classes)
+    facts["Runs"] = f"{plan.traffic.requests:,} requests each, {doc.plural(len(plan.start.seeds), 'seed')}"
+    one = f"{plan.start.engine.running} seats, {plan.start.engine.batch_tokens:,} tokens a step"
+    facts["Engine"] = f"{one}; λ* = {doc.number(plan.bound.rate)} requests/s"
     facts["No fleet"] = f"of fewer than {plan.least} keeps up (load / λ* = {plan.rate / plan.bound.rate:.2f})"
-    facts["Fluid"] = f"a gate-and-route fleet serves all requests with {number(plan.fluid)} engines"
-    return Facts.of(facts)
+    facts["Fluid"] = f"a gate-and-route fleet serves all requests with {doc.number(plan.fluid)} engines"
+    return doc.Facts.of(facts)
 
 
 def _nearest(found: FleetFound) -> list[Size]:
@@ -203,16 +185,18 @@ def _nearest(found: FleetFound) -> list[Size]:
     return [size for size in wanted if size]
 
 
-def _sizes(sizes: Sequence[tuple[FleetFound, Size]], checked: Sequence[Level]) -> Grid:
+def _sizes(sizes: Sequence[tuple[FleetFound, Size]], checked: Sequence[Level]) -> doc.Grid:
     rows = []
     for found, size in sizes:
         enough = found.engines is not None and size.engines >= found.engines
-        kept = valued(f"{size.kept}/{size.seeds}", size.kept, "good" if enough else "")
+        kept = doc.valued(f"{size.kept}/{size.seeds}", size.kept, "good" if enough else "")
         shares = (_share(size, level) for level in checked)
-        used = (valued(percent(part), 100 * part) for part in (size.seats.value, size.load))
-        rows.append(row(found.name, valued(f"{size.engines:,}", size.engines, "words"), kept, *shares, *used))
+        used = (doc.valued(doc.percent(part), 100 * part) for part in (size.seats.value, size.load))
+        rows.append(
+            doc.row(found.name, doc.valued(f"{size.engines:,}", size.engines, "words"), kept, *shares, *used)
+        )
     heads = ("router, policy", "engines", "seeds\nkept", *map(_short, checked), "seats", "of λ*")
-    return Grid("", heads, tuple(rows), grouped=True)
+    return doc.Grid("", heads, tuple(rows), grouped=True)
 
 
 def _short(level: Level) -> str:
@@ -221,15 +205,15 @@ def _short(level: Level) -> str:
     return f"{level.metric.upper()}{of} in time\n%{wanted}"
 
 
-def _share(size: Size, level: Level) -> Cell:
+def _share(size: Size, level: Level) -> doc.Cell:
     share = size.shares[str(level)]
     if isnan(share.value):
-        return Cell("-")
+        return doc.Cell("-")
     half = "" if share.low is None or share.high is None else f" ± {50 * (share.high - share.low):.1f}"
-    return valued(f"{100 * share.value:.1f}{half}", 100 * share.value)
+    return doc.valued(f"{100 * share.value:.1f}{half}", 100 * share.value)
 
 
-def _in_time(plan: EnginesPlan, level: Level) -> Figure:
+def _in_time(plan: EnginesPlan, level: Level) -> doc.Figure:
     series = []
     for place, found in enumerate(plan.found):
         shares = [size.shares[str(level)].as_share() for size in found.sizes]

@@ -8,22 +8,8 @@ from shlex import quote
 from headgate.advisor.budget_search import FlagsTried
 from headgate.advisor.capacity.plan import apart
 from headgate.advisor.capacity.traffic import Level
-from headgate.advisor.flags import LIMITED, QUEUE_SINCE, Checked, FlagsPlan
-from headgate.report.document import (
-    Block,
-    Cell,
-    Code,
-    Facts,
-    Grid,
-    Page,
-    Section,
-    number,
-    plan_page,
-    row,
-    share,
-    span,
-    valued,
-)
+from headgate.advisor.flags import LIMITED, QUEUE_SINCE, Checked, FlagsPlan, loaded_with, model_of
+from headgate.report import document as doc
 from headgate.report.plans.capacity import asked
 from headgate.report.plans.threshold import lengths
 
@@ -31,12 +17,12 @@ UNNAMED = "MODEL"  # where no name is known that vLLM can load
 LINE = 76  # characters of a line to paste
 
 
-def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[Section] = ()) -> Page:
+def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[doc.Section] = ()) -> doc.Page:
     """Each flag with its reason, and the whole command; then the check, where there was one."""
     about = plan.situation
-    rows = (row(f"{each.name} {each.value}", Cell(each.why, tone="prose")) for each in plan.flags)
-    blocks: list[Block] = [f"{plan.model} on {plan.gpu}; {lengths(about)}"]
-    blocks.append(Grid("", ("flag", "why"), tuple(rows)))
+    rows = (doc.row(f"{each.name} {each.value}", doc.Cell(each.why, tone="prose")) for each in plan.flags)
+    blocks: list[doc.Block] = [f"{plan.card.model} on {plan.card.gpu}; {lengths(about)}"]
+    blocks.append(doc.Grid("", ("flag", "why"), tuple(rows)))
     if plan.waiting is not None:
         blocks.append(
             "With --max-num-queued-tokens vLLM answers 503 to requests that come while so many prompt tokens "
@@ -46,16 +32,18 @@ def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[Section] 
             f"{plan.waiting:,} are before their first token."
         )
     words = [f"{flag.name} {flag.value}" for flag in plan.flags]
-    sections = (Section("", tuple(blocks)), Section("Command", _command(plan, words)), *more)
-    rate = f"{number(plan.rate)} requests/s at {number(1000 * plan.per_token)} ms per token"
+    sections = (doc.Section("", tuple(blocks)), doc.Section("Command", _command(plan, words)), *more)
+    rate = f"{doc.number(plan.rate)} requests/s at {doc.number(1000 * plan.per_token)} ms per token"
     bar = f", ±{100 * about.error:.0f} % (derived card)" if about.error else ""
     verdict, named = f"Set {' '.join(words)}: saturated, {rate}{bar}.", f"{about.source}, {about.workload}"
-    return plan_page("Flags for plain vLLM", named, verdict, sections, about.notes, command)
+    return doc.plan_page("Flags for plain vLLM", named, verdict, sections, about.notes, command)
 
 
-def _command(plan: FlagsPlan, words: Sequence[str]) -> tuple[Block, ...]:
-    code = pasted([f"vllm serve {quote(plan.loaded or UNNAMED)}", *plan.engine_flags, *words])
-    return (code,) if plan.loaded else (code, unnamed(plan.model))
+def _command(plan: FlagsPlan, words: Sequence[str]) -> tuple[doc.Block, ...]:
+    loaded = model_of(plan.card, plan.settings.card)
+    engine = loaded_with(plan.card, plan.situation.lost.longest)
+    code = pasted([f"vllm serve {quote(loaded or UNNAMED)}", *engine, *words])
+    return (code,) if loaded else (code, unnamed(plan.card.model))
 
 
 def unnamed(model: str) -> str:
@@ -63,38 +51,40 @@ def unnamed(model: str) -> str:
     return f"{UNNAMED} stands for {model}, which has no name here that vLLM could load: put yours."
 
 
-def pasted(parts: Sequence[str]) -> Code:
+def pasted(parts: Sequence[str]) -> doc.Code:
     """One command, on as many lines as it takes; none of the parts is divided."""
     lines = [""]
     for part in parts:
         if len(lines[-1]) + len(part) > LINE:
             lines.append("   ")
         lines[-1] += f" {part}"
-    return Code(" \\\n".join(lines)[1:])
+    return doc.Code(" \\\n".join(lines)[1:])
 
 
 def promised_page(
     plan: FlagsPlan, tried: FlagsTried, levels: Sequence[Level], command: Sequence[str]
-) -> Page:
+) -> doc.Page:
     """Seats and budget for a promised gap, and the flags that a search tried."""
-    flags = (row(f"{each.name} {each.value}", Cell(each.why, tone="prose")) for each in tried.flags)
+    flags = (doc.row(f"{each.name} {each.value}", doc.Cell(each.why, tone="prose")) for each in tried.flags)
     rates = []
     for each in sorted(tried.final, key=lambda each: -each.found.rate.value):
         word = "vLLM's own" if each is tried.own else "by the card" if each.budget == tried.formula else ""
         rate = each.found.rate
         way = each.found.limited_by or "nothing up to λ*"
-        rates.append(row(each.seats, each.budget, word, rate.value, span(rate), way))
+        rates.append(doc.row(each.seats, each.budget, word, rate.value, doc.span(rate), way))
     heads = ("seats", "tokens\na step", "", "requests\nper s", "95 % interval", "gives way first")
-    facts, searched = Facts.of(asked(levels, ())), Grid("", heads, tuple(rates))
-    sections: tuple[Section, ...] = (
-        Section("", (facts, Grid("", ("flag", "why"), tuple(flags)))),
-        Section("Command", _command(plan, [f"{each.name} {each.value}" for each in tried.flags])),
-        Section("Searched", (searched,)),
+    facts, searched = doc.Facts.of(asked(levels, ())), doc.Grid("", heads, tuple(rates))
+    sections: tuple[doc.Section, ...] = (
+        doc.Section("", (facts, doc.Grid("", ("flag", "why"), tuple(flags)))),
+        doc.Section("Command", _command(plan, [f"{each.name} {each.value}" for each in tried.flags])),
+        doc.Section("Searched", (searched,)),
     )
     if tried.declined:
-        sections = (Section("", (facts,)), Section("Searched", (searched,)))
+        sections = (doc.Section("", (facts,)), doc.Section("Searched", (searched,)))
     named, answer = f"{plan.situation.source}, {plan.situation.workload}", _against_own(tried)
-    return plan_page("Flags for plain vLLM", named, answer, sections, tried.notes, command, answer_first=True)
+    return doc.plan_page(
+        "Flags for plain vLLM", named, answer, sections, tried.notes, command, answer_first=True
+    )
 
 
 def _against_own(tried: FlagsTried) -> str:
@@ -106,7 +96,7 @@ def _against_own(tried: FlagsTried) -> str:
     if not mine:
         return "No flags keep the promise at any rate: ask for less."
     flags = f"--max-num-seqs {best.seats} --max-num-batched-tokens {best.budget}"
-    said = f"{flags} holds {number(mine)} requests/s under the promise"
+    said = f"{flags} holds {doc.number(mine)} requests/s under the promise"
     if own is best:
         return f"{said}: vLLM's own flags."
     change = 100 * (own.found.rate.value / mine - 1)
@@ -114,16 +104,16 @@ def _against_own(tried: FlagsTried) -> str:
     return f"{said}; vLLM's own {own.seats} and {own.budget} hold {abs(change):.1f} % less{told}."
 
 
-def check_section(runs: Sequence[Checked], load: str, plan: FlagsPlan) -> Section:
+def check_section(runs: Sequence[Checked], load: str, plan: FlagsPlan) -> doc.Section:
     """The simulated runs, one line each."""
     promised = any(run.metrics.goodput for run in runs)
     rows = []
     for run in runs:
         found = run.metrics
         times = (found.ttft.mean.value, found.ttft.p99, found.tpot.mean.value, found.tpot.p99)
-        cells = [valued(f"{1000 * value:,.0f}", 1000 * value) for value in (*times, found.longest_gap)]
-        kept = [share(found.goodput.share.value)] if found.goodput else []
-        rows.append(row(run.label, run.seats, run.budget, found.request_rate.value, *cells, *kept))
+        cells = [doc.valued(f"{1000 * value:,.0f}", 1000 * value) for value in (*times, found.longest_gap)]
+        kept = [doc.share(found.goodput.share.value)] if found.goodput else []
+        rows.append(doc.row(run.label, run.seats, run.budget, found.request_rate.value, *cells, *kept))
     heads: tuple[str, ...] = ("setting", "seats", "budget", "requests\nper s", "TTFT\nmean", "TTFT\np99")
     heads += ("TPOT\nmean", "TPOT\np99", "gap", *(("kept",) if promised else ()))
     said = f"Mixed batching under {load}; times in ms, gap: the longest between two tokens"
@@ -135,4 +125,4 @@ def check_section(runs: Sequence[Checked], load: str, plan: FlagsPlan) -> Sectio
             counts = run.metrics.counts
             away = f"{counts.refused:,} of {counts.total:,} requests"
             said += f" {LIMITED}: with --max-num-queued-tokens, where vLLM answers 503 to {away}."
-    return Section("Simulated", (Grid("", heads, tuple(rows), (said,)),))
+    return doc.Section("Simulated", (doc.Grid("", heads, tuple(rows), (said,)),))

@@ -10,63 +10,40 @@ import numpy as np
 from headgate.advisor.fluid_plan import FluidAnswer
 from headgate.methods.fluid.plan import NOTHING, FluidPlan
 from headgate.methods.fluid.planner import Point
+from headgate.report import document as doc
 from headgate.report.charts import Axis, Bar, Bars, Chart, Series
-from headgate.report.document import (
-    Block,
-    Cell,
-    Drawn,
-    Figure,
-    Grid,
-    Page,
-    Section,
-    number,
-    plan_page,
-    plural,
-    row,
-    valued,
-)
 
-PARAMETERS = {
-    "seats": "seats",
-    "chunk": "chunk",
-    "mixed_fixed": "mixed step, fixed part",
-    "mixed_per_token": "mixed step, per prompt token",
-    "solo_speed": "solo decode speed",
-    "prompt_price": "price of prompt tokens",
-    "output_price": "price of output tokens",
-}
+PARAMETERS = {"seats": "seats", "chunk": "chunk", "mixed_fixed": "mixed step, fixed part"}
+PARAMETERS |= {"mixed_per_token": "mixed step, per prompt token", "solo_speed": "solo decode speed"}
+PARAMETERS |= {"prompt_price": "price of prompt tokens", "output_price": "price of output tokens"}
 FRONTIERS = {
     "prefill-fairness": Axis("largest difference of prefill shares", "share of an engine"),
     "decode-fairness": Axis("largest difference of solo decodes", "seats per engine"),
     "tpot": Axis("cap on the time per token", "ms"),
 }
-LEVELS = {
-    "prefill_fairness": "prefill fairness",
-    "decode_fairness": "decode fairness",
-    "tpot": "time per token",
-    "prefilling": "engines that prefill",
-}
+LEVELS = {"prefill_fairness": "prefill fairness", "decode_fairness": "decode fairness"}
+LEVELS |= {"tpot": "time per token", "prefilling": "engines that prefill"}
 CHANCE = "A fluid has no randomness: real fleets earn a little less."
 
 
-def fluid_page(answer: FluidAnswer, level: str | None, command: Sequence[str]) -> Page:
+def fluid_page(answer: FluidAnswer, level: str | None, command: Sequence[str]) -> doc.Page:
     """Which requests are served, how engines are split, what it is worth, and what the next one adds."""
-    bars = Drawn(lambda: (_served(answer), _occupancies(answer)))
+    bars = doc.Drawn(lambda: (_served(answer), _occupancies(answer)))
     said = [_revenue(answer), _next(answer), _router(answer), _prices(answer.plan), _per_second(answer)]
     sections = [
-        Section("", (_steps(answer.plan),)),
-        Section("By class, whole fleet", (_classes(answer), _held(answer), bars)),
+        doc.Section("", (_steps(answer.plan),)),
+        doc.Section("By class, whole fleet", (_classes(answer), _held(answer), bars)),
     ]
-    sections.append(Section("", tuple(filter(None, (*said, *_levels(answer))))))
+    sections.append(doc.Section("", tuple(filter(None, (*said, *_levels(answer))))))
     if answer.points:
-        frontier: list[Block] = [_frontier(answer)]
+        frontier: list[doc.Block] = [_frontier(answer)]
         if level is not None:
             axis = FRONTIERS[level.replace("_", "-")]
-            frontier.append(Drawn(lambda: (_curve(answer.points, axis),)))
-        sections.append(Section("What the service level costs", tuple(frontier)))
-    sections.append(Section("What one percent more changes", (_sensitivity(answer),)))
-    about = f"{answer.costs}, {answer.demand.source}, {plural(answer.engines, 'engine')}"
-    return plan_page("Fluid plan", about, _split(answer), sections, answer.notes, command, CHANCE)
+            frontier.append(doc.Drawn(lambda: (_curve(answer.points, axis),)))
+        sections.append(doc.Section("What the service level costs", tuple(frontier)))
+    sections.append(doc.Section("What one percent more changes", (_sensitivity(answer),)))
+    about = f"{answer.costs}, {answer.demand.source}, {doc.plural(answer.engines, 'engine')}"
+    return doc.plan_page("Fluid plan", about, _split(answer), sections, answer.notes, command, CHANCE)
 
 
 def _split(answer: FluidAnswer) -> str:
@@ -88,51 +65,54 @@ def _steps(plan: FluidPlan) -> str:
     )
 
 
-def _classes(answer: FluidAnswer) -> Grid:
+def _classes(answer: FluidAnswer) -> doc.Grid:
     plan, engines = answer.plan, answer.engines
     rows = []
     columns = zip(plan.instance.flows, plan.served, plan.waiting, plan.shadows.arrival, strict=True)
     for flow, served, waiting, worth in columns:
         part = 100 * served / flow.rate if flow.rate else 0.0
-        queue = number(waiting * engines) if isfinite(waiting) else "refused"
+        queue = doc.number(waiting * engines) if isfinite(waiting) else "refused"
         rates = (flow.prompt, flow.output, flow.rate * engines, served * engines)
-        cells = (valued(f"{part:.1f} %", part), valued(queue, waiting * engines), _zero(worth))
-        rows.append(row(flow.name, *rates, *cells))
+        cells = (doc.valued(f"{part:.1f} %", part), doc.valued(queue, waiting * engines), _zero(worth))
+        rows.append(doc.row(flow.name, *rates, *cells))
     heads = ("class", "prompt\ntokens", "output\ntokens", "arrive\nper s", "served\nper s", "share")
-    return Grid("", (*heads, "waiting\nrequests", "one more\nis worth"), tuple(rows))
+    return doc.Grid("", (*heads, "waiting\nrequests", "one more\nis worth"), tuple(rows))
 
 
-def _held(answer: FluidAnswer) -> Grid:
+def _held(answer: FluidAnswer) -> doc.Grid:
     plan, engines = answer.plan, answer.engines
     held = zip(plan.instance.flows, plan.prefill, plan.mixed, plan.solo, strict=True)
-    rows = [row(flow.name, *(float(part * engines) for part in parts)) for flow, *parts in held]
+    rows = [doc.row(flow.name, *(float(part * engines) for part in parts)) for flow, *parts in held]
     totals = (plan.prefilling, sum(plan.mixed), sum(plan.solo))
-    rows.append(row("all", *(float(total * engines) for total in totals)))
-    return Grid("", ("class", "engines prefilling", "decodes beside prompts", "decodes alone"), tuple(rows))
+    rows.append(doc.row("all", *(float(total * engines) for total in totals)))
+    return doc.Grid(
+        "", ("class", "engines prefilling", "decodes beside prompts", "decodes alone"), tuple(rows)
+    )
 
 
 def _revenue(answer: FluidAnswer) -> str:
     plan, engines = answer.plan, answer.engines
     return (
-        f"Revenue: {number(plan.revenue * engines)} /s, {number(plan.revenue)} per engine; time per token "
-        f"{1000 * plan.token_tpot:.4g} ms over tokens, {1000 * plan.tpot:.4g} ms over seats."
+        f"Revenue: {doc.number(plan.revenue * engines)} /s, {doc.number(plan.revenue)} per engine; time per "
+        f"token {1000 * plan.token_tpot:.4g} ms over tokens, {1000 * plan.tpot:.4g} ms over seats."
     )
 
 
 def _next(answer: FluidAnswer) -> str:
     more, less = answer.gains
-    mean, full = answer.plan.revenue, number(answer.full)
+    mean, full = answer.plan.revenue, doc.number(answer.full)
     small = 1e-6 * max(1.0, mean)
     if more <= small:
-        costs = "nothing" if -less <= small else f"{number(-less)} /s"
+        costs = "nothing" if -less <= small else f"{doc.number(-less)} /s"
         return (
             f"The next engine adds nothing: as a fluid, {full} engines serve all requests. One engine fewer "
             f"costs {costs}."
         )
     role = "take prompts" if answer.next_mixed else "only decode"
     return (
-        f"The next engine adds {number(more)} /s ({100 * more / mean:.0f} % of what one brings now) and "
-        f"should {role}; one fewer costs {number(-less)} /s. As a fluid, {full} engines serve all requests."
+        f"The next engine adds {doc.number(more)} /s ({100 * more / mean:.0f} % of what one brings now) and "
+        f"should {role}; one fewer costs {doc.number(-less)} /s. As a fluid, {full} engines serve all "
+        "requests."
     )
 
 
@@ -163,7 +143,7 @@ def _prices(plan: FluidPlan) -> str:
     """Seats, and what an engine's time costs while it prefills: the x-row of the dual (EC.1)."""
     shadows, seats = plan.shadows, plan.instance.pace.seats
     prefill = shadows.prefill + seats * shadows.solo - (seats - 1) * shadows.mixed
-    alone, beside, held = (number(_zero(price, 1e-6)) for price in (shadows.solo, shadows.mixed, prefill))
+    alone, beside, held = (doc.number(_zero(price, 1e-6)) for price in (shadows.solo, shadows.mixed, prefill))
     return (
         f"Worth per second: a decode seat alone {alone}, one beside prompts {beside}; an engine that "
         f"prefills takes {held}."
@@ -175,7 +155,7 @@ def _per_second(answer: FluidAnswer) -> str:
     named = not answer.demand.source.startswith("trace")  # clusters have no names a router could know
     if not (named and len(answer.per_second) > 1 and any(answer.plan.throttled)):
         return ""
-    earned = ", ".join(f"{name} {number(value)}" for name, value in answer.per_second.items())
+    earned = ", ".join(f"{name} {doc.number(value)}" for name, value in answer.per_second.items())
     return (
         f"A full engine with one class alone earns per second: {earned}. Where engines run several prompts "
         f"in a step: router density-deep:order={'/'.join(answer.per_second)}."
@@ -188,26 +168,28 @@ def _levels(answer: FluidAnswer) -> list[str]:
     for name, price in answer.plan.shadows.levels.items():
         what = LEVELS.get(name, f"share of {name.removeprefix('served.')} served")
         worth, unit = (price / 1000, "ms") if name == "tpot" else (price, "unit")
-        bites = f"costs {number(abs(worth))} per engine and {unit}" if abs(price) > 1e-6 else "does not bind"
+        bites = (
+            f"costs {doc.number(abs(worth))} per engine and {unit}" if abs(price) > 1e-6 else "does not bind"
+        )
         found.append(f"Level: {what} {bites}.")
     return found
 
 
-def _frontier(answer: FluidAnswer) -> Grid:
+def _frontier(answer: FluidAnswer) -> doc.Grid:
     most = max(point.revenue for point in answer.points)
     rows = []
     for point in answer.points:
-        cap, part = valued(f"{point.value:.5g}", point.value), 100 * point.revenue / (most or 1.0)
-        kept = (point.revenue, valued(f"{part:.1f} %", part), _zero(point.slope))
-        empty = (Cell("cannot be kept"), Cell(""), Cell(""))
-        rows.append(row(cap, *(empty if point.plan is None else kept)))
-    return Grid("", ("cap", "revenue\nper engine", "of the most", "slope"), tuple(rows))
+        cap, part = doc.valued(f"{point.value:.5g}", point.value), 100 * point.revenue / (most or 1.0)
+        kept = (point.revenue, doc.valued(f"{part:.1f} %", part), _zero(point.slope))
+        empty = (doc.Cell("cannot be kept"), doc.Cell(""), doc.Cell(""))
+        rows.append(doc.row(cap, *(empty if point.plan is None else kept)))
+    return doc.Grid("", ("cap", "revenue\nper engine", "of the most", "slope"), tuple(rows))
 
 
-def _sensitivity(answer: FluidAnswer) -> Grid:
+def _sensitivity(answer: FluidAnswer) -> doc.Grid:
     changes = {PARAMETERS[name]: _zero(value, 5e-4) for name, value in answer.sensitivity.items()}
-    rows = (row(name, valued(f"{value:+.3f} %", value)) for name, value in changes.items())
-    return Grid("", ("one percent more of", "changes revenue by"), tuple(rows))
+    rows = (doc.row(name, doc.valued(f"{value:+.3f} %", value)) for name, value in changes.items())
+    return doc.Grid("", ("one percent more of", "changes revenue by"), tuple(rows))
 
 
 def _zero(value: float, tiny: float = 1e-9) -> float:
@@ -215,7 +197,7 @@ def _zero(value: float, tiny: float = 1e-9) -> float:
     return 0.0 if abs(value) < tiny else float(value)
 
 
-def _served(answer: FluidAnswer) -> Figure:
+def _served(answer: FluidAnswer) -> doc.Figure:
     plan, engines = answer.plan, answer.engines
     bars = []
     for flow, served in zip(plan.instance.flows, plan.served, strict=True):
@@ -225,7 +207,7 @@ def _served(answer: FluidAnswer) -> Figure:
     return Bars("requests", "per s", bars).figure("Requests served", look)
 
 
-def _occupancies(answer: FluidAnswer) -> Figure:
+def _occupancies(answer: FluidAnswer) -> doc.Figure:
     """Where each class is, in seats of the whole fleet: the targets a router steers by."""
     plan, names = answer.plan, ("prefill", "beside prompts", "alone")
     bars = []
@@ -236,7 +218,7 @@ def _occupancies(answer: FluidAnswer) -> Figure:
     return Bars("in the fleet at once", "requests", bars).figure("Class occupancies, planned", look)
 
 
-def _curve(points: Sequence[Point], axis: Axis) -> Figure:
+def _curve(points: Sequence[Point], axis: Axis) -> doc.Figure:
     scale = 1000.0 if axis.unit == "ms" else 1.0
     kept = [point for point in points if point.plan is not None]
     x = np.array([point.value * scale for point in kept])

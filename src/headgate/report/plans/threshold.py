@@ -13,25 +13,8 @@ from headgate.advisor.threshold import WITHIN_ERROR, ThresholdPlan
 from headgate.estimators.hazard import HazardTrend
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.methods.eb.thresholds import phase_share
+from headgate.report import document as doc
 from headgate.report.charts import LOG, Axis, Chart, Mark, Series
-from headgate.report.document import (
-    Cell,
-    Drawn,
-    Facts,
-    Figure,
-    Grid,
-    Page,
-    Row,
-    Section,
-    fine_time,
-    number,
-    percent,
-    plan_page,
-    row,
-    signed,
-    time_unit,
-    valued,
-)
 
 POINTS = 90
 SHARES = (0.002, 0.98)  # of the seats: what is drawn
@@ -43,16 +26,16 @@ CAUTION = (
 )
 
 
-def threshold_page(plan: ThresholdPlan, command: Sequence[str]) -> Page:
+def threshold_page(plan: ThresholdPlan, command: Sequence[str]) -> doc.Page:
     """Facts, thresholds, both modes side by side, and the verdict."""
     sections = (
-        Section("", (_facts(plan),)),
-        Section("Thresholds", (_thresholds(plan), Drawn(lambda: (_curve(plan), _rates(plan))))),
-        Section("Both modes at this load", (_modes(plan), Drawn(lambda: (_crossing(plan),)))),
+        doc.Section("", (_facts(plan),)),
+        doc.Section("Thresholds", (_thresholds(plan), doc.Drawn(lambda: (_curve(plan), _rates(plan))))),
+        doc.Section("Both modes at this load", (_modes(plan), doc.Drawn(lambda: (_crossing(plan),)))),
     )
     verdict = " ".join(filter(None, (choice(plan), crossing(plan), _gap(plan))))
     about = f"{plan.situation.source}, {plan.situation.workload}"
-    return plan_page("Refill threshold", about, verdict, sections, plan.notes, command, CAUTION)
+    return doc.plan_page("Refill threshold", about, verdict, sections, plan.notes, command, CAUTION)
 
 
 def choice(plan: ThresholdPlan) -> str:
@@ -63,8 +46,8 @@ def choice(plan: ThresholdPlan) -> str:
         change = f"{100 * abs(most.gain):.1f} % {'more' if most.gain > 0 else 'less'}"
         return (
             f"{where} both modes serve every request: no throughput to gain, stay with --policy mixed. "
-            f"Saturated, exclusive batches serve {change} than mixed ones ({number(most.exclusive)} against "
-            f"{number(most.mixed)} requests/s)."
+            f"Saturated, exclusive batches serve {change} than mixed ones ({doc.number(most.exclusive)} "
+            f"against {doc.number(most.mixed)} requests/s)."
         )
     chosen = plan.thresholds.chosen
     if plan.winner == "exclusive":
@@ -92,8 +75,8 @@ def _where(plan: ThresholdPlan) -> str:
         return f"At {load.clients:,} clients"
     if load.rate is not None:
         if load.rate > max(plan.mixed.rate, plan.exclusive.rate):
-            return f"At {number(load.rate)} requests/s, more than either can serve,"
-        return f"At {number(load.rate)} requests/s (about {plan.concurrent:,} at once)"
+            return f"At {doc.number(load.rate)} requests/s, more than either can serve,"
+        return f"At {doc.number(load.rate)} requests/s (about {plan.concurrent:,} at once)"
     return "With a queue that never empties"
 
 
@@ -118,11 +101,10 @@ def crossing(plan: ThresholdPlan) -> str:
 
 
 def _gap(plan: ThresholdPlan) -> str:
-    """What a bound on gaps costs."""
     gap = plan.gap
     if gap is None:
         return ""
-    bound, own = fine_time(gap.bound), fine_time(gap.gap)
+    bound, own = doc.fine_time(gap.bound), doc.fine_time(gap.gap)
     if not gap.refill:
         return (
             f"No refill keeps gaps within {bound}: one prompt and the step after it take {own}. Cut prompts "
@@ -140,17 +122,17 @@ def _gap(plan: ThresholdPlan) -> str:
 def lengths(about: Situation) -> str:
     """Mean lengths, and what a decode reads."""
     found = about.lengths
-    cached = f" ({percent(found.cached / found.prompt)} cached)" if found.uncached else ""
-    means = f"prompt {number(found.prompt)}{cached}, output {number(found.output + 1)} tokens"
-    return f"{means}; a decode reads {number(found.context)}"
+    cached = f" ({doc.percent(found.cached / found.prompt)} cached)" if found.uncached else ""
+    means = f"prompt {doc.number(found.prompt)}{cached}, output {doc.number(found.output + 1)} tokens"
+    return f"{means}; a decode reads {doc.number(found.context)}"
 
 
-def _facts(plan: ThresholdPlan) -> Facts:
+def _facts(plan: ThresholdPlan) -> doc.Facts:
     about, costs, memory = plan.situation, plan.costs, plan.memory
     decodes = about.lengths.output / about.lengths.total
 
     def cost(fixed: float, each: float, what: str) -> str:
-        return f"{fine_time(fixed)} + {fine_time(each)} per {what}"
+        return f"{doc.fine_time(fixed)} + {doc.fine_time(each)} per {what}"
 
     near = f", as a line near {plan.thresholds.chosen.slots:,}"
     mixed = cost(costs.mixed_fixed, costs.mixed_per_token(decodes), "token")
@@ -166,7 +148,7 @@ def _facts(plan: ThresholdPlan) -> Facts:
         "Mixed step": f"{mixed} at a decode share of {decodes:.2f}",
         "Memory": kv,
     }
-    return Facts.of(rows)
+    return doc.Facts.of(rows)
 
 
 def _trend(trend: HazardTrend) -> str:
@@ -177,7 +159,7 @@ def _trend(trend: HazardTrend) -> str:
     return f"{trend.verdict} with the age of an output ({chances}); {fitted}, up to {line.through:,} tokens"
 
 
-def _thresholds(plan: ThresholdPlan) -> Grid:
+def _thresholds(plan: ThresholdPlan) -> doc.Grid:
     found = plan.thresholds
     use = {found.chosen is found.stationary: ": use this"}
     rows = {
@@ -185,11 +167,13 @@ def _thresholds(plan: ThresholdPlan) -> Grid:
         f"base share θ0, equation (3){use.get(False, '')}": found.base,
         "the paper's θ0 + Δθ, equations (3), (5)": found.paper,
     }
-    entries = (row(name, valued(f"{e.share:.4f}", e.share), e.refill, e.slots) for name, e in rows.items())
-    return Grid("", ("refill when so many seats are idle", "share", "refill", "of seats"), tuple(entries))
+    entries = (
+        doc.row(name, doc.valued(f"{e.share:.4f}", e.share), e.refill, e.slots) for name, e in rows.items()
+    )
+    return doc.Grid("", ("refill when so many seats are idle", "share", "refill", "of seats"), tuple(entries))
 
 
-def _modes(plan: ThresholdPlan) -> Grid:
+def _modes(plan: ThresholdPlan) -> doc.Grid:
     """One line per figure, mixed and exclusive batches beside each other."""
     fields = {
         "requests/s with so many at once": "rate",
@@ -199,23 +183,23 @@ def _modes(plan: ThresholdPlan) -> Grid:
         "longest gap in a full engine": "longest_gap",
         "time to first token, TTFT": "first_token",
     }
-    rows: list[Row] = []
+    rows: list[doc.Row] = []
     for name, field in fields.items():
         one, other = getattr(plan.mixed, field), getattr(plan.exclusive, field)
         if one is None or other is None:
             continue
-        scale, unit = (1.0, "") if "/s" in name else time_unit(max(one, other))
+        scale, unit = (1.0, "") if "/s" in name else doc.time_unit(max(one, other))
         change = 100 * (other / one - 1) if one > 0 else 0.0
         named = f"{name} ({unit})" if unit else name
-        rows.append(row(named, one * scale, other * scale, valued(f"{signed(change)} %", change)))
+        rows.append(doc.row(named, one * scale, other * scale, doc.valued(f"{doc.signed(change)} %", change)))
     most = plan.saturated
-    gained = valued(f"{signed(100 * most.gain)} %", 100 * most.gain)
-    rows.append(row("requests/s, saturated", most.mixed, most.exclusive, gained))
-    rows.append(row("requests running at once", plan.mixed.running, plan.exclusive.running, Cell("")))
-    return Grid("", ("predicted", "mixed", "exclusive", "difference"), tuple(rows))
+    gained = doc.valued(f"{doc.signed(100 * most.gain)} %", 100 * most.gain)
+    rows.append(doc.row("requests/s, saturated", most.mixed, most.exclusive, gained))
+    rows.append(doc.row("requests running at once", plan.mixed.running, plan.exclusive.running, doc.Cell("")))
+    return doc.Grid("", ("predicted", "mixed", "exclusive", "difference"), tuple(rows))
 
 
-def _curve(plan: ThresholdPlan) -> Figure:
+def _curve(plan: ThresholdPlan) -> doc.Figure:
     """The time a request costs beside what no threshold changes, over its least: (T + g) M(T)."""
     survival, overhead = plan.situation.survival, plan.costs.overhead
     best, base = plan.thresholds.stationary, plan.thresholds.base
@@ -234,7 +218,7 @@ def _curve(plan: ThresholdPlan) -> Figure:
     )
 
 
-def _rates(plan: ThresholdPlan) -> Figure:
+def _rates(plan: ThresholdPlan) -> doc.Figure:
     about, running = plan.situation, max(plan.exclusive.running, 2)
     shares = np.unique(np.clip(np.geomspace(1 / running, SHARES[1], POINTS), 1e-6, SHARES[1]))
     rate = partial(exclusive_rate, about.cost, about.lengths, budget=about.budget)
@@ -248,7 +232,7 @@ def _rates(plan: ThresholdPlan) -> Figure:
     return chart.figure("Requests served against refill", look)
 
 
-def _crossing(plan: ThresholdPlan) -> Figure:
+def _crossing(plan: ThresholdPlan) -> doc.Figure:
     about, chosen = plan.situation, plan.thresholds.chosen
     seats = min(about.slots, plan.memory.mixed or about.slots)
     top = max(chosen.slots, seats)

@@ -8,55 +8,40 @@ from math import inf, isfinite
 from headgate.advisor.wait_plan import Nested, WaitPlan
 from headgate.methods.wait.inventory import offered
 from headgate.methods.wait.nested import walks
+from headgate.report import document as doc
 from headgate.report.charts import Bar, Bars, Mark
-from headgate.report.document import (
-    Block,
-    Code,
-    Drawn,
-    Facts,
-    Figure,
-    Grid,
-    Page,
-    Section,
-    fine_time,
-    number,
-    plan_page,
-    row,
-    valued,
-)
 
 WIDE = 78  # columns of a command
 
 
-def wait_page(plan: WaitPlan, command: Sequence[str]) -> Page:
+def wait_page(plan: WaitPlan, command: Sequence[str]) -> doc.Page:
     """Facts, both tables of thresholds, the memory, and the policies to copy."""
     rules = (f"{name}: {_list(sizes)}" for name, sizes in plan.rules.items())
-    known: tuple[Block, ...] = (_types(plan), _full(plan), _whole(plan), *rules)
+    known: tuple[doc.Block, ...] = (_types(plan), _full(plan), _whole(plan), *rules)
     sections = (
-        Section("", (_facts(plan), Drawn(lambda: (_memory(plan),)))),
-        Section("WAIT, where output lengths are known by type", known),
-        Section("Nested WAIT, where they are not known", tuple(_nested(plan))),
-        Section("To run it", (_advice(plan), Code(_commands(plan)))),
+        doc.Section("", (_facts(plan), doc.Drawn(lambda: (_memory(plan),)))),
+        doc.Section("WAIT, where output lengths are known by type", known),
+        doc.Section("Nested WAIT, where they are not known", tuple(_nested(plan))),
+        doc.Section("To run it", (_advice(plan), doc.Code(_commands(plan)))),
     )
-    about = f"{plan.source}, {plan.workload}, {number(plan.mix.rate)} requests/s"
-    return plan_page("WAIT", about, _verdict(plan), sections, plan.notes, command)
+    about = f"{plan.source}, {plan.workload}, {doc.number(plan.mix.rate)} requests/s"
+    return doc.plan_page("WAIT", about, _verdict(plan), sections, plan.notes, command)
 
 
 def _verdict(plan: WaitPlan) -> str:
-    each = zip(plan.mix.names, plan.thresholds.sizes, strict=True)
-    sizes = [f"{size:.3g}{f' ({name})' if name else ''}" for name, size in each]
+    by_type = zip(plan.mix.names, plan.thresholds.sizes, strict=True)
+    sizes = [f"{size:.3g}{f' ({name})' if name else ''}" for name, size in by_type]
     waits = f"a threshold of {sizes[0]}" if len(sizes) == 1 else f"thresholds of {', '.join(sizes)}"
-    said = (
+    verdict = (
         f"At {100 * plan.mix.rate / plan.most:.0f} % of what the card can carry, WAIT with {waits} requests "
+        f"holds at most {doc.number(plan.need)} of {plan.capacity:,} KV tokens, if outputs are as long as "
+        "their type says"
     )
-    said += f"holds at most {number(plan.need)} of {plan.capacity:,} KV tokens, if outputs are as long as "
-    said += "their type says"
     if (total := _nested_need(plan)) is not None and plan.nested is not None:
-        said += "; Nested WAIT, which needs no such forecast, holds at most "
-        said += (
-            f"{number(total)} with probability {1 - plan.nested.miss:g} over {number(plan.wishes.horizon)} s"
-        )
-    return f"{said}."
+        chance = f"with probability {1 - plan.nested.miss:g} over {doc.number(plan.wishes.horizon)} s"
+        verdict += "; Nested WAIT, which needs no such forecast, holds at most "
+        verdict += f"{doc.number(total)} {chance}"
+    return f"{verdict}."
 
 
 def _nested_need(plan: WaitPlan) -> float | None:
@@ -65,35 +50,35 @@ def _nested_need(plan: WaitPlan) -> float | None:
     return total if total is not None and isfinite(total) else None
 
 
-def _facts(plan: WaitPlan) -> Facts:
+def _facts(plan: WaitPlan) -> doc.Facts:
     fluid, rate = plan.fluid, plan.mix.rate
-    active = f"{number(sum(fluid.active))} active requests (N*)"
-    paces = f"{fine_time(plan.pace.shortest)} to {fine_time(plan.pace.longest)}"
+    active = f"{doc.number(sum(fluid.active))} active requests (N*)"
+    paces = f"{doc.fine_time(plan.pace.shortest)} to {doc.fine_time(plan.pace.longest)}"
     rows = {
-        "Rate": f"{number(rate)} requests/s, load {rate / plan.most:.3f} of {number(plan.most)}",
-        "Work": f"{number(offered(plan.mix.parts))} KV tokens touched per second (W)",
-        "Iteration": f"{fine_time(fluid.seconds)} in the fluid equilibrium (DT*)",
-        "Equilibrium": f"{active}, {number(fluid.kv)} KV tokens (M*) of {plan.capacity:,}",
-        "Throughput": f"{number(fluid.decode_rate)} decode tokens/s, all that arrives",
+        "Rate": f"{doc.number(rate)} requests/s, load {rate / plan.most:.3f} of {doc.number(plan.most)}",
+        "Work": f"{doc.number(offered(plan.mix.parts))} KV tokens touched per second (W)",
+        "Iteration": f"{doc.fine_time(fluid.seconds)} in the fluid equilibrium (DT*)",
+        "Equilibrium": f"{active}, {doc.number(fluid.kv)} KV tokens (M*) of {plan.capacity:,}",
+        "Throughput": f"{doc.number(fluid.decode_rate)} decode tokens/s, all that arrives",
         "Feasible": f"{paces} per iteration; a longer one is a longer time per token",
     }
-    return Facts.of(rows)
+    return doc.Facts.of(rows)
 
 
-def _types(plan: WaitPlan) -> Grid:
+def _types(plan: WaitPlan) -> doc.Grid:
     rows = []
     for name, part, size in zip(plan.mix.names, plan.mix.parts, plan.thresholds.sizes, strict=True):
         lengths = (part.rate, part.prompt, part.decodes, part.work, float(part.peak))
-        rows.append(row(name or "all", *map(float, lengths), valued(f"{size:.4g}", size)))
+        rows.append(doc.row(name or "all", *map(float, lengths), doc.valued(f"{size:.4g}", size)))
     heads = ("type", "arrive\nper s", "prompt", "decodes", "KV work", "KV at its end\ntokens", "threshold")
-    return Grid("", heads, tuple(rows))
+    return doc.Grid("", heads, tuple(rows))
 
 
 def _full(plan: WaitPlan) -> str:
     return (
-        f"A full batch takes {fine_time(plan.thresholds.seconds)} and {plan.thresholds.kv:,.0f} KV tokens; "
-        f"with one request more of each type {plan.need:,.0f}, never exceeded where types keep their "
-        f"lengths. Mean latency about {fine_time(plan.latency)}."
+        f"A full batch takes {doc.fine_time(plan.thresholds.seconds)} and {plan.thresholds.kv:,.0f} KV "
+        f"tokens; with one request more of each type {plan.need:,.0f}, never exceeded where types keep their "
+        f"lengths. Mean latency about {doc.fine_time(plan.latency)}."
     )
 
 
@@ -102,15 +87,15 @@ def _whole(plan: WaitPlan) -> str:
         return f"Whole thresholds: none ({plan.why_not})."
     return (
         f"Whole thresholds: {_list(plan.whole.sizes)}, {plan.whole.kv:,.0f} KV tokens, "
-        f"{fine_time(plan.whole.seconds)} per full batch."
+        f"{doc.fine_time(plan.whole.seconds)} per full batch."
     )
 
 
-def _nested(plan: WaitPlan) -> list[Block]:
+def _nested(plan: WaitPlan) -> list[doc.Block]:
     nested = plan.nested
     if nested is None:
         return [f"None: {plan.why_not_nested}."]
-    found: list[Block] = [_segments(nested), _bound(plan, nested), _tried(nested)]
+    found: list[doc.Block] = [_segments(nested), _bound(plan, nested), _tried(nested)]
     if nested.active > nested.slots:
         found.append(
             f"Full segments hold {nested.active:,.0f} requests, there are {nested.slots} seats: cohorts that "
@@ -119,7 +104,7 @@ def _nested(plan: WaitPlan) -> list[Block]:
     return found
 
 
-def _segments(nested: Nested) -> Grid:
+def _segments(nested: Nested) -> doc.Grid:
     segments, sizes = nested.segments, nested.thresholds.sizes
     decays = ["-", *(f"{walk.decay:.4g}" for walk in walks(segments, sizes))]
     stays = [*(f"{stay:.3f}" for stay in segments.stays), "-"]
@@ -127,10 +112,10 @@ def _segments(nested: Nested) -> Grid:
     columns = zip(segments.begins, segments.ends, segments.reach, stays, sizes, whole, decays, strict=True)
     rows = []
     for begin, end, reach, stay, size, n, theta in columns:
-        cells = (valued(text, inf) for text in (stay, f"{size:.4g}", n, theta))
-        rows.append(row(f"{begin + 1} to {end}", float(reach), *cells))
+        cells = (doc.valued(text, inf) for text in (stay, f"{size:.4g}", n, theta))
+        rows.append(doc.row(f"{begin + 1} to {end}", float(reach), *cells))
     heads = ("iterations", "reach it\nper s", "go on\nof these", "threshold", "whole", "theta")
-    return Grid("", heads, tuple(rows))
+    return doc.Grid("", heads, tuple(rows))
 
 
 def _bound(plan: WaitPlan, nested: Nested) -> str:
@@ -138,7 +123,7 @@ def _bound(plan: WaitPlan, nested: Nested) -> str:
     if bound.total == inf:
         return "No memory is enough: a threshold does not exceed what reaches it (10); give --slack above 0."
     terms = f"{bound.full:,.0f} in full segments, {bound.waiting:,.0f} and {bound.tail:,.0f} between them"
-    hours = fine_time(plan.wishes.horizon)
+    hours = doc.fine_time(plan.wishes.horizon)
     chance = f"with probability {1 - nested.miss:g}"
     enough = f"{bound.total:,.0f} KV tokens are enough for {hours} {chance} ({terms})"
     if nested.overflow >= 1:
@@ -155,7 +140,7 @@ def _tried(nested: Nested) -> str:
     if len(found) < 2:
         some = sum(choice.bound is not None for choice in nested.tried)
         return f"Ways to cut that keep up: {some} of {len(nested.tried)} tried."
-    each = ", ".join(f"{count}: {number(total)}" for count, total in sorted(found.items()))
+    each = ", ".join(f"{count}: {doc.number(total)}" for count, total in sorted(found.items()))
     return f"Memory by number of segments: {each}."
 
 
@@ -185,13 +170,13 @@ def _list(values: tuple[float, ...]) -> str:
     return "(" + ", ".join(f"{value:.4g}" for value in values) + ")"
 
 
-def _memory(plan: WaitPlan) -> Figure:
+def _memory(plan: WaitPlan) -> doc.Figure:
     bars = [
         Bar("fluid equilibrium", (("", "c0", plan.fluid.kv),)),
         Bar("WAIT, at most", (("", "c1", plan.need),)),
     ]
     if (total := _nested_need(plan)) is not None and plan.nested is not None:
         bars.append(Bar(f"Nested WAIT, with probability {1 - plan.nested.miss:g}", (("", "c2", total),)))
-    mark = Mark(f"memory: {number(float(plan.capacity))}", float(plan.capacity))
+    mark = Mark(f"memory: {doc.number(float(plan.capacity))}", float(plan.capacity))
     look = "Bars that end before the dashed line fit; no request is evicted then."
     return Bars("KV", "tokens", bars, mark).figure("Memory that the thresholds need", look)

@@ -35,18 +35,7 @@ from headgate.stats.measured import Measured
 from headgate.stats.metrics import EngineUse, Metrics, PrefixHits
 
 TONES = {BETTER: "words good", WORSE: "words bad"}
-SHORT = {
-    "request throughput": "requests\n",
-    "total token throughput": "tokens\n",
-    "mean TTFT": "TTFT\nmean, ",
-    "p99 TTFT": "TTFT\np99, ",
-    "mean TPOT": "TPOT\nmean, ",
-    "p99 ITL": "ITL\np99, ",
-    "mean E2E": "E2E\nmean, ",
-    "longest gap": "longest gap\n",
-    "goodput": "goodput\n",
-    "lost requests": "lost requests\n",
-}
+SHORT = {"request throughput": "requests", "total token throughput": "tokens"}  # "p99 ITL": ITL, p99
 MINOR = ("lost requests", "mean E2E", "total token throughput")  # the last is left out first
 
 
@@ -81,7 +70,10 @@ def differences(found: Comparison, head: str) -> Grid:
 
 def _head(line: Compared) -> str:
     unit = _unit(line)[1].replace("requests/s", "per s").replace("tokens/s", "per s")
-    return f"{SHORT[line.metric]}{unit}{TIED}{'↑' if line.higher_is_better else '↓'}"
+    statistic, _, latency = line.metric.partition(" ")
+    short = SHORT.get(line.metric, line.metric)
+    name = f"{latency}\n{statistic}, " if statistic in ("mean", "p99") else f"{short}\n"
+    return f"{name}{unit}{TIED}{'↑' if line.higher_is_better else '↓'}"
 
 
 def _unit(line: Compared) -> tuple[float, str]:
@@ -109,10 +101,8 @@ def _pairing(found: Comparison) -> tuple[str, ...]:
     paired: dict[str, list[str]] = {}
     for line in found.rows:
         paired.setdefault(line.method, []).append(line.metric)
-    how = "; ".join(
-        method if metrics[0] in method else f"{', '.join(metrics)} {method}"
-        for method, metrics in paired.items()
-    )
+    pairs = paired.items()
+    how = "; ".join(how if names[0] in how else f"{', '.join(names)} {how}" for how, names in pairs)
     limits = "cut where no value can be: below zero, of a difference below -100 %"
     return (f"95 % intervals, {seeds}, {limits}.", f"Paired: {how}.", found.rule)
 
@@ -125,13 +115,8 @@ def latencies(metrics: Mapping[str, Metrics]) -> Grid:
         rows += [(*(() if alone else row(name)), *_latency(*part)) for part in parts.items()]
     heads = ("latency", "mean", "95 % interval", "median", "p90", "p95", "p99", "std")
     notes = tuple(dict.fromkeys(found.rule for found in metrics.values()))
-    return Grid(
-        "" if alone else "Latencies",
-        heads if alone else ("run", *heads),
-        tuple(rows),
-        notes,
-        grouped=not alone,
-    )
+    title, first = ("", ()) if alone else ("Latencies", ("run",))
+    return Grid(title, (*first, *heads), tuple(rows), notes, grouped=not alone)
 
 
 def _latency(name: str, found: Figures) -> Row:
@@ -144,7 +129,7 @@ def _latency(name: str, found: Figures) -> Row:
 def run_facts(found: Measured) -> Facts:
     """What is one number in a run, with its unit."""
     metrics = found.metrics
-    engine, counts = metrics.engine, metrics.counts
+    engine, counts, why = metrics.engine, metrics.counts, found.trend.said.removeprefix("Not stationary: ")
     rates = {"Requests": metrics.request_rate, "Output tokens": metrics.output_rate}
     rates |= {"All tokens": metrics.total_rate}
     rows = {name: f"{number(rate.value)} /s {interval(rate)}".rstrip(" -") for name, rate in rates.items()}
@@ -162,7 +147,7 @@ def run_facts(found: Measured) -> Facts:
         "Busy": f"{percent(engine.utilisation)} of the time, {measured}; steps: {shares}",
         "Preemptions": f"{engine.preemptions:,}, {again}",
         "Finished": ", ".join([f"{counts.completed:,} of {counts.total:,} requests", *ended]),
-        "Stationary": f"yes, {metrics.reason}" if metrics.stationary else f"NO: {_why_not(found)}",
+        "Stationary": f"yes, {metrics.reason}" if metrics.stationary else f"NO: {why[:1].lower()}{why[1:]}",
     }
     if metrics.prefix_cache:
         rows["Prefix cache"] = _hits(metrics.prefix_cache)
@@ -180,11 +165,8 @@ def _hits(hits: PrefixHits) -> str:
         parts += f", {percent(min(shares))} to {percent(max(shares))} by engine"
     if hits.all.saved is not None:
         parts += f"; {number(hits.all.saved)} s of prefill saved"
-    return (
-        f"{parts}; as recorded"
-        if hits.evicted is None
-        else f"{parts}; {hits.evicted:,} cached blocks evicted"
-    )
+    evicted = "as recorded" if hits.evicted is None else f"{hits.evicted:,} cached blocks evicted"
+    return f"{parts}; {evicted}"
 
 
 def prefix_grid(metrics: Mapping[str, Metrics], by_engine: bool = False) -> list[Grid]:
@@ -206,20 +188,8 @@ def prefix_grid(metrics: Mapping[str, Metrics], by_engine: bool = False) -> list
             rows.append(row(name, part, *cells))
     if len(rows) < 2:
         return []
-    heads = (
-        "run",
-        "of",
-        "prompt tokens\nfound",
-        "tokens\nfound",
-        "prefill saved\ns",
-        "cached blocks\nevicted",
-    )
-    return [Grid("", heads, tuple(rows), grouped=True)]
-
-
-def _why_not(found: Measured) -> str:
-    said = found.trend.said.removeprefix("Not stationary: ")
-    return f"{said[:1].lower()}{said[1:]}"
+    heads = ("run", "of", "prompt tokens\nfound", "tokens\nfound", "prefill saved\ns")
+    return [Grid("", (*heads, "cached blocks\nevicted"), tuple(rows), grouped=True)]
 
 
 def _memory(engine: EngineUse) -> str:
@@ -253,13 +223,8 @@ def engines(metrics: Mapping[str, Metrics]) -> Grid:
         shares = [engine.utilisation, engine.time["prefill"], engine.time["decode"], engine.time["mixed"]]
         shares += [engine.kv_mean / engine.kv_tokens, engine.kv_peak / engine.kv_tokens]
         rows.append(row(name, *map(share, shares), engine.preemptions, share(engine.wasted_share)))
-    heads: tuple[str, ...] = (
-        "run",
-        "busy\nof the time",
-        "prefill steps\nof busy time",
-        "decode steps\nof busy time",
-    )
-    heads += ("mixed steps\nof busy time", "KV mean\nof memory", "KV peak\nof memory", "preemptions")
+    steps = (f"{phase} steps\nof busy time" for phase in ("prefill", "decode", "mixed"))
+    heads = ("run", "busy\nof the time", *steps, "KV mean\nof memory", "KV peak\nof memory", "preemptions")
     return Grid("The engine", (*heads, "computed again\nof all tokens"), tuple(rows))
 
 
@@ -274,9 +239,8 @@ def fleets(figures: Mapping[str, FleetFigures]) -> Grid:
             decodes, served = (" / ".join(map(whole, asdict(part).values())) for part in spreads)
             decodes, served = ("", "prompts only") if pool.role == PREFILL else (decodes, served)
             busy = valued(whole(100 * pool.busy.mean), 100 * pool.busy.mean)
-            revenue = (
-                Cell("") if place else valued(number(found.revenue_per_engine), found.revenue_per_engine)
-            )
+            each = found.revenue_per_engine
+            revenue = Cell("") if place else valued(number(each), each)
             cells = (Cell(decodes), Cell(served), *((revenue,) if priced else ()))
             rows.append(row(f"{name}{router}", f"{pool.engines} {pool.role}", busy, *cells))
     heads: tuple[str, ...] = ("fleet", "engines", "busy\n%", "decodes at once\nleast / mean / most")

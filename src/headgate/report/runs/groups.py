@@ -44,13 +44,10 @@ def class_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
             good = share(kind.goodput.share.value if kind.goodput else np.nan)
             rows.append(row(kind.name or "-", name, kind.measured, Cell(promised), *cells, good))
     grid = Grid("", heads, tuple(rows), grouped=True, minor=(heads[2], heads[8], heads[9], heads[3]))
-    return [grid if len(metrics) > 1 else _without_names(grid)]
-
-
-def _without_names(grid: Grid) -> Grid:
-    """Of a single run its name says nothing."""
-    rows = tuple((each[0], *each[2:]) for each in grid.rows)
-    return replace(grid, heads=(grid.heads[0], *grid.heads[2:]), rows=rows, grouped=False)
+    if len(metrics) == 1:  # its name says nothing
+        nameless = tuple((each[0], *each[2:]) for each in grid.rows)
+        grid = replace(grid, heads=(heads[0], *heads[2:]), rows=nameless, grouped=False)
+    return [grid]
 
 
 def class_figures(runs: Mapping[str, Measured]) -> list[Figure]:
@@ -81,16 +78,16 @@ def _waits(metrics: Mapping[str, Metrics]) -> list[Figure]:
                 good = kind.goodput.share
                 low, high = (None if end is None else 100 * end for end in (good.low, good.high))
                 kept.append(Bar(label, (("kept", style, 100 * good.value),), low, high))
-    found_figures = []
+    figures = []
     if late:
         scale, unit = time_unit(min(bar.length for bar in late))
         late = [Bar(bar.name, tuple((*part[:2], part[2] * scale) for part in bar.parts)) for bar in late]
         look = "Whether one class pays for the other."
-        found_figures.append(Bars("p99 TTFT", unit, _sorted(late)).figure("First tokens by class", look))
+        figures.append(Bars("p99 TTFT", unit, _sorted(late)).figure("First tokens by class", look))
     if kept:
         look = "Requests that got what their class was promised; the thin line is the interval."
-        found_figures.append(Bars("promises kept", "%", _sorted(kept)).figure("Goodput by class", look))
-    return found_figures
+        figures.append(Bars("promises kept", "%", _sorted(kept)).figure("Goodput by class", look))
+    return figures
 
 
 def _sorted(bars: Sequence[Bar]) -> list[Bar]:
@@ -124,7 +121,6 @@ def _present(since: Floats, until: Floats, edges: Floats) -> Floats:
 
 
 def _columns(run: Run) -> tuple[Floats, Floats]:
-    """The edges and middles of the columns of a picture over time."""
     low, high = run.span()
     edges = np.linspace(low, max(high, low + 1e-9), COLUMNS + 1)
     return edges, (edges[:-1] + edges[1:]) / 2
@@ -176,7 +172,6 @@ def tenant_figures(runs: Mapping[str, Measured]) -> list[Figure]:
 
 
 def _tenants(run: Run) -> Iterator[tuple[str, Flags, float]]:
-    """Each tenant with its requests and its tokens per second."""
     seconds = max(run.span()[1] - run.span()[0], 1e-9)
     tokens = np.where(run.completed(), run.requests["prompt"] + run.requests["output"], 0)
     for tenant in np.unique(run.requests["tenant"]).tolist()[:MOST]:
@@ -228,21 +223,18 @@ def _fleet_over_time(runs: Mapping[str, Run], paths: Mapping[str, Path]) -> list
         if path := paths.get(name):
             fluid, place = f"{name}, fluid path", len(runs) + colour
             since = middle - edges[0]
-            for series, level, size in (
-                (prefilling, path.prefilling, len(_engines(run))),
-                (seats, path.decoding, 1),
-            ):
-                line = size * np.interp(since, path.time, level.sum(axis=1))
+            engines, beside = len(_engines(run)), ((prefilling, path.prefilling), (seats, path.decoding))
+            for series, level in beside:
+                line = np.interp(since, path.time, level.sum(axis=1))
+                line = engines * line if series is prefilling else line
                 series.append(Series(fluid, middle, line, place))
     time = Axis("time since the start", "s")
     first = Chart(time, Axis("engines running prompts", "engines", low=0.0), prefilling)
     second = Chart(time, Axis("decoding", "requests per engine", low=0.0), seats)
     prefills = "How much of the fleet prefills, and whether that swings."
     uneven = "A wide band means some engines idle while others are full."
-    return [
-        first.figure("Engines that take prompts", prefills),
-        second.figure("Seats in use across the fleet", uneven),
-    ]
+    taking = first.figure("Engines that take prompts", prefills)
+    return [taking, second.figure("Seats in use across the fleet", uneven)]
 
 
 def _busy(name: str, run: Run) -> Figure:
@@ -264,7 +256,7 @@ def _busy(name: str, run: Run) -> Figure:
     return Bars("time in steps", "% of the run", bars).figure(f"What each engine did: {name}", look, note)
 
 
-# -- What users were promised, and how many got it: by class, for every run -----------------------------
+# -- promises, by class
 
 KEPT = 0.95  # a promise that fewer requests get is shown as broken
 HEADS = ("kept", "both", "promised", "TTFT\nin time", "tokens\nin time", "requests")
@@ -294,19 +286,11 @@ def _rows(name: str, found: Measured) -> Iterator[Row]:
             continue
         first, between = kind.get("first_token"), kind.get("between_tokens")
         both = float(promises.met[mine].mean())
-        said = ", ".join(
-            filter(None, (_limit("TTFT", first), _limit("TPOT" if by_mean(kind) else "gaps", between)))
-        )
-        yield row(
-            name,
-            str(kind.get("name") or "all"),
-            Cell("yes", tone="words good") if both >= KEPT else Cell("no", tone="words bad"),
-            valued(percent(both), 100 * both),
-            Cell(said, tone="words"),
-            _in_time(latencies.ttft[mine], first, 0.0),
-            _in_time(paces[mine], between, 1.0),
-            int(mine.sum()),
-        )
+        limits = (_limit("TTFT", first), _limit("TPOT" if by_mean(kind) else "gaps", between))
+        kept = Cell("yes", tone="words good") if both >= KEPT else Cell("no", tone="words bad")
+        cells = (kept, valued(percent(both), 100 * both), Cell(", ".join(filter(None, limits)), tone="words"))
+        in_time = (_in_time(latencies.ttft[mine], first, 0.0), _in_time(paces[mine], between, 1.0))
+        yield row(name, str(kind.get("name") or "all"), *cells, *in_time, int(mine.sum()))
 
 
 def _limit(name: str, limit: float | None) -> str:

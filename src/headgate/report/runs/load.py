@@ -1,4 +1,4 @@
-"""Throughput, goodput and latency against load, with the rate no policy exceeds."""
+"""Throughput, goodput and latency against load, with the rate no policy exceeds; distributions of waiting."""
 
 from __future__ import annotations
 
@@ -34,27 +34,19 @@ def against_load(scenes: Sequence[Scene]) -> list[Figure]:
     offered, what = kind == RATE, "load" if kind in AXES else kind
     served = _series(scenes, order, lambda found: found.request_rate)
     loads = np.array([scene.load.value for scene in scenes])
-    diagonal = Series("as offered", loads, loads, 7) if offered else None
+    diagonal = [Series("as offered", loads, loads, 7)] if offered else []
     look = "Where a curve bends away from what is offered, the engine is full; dashed: the theoretical bound."
     if not offered:
         look = "Where a curve stops rising, the engine is full; dashed: the theoretical bound."
     along = AXES.get(kind, Axis(kind))
-    lines = [*([diagonal] if diagonal else []), *served]
-    found = [
-        Chart(along, Axis("served", "requests/s", low=0.0), lines, marks).figure(
-            f"Requests served against {what}", look, NOTE if bound else ""
-        )
-    ]
+    chart = Chart(along, Axis("served", "requests/s", low=0.0), [*diagonal, *served], marks)
+    figures = [chart.figure(f"Requests served against {what}", look, NOTE if bound else "")]
     if any(metrics.goodput for scene in scenes for metrics in scene.metrics.values()):
         kept = _series(scenes, order, lambda found: found.goodput.rate if found.goodput else UNKNOWN)
-        lines = [*([diagonal] if diagonal else []), *kept]
-        chart = Chart(along, Axis("with every promise kept", "requests/s", low=0.0), lines, marks)
-        found.append(
-            chart.figure(
-                f"Goodput against {what}", "Past its top, more load means fewer requests served well."
-            )
-        )
-    return [*found, *_latencies(scenes, order, along, what)]
+        up = Axis("with every promise kept", "requests/s", low=0.0)
+        look = "Past its top, more load means fewer requests served well."
+        figures.append(Chart(along, up, [*diagonal, *kept], marks).figure(f"Goodput against {what}", look))
+    return [*figures, *_latencies(scenes, order, along, what)]
 
 
 def _latencies(scenes: Sequence[Scene], order: Sequence[str], along: Axis, what: str) -> list[Figure]:
@@ -79,15 +71,8 @@ def load_grid(scenes: Sequence[Scene]) -> Grid:
     head = next((scene.compared.head for scene in scenes if len(scene.runs) > 1), POLICIES.head)
     heads: tuple[str, ...] = ("load", head, "requests\nper s", "95 % interval")
     heads += ("goodput",) if promised else ()
-    heads += (
-        "TTFT\nmean, ms",
-        "TTFT\np50, ms",
-        "TTFT\np95, ms",
-        "TTFT\np99, ms",
-        "TPOT\nmean, ms",
-        "ITL\np99, ms",
-        "busy",
-    )
+    heads += ("TTFT\nmean, ms", "TTFT\np50, ms", "TTFT\np95, ms", "TTFT\np99, ms", "TPOT\nmean, ms")
+    heads += ("ITL\np99, ms", "busy")
     rows: list[Row] = []
     for scene in scenes:
         for name, own in scene.runs.items():
@@ -144,15 +129,13 @@ def _bound(scenes: Sequence[Scene]) -> float | None:
 def comparable(scenes: Sequence[Scene]) -> list[Scene]:
     """Those that lie on one axis of load, in order; none when there are fewer than two."""
     for kind in dict.fromkeys(scene.load.kind for scene in scenes if scene.load.kind != AT_ONCE):
-        held = sorted(
-            (scene for scene in scenes if scene.load.kind == kind), key=lambda scene: scene.load.value
-        )
-        if len({scene.load.value for scene in held}) > 1:
-            return held
+        alike = [scene for scene in scenes if scene.load.kind == kind]
+        if len({scene.load.value for scene in alike}) > 1:
+            return sorted(alike, key=lambda scene: scene.load.value)
     return []
 
 
-# -- Distributions of what users wait for: TTFT, TPOT, ITL and E2E, with the promises drawn in ----------
+# -- distributions of what users wait for
 
 
 class Pooled(NamedTuple):
@@ -182,10 +165,6 @@ def _per_request(field: str) -> Callable[[Measured], Pooled]:
     return read
 
 
-def _gaps(found: Measured) -> Pooled:
-    return Pooled(found.gap_sample.values, found.gap_sample.weights)
-
-
 REQUESTS, TOKENS = "share of requests", "share of tokens"
 
 
@@ -198,7 +177,8 @@ LATENCIES = (
     Latency("TTFT", "Time to first token", lambda kind: kind.get("first_token"), REQUESTS,
             _per_request("ttft"),
             "Further left is sooner; where a curve crosses 99 % is its p99."),
-    Latency("ITL", "Time between two tokens", lambda kind: _between(kind, False), TOKENS, _gaps,
+    Latency("ITL", "Time between two tokens", lambda kind: _between(kind, False), TOKENS,
+            lambda found: Pooled(found.gap_sample.values, found.gap_sample.weights),
             "A step to the right near the top is a pause that few tokens, but many users, meet."),
     Latency("E2E", "From sending to the last token", lambda kind: None, REQUESTS, _per_request("e2e"),
             "All of it together; long outputs make the upper end."),
@@ -226,16 +206,14 @@ def curves(
     latency: Latency, samples: Mapping[str, Pooled], order: Sequence[str], promises: Mapping[str, float]
 ) -> Figure:
     """The curves of several samples in one figure, each in the colour of its place in `order`."""
-    first = next(iter(samples.values()))
-    scale, unit = time_unit(float(np.median(first.values)))
+    scale, unit = time_unit(float(np.median(next(iter(samples.values())).values)))
     series = []
     for name, sample in samples.items():
         values, shares = distribution(sample.values * scale, sample.weights)
         series.append(Series(name, np.maximum(values, 1e-6), shares, order.index(name)))
     top = max(float(each.y[-1]) for each in series)
-    marks = [
-        Mark(f"promised: {value * scale:g} {unit}{who}", value * scale) for who, value in promises.items()
-    ]
+    limits = {of: scale * value for of, value in promises.items()}
+    marks = [Mark(f"promised: {limit:g} {unit}{of}", limit) for of, limit in limits.items()]
     y = Axis(latency.whose, "%", TAIL, LOWEST, min(HIGHEST, max(top, 0.9)))
     chart = Chart(Axis(latency.name, unit, LOG), y, series, marks)
     return chart.figure(f"{latency.long} ({latency.name})", latency.look)
@@ -250,11 +228,12 @@ def _promised(
     kinds: Sequence[dict[str, Any]], promise: Callable[[dict[str, Any]], object]
 ) -> dict[str, float]:
     """What was promised, by the words behind it; kinds with the same promise share a line."""
-    found: dict[float, list[str]] = {}
+    promised: dict[float, dict[str, None]] = {}
     for kind in kinds:
         value = promise(kind)
         if isinstance(value, int | float):
-            names = found.setdefault(float(value), [])
-            if str(kind.get("name", "")) not in names:
-                names.append(str(kind.get("name", "")))
-    return {f" ({', '.join(filter(None, who))})" if any(who) else "": value for value, who in found.items()}
+            promised.setdefault(float(value), {})[str(kind.get("name", ""))] = None
+    return {
+        f" ({', '.join(filter(None, names))})" if any(names) else "": value
+        for value, names in promised.items()
+    }

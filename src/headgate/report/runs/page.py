@@ -12,37 +12,8 @@ from headgate.experiment.build import Unservable
 from headgate.experiment.fleet import recorded_path
 from headgate.experiment.run import engine_kind, said, warning
 from headgate.record.tables import Run
-from headgate.report.document import (
-    FOLDED,
-    PAGE_ONLY,
-    Block,
-    Chapter,
-    Drawn,
-    Page,
-    Section,
-    number,
-    plural,
-    sentence,
-)
-from headgate.report.runs.grids import (
-    differences,
-    engines,
-    fleets,
-    latencies,
-    overview,
-    prefix_grid,
-    rates,
-    run_facts,
-)
-from headgate.report.runs.groups import (
-    class_figures,
-    class_grid,
-    fleet_figures,
-    path_line,
-    promise_panel,
-    tenant_figures,
-    tenant_grid,
-)
+from headgate.report import document as doc
+from headgate.report.runs import grids, groups
 from headgate.report.runs.load import against_load, comparable, distributions, load_grid
 from headgate.report.runs.scenes import RATE, Scene, what_differs
 from headgate.report.runs.timeline import ROWS, gauge_blocks, timeline
@@ -53,7 +24,7 @@ from headgate.stats.measured import Measured, unservable_rows
 MOST_CHAPTERS = 4  # scenes shown in full; of more, the highest loads
 
 
-def runs_page(scenes: Sequence[Scene], command: Sequence[str] = (), title: str = "") -> Page:
+def runs_page(scenes: Sequence[Scene], command: Sequence[str] = (), title: str = "") -> doc.Page:
     """The whole report."""
     line = comparable(scenes)
     chapters = [loads_chapter(line)] if line else []
@@ -68,9 +39,9 @@ def runs_page(scenes: Sequence[Scene], command: Sequence[str] = (), title: str =
     names = list(dict.fromkeys(name for scene in scenes for name in scene.runs))
     requests = sum(len(run.requests["id"]) for run in runs)
     few = f"{', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
-    about = f"{few}; {requests:,} requests in {plural(len(runs), 'run')}"
+    about = f"{few}; {requests:,} requests in {doc.plural(len(runs), 'run')}"
     named = title or _title(names, scenes, len(runs))
-    return Page(named, about, tuple(chapters), made(runs, command), "runs", warnings(runs))
+    return doc.Page(named, about, tuple(chapters), made(runs, command), "runs", warnings(runs))
 
 
 def _title(names: Sequence[str], scenes: Sequence[Scene], runs: int) -> str:
@@ -80,39 +51,36 @@ def _title(names: Sequence[str], scenes: Sequence[Scene], runs: int) -> str:
     return f"One run: {names[0]}" if runs == 1 else f"{runs} runs of {names[0]}"
 
 
-def scene_chapter(scene: Scene, rows: int = ROWS) -> Chapter:
+def scene_chapter(scene: Scene, rows: int = ROWS) -> doc.Chapter:
     """Verdict, tables, distributions, timeline, gauges, classes, fleet."""
     found, head, first, runs = scene.comparison, scene.compared.head, scene.first, scene.tables
     machine = "What the engines did" if scene.engines > 1 else "What the engine did"
     pools = {name: one.fleet for name, one in first.items() if one.fleet is not None}
     paths = {name: path for name, run in runs.items() if (path := recorded_path(run))}
-    fleet: list[Block] = [fleets(pools)] if pools else []
-    fleet += [path_line(name, first[name], path) for name, path in paths.items()]
+    fleet: list[doc.Block] = [grids.fleets(pools)] if pools else []
+    fleet += [groups.path_line(name, first[name], path) for name, path in paths.items()]
+    by_class: list[doc.Block] = [*groups.class_grid(scene.metrics, head)]
+    by_tenant: list[doc.Block] = [*groups.tenant_grid(first)]
+    prefix_by_engine = tuple(grids.prefix_grid(scene.metrics, by_engine=True))
     sections = [
-        Section("", tuple(_numbers(scene))),
-        Section("Promises", (Drawn(lambda: promise_panel(first)),)),
-        Section("How long requests wait", (Drawn(lambda: distributions(scene.runs)),)),
-        Section(machine, (Drawn(lambda: filter(None, (timeline(list(runs.items()), rows),))),)),
-        Section("By class", (*class_grid(scene.metrics, head), Drawn(lambda: class_figures(first)))),
-        Section("By tenant", (*tenant_grid(first), Drawn(lambda: tenant_figures(first)))),
-        Section("Prefix cache", tuple(prefix_grid(scene.metrics))),
-        Section("Prefix cache by engine", tuple(prefix_grid(scene.metrics, by_engine=True)), PAGE_ONLY),
-        Section("The fleet", (*fleet, Drawn(lambda: fleet_figures(runs, paths)))),
-        Section("What the policies estimated", (Drawn(lambda: gauge_blocks(runs)),)),
+        doc.Section("", tuple(_numbers(scene))),
+        doc.Section("Promises", (doc.Drawn(lambda: groups.promise_panel(first)),)),
+        doc.Section("How long requests wait", (doc.Drawn(lambda: distributions(scene.runs)),)),
+        doc.Section(machine, (doc.Drawn(lambda: filter(None, (timeline(list(runs.items()), rows),))),)),
+        doc.Section("By class", (*by_class, doc.Drawn(lambda: groups.class_figures(first)))),
+        doc.Section("By tenant", (*by_tenant, doc.Drawn(lambda: groups.tenant_figures(first)))),
+        doc.Section("Prefix cache", tuple(grids.prefix_grid(scene.metrics))),
+        doc.Section("Prefix cache by engine", prefix_by_engine, doc.PAGE_ONLY),
+        doc.Section("The fleet", (*fleet, doc.Drawn(lambda: groups.fleet_figures(runs, paths)))),
+        doc.Section("What the policies estimated", (doc.Drawn(lambda: gauge_blocks(runs)),)),
     ]
     if isinstance(found, Comparison):
         every = f"Every difference from {found.baseline}"
-        sections.append(Section(every, (differences(found, head),), FOLDED))
-        details = (latencies(scene.metrics), rates(first), engines(scene.metrics))
-        sections.append(Section("Every latency, and the engine", details, PAGE_ONLY))
-    return Chapter(
-        scene.title,
-        scene_verdict(scene),
-        tuple(sections),
-        _notes(scene),
-        setup([scene]),
-        alarms=alarms(scene),
-    )
+        sections.append(doc.Section(every, (grids.differences(found, head),), doc.FOLDED))
+        details = (grids.latencies(scene.metrics), grids.rates(first), grids.engines(scene.metrics))
+        sections.append(doc.Section("Every latency, and the engine", details, doc.PAGE_ONLY))
+    verdict, about = scene_verdict(scene), setup([scene])
+    return doc.Chapter(scene.title, verdict, tuple(sections), _notes(scene), about, alarms=alarms(scene))
 
 
 def _card(meta: dict[str, Any]) -> str:
@@ -133,7 +101,6 @@ def setup(scenes: Sequence[Scene]) -> str:
 
 
 def _notes(scene: Scene) -> tuple[str, ...]:
-    """What to mind when reading it."""
     found = scene.comparison
     if isinstance(found, Comparison):
         notes = [*found.cautions, *_several(len(found.policies) - 1)]
@@ -142,7 +109,7 @@ def _notes(scene: Scene) -> tuple[str, ...]:
         notes = [one.trend.said for one in scene.first.values() if not (alone or one.trend.stationary)]
     if any(len(own) > 1 for own in scene.runs.values()):
         notes.append("several seeds: figures over time show the first seed, distributions pool all of them")
-    return tuple(dict.fromkeys(map(sentence, notes)))
+    return tuple(dict.fromkeys(map(doc.sentence, notes)))
 
 
 def _several(tried: int) -> list[str]:
@@ -150,15 +117,15 @@ def _several(tried: int) -> list[str]:
     return [f"intervals are not corrected for multiple comparisons ({tried})"] if tried > 1 else []
 
 
-def _numbers(scene: Scene) -> list[Block]:
+def _numbers(scene: Scene) -> list[doc.Block]:
     found, runs = scene.comparison, scene.first
-    tables: list[Block]
+    tables: list[doc.Block]
     if isinstance(found, Comparison):
-        tables = [overview(found, scene.compared.head)]
+        tables = [grids.overview(found, scene.compared.head)]
     elif len(runs) == 1:
-        tables = [latencies(scene.metrics), *map(run_facts, runs.values())]
+        tables = [grids.latencies(scene.metrics), *map(grids.run_facts, runs.values())]
     else:
-        tables = [latencies(scene.metrics), rates(runs), engines(scene.metrics)]
+        tables = [grids.latencies(scene.metrics), grids.rates(runs), grids.engines(scene.metrics)]
     return [*tables, _bounded(scene, scene.bound.rate)] if scene.bound else tables
 
 
@@ -166,25 +133,25 @@ def _bounded(scene: Scene, bound: float) -> str:
     """How much was served of what can be served at all, both over the time that rates are measured in."""
     best = max(found.request_rate.value for found in scene.metrics.values())
     where = f" and {scene.engines} engines" if scene.engines > 1 else ""
-    said = (
-        f"On the measured requests{where} no policy serves more than {number(bound)} requests/s (a bound "
-        f"from the card's step times). The most served is {number(best)}: {100 * best / bound:.0f} % of it."
+    served = (
+        f"On the measured requests{where} no policy serves more than {doc.number(bound)} requests/s (a bound "
+        "from the card's step times). The most served is "
+        f"{doc.number(best)}: {100 * best / bound:.0f} % of it."
     )
     edges = " Above 100 %: requests at the edges of the window were partly served outside it."
-    return said + edges if best > bound else said
+    return served + edges if best > bound else served
 
 
-def loads_chapter(scenes: Sequence[Scene]) -> Chapter:
+def loads_chapter(scenes: Sequence[Scene]) -> doc.Chapter:
     """Everything against load."""
     values = [scene.load.short for scene in scenes]
-    section = Section("Every load", (load_grid(scenes), Drawn(lambda: against_load(scenes))))
+    section = doc.Section("Every load", (load_grid(scenes), doc.Drawn(lambda: against_load(scenes))))
     tried = sum(len(scene.runs) - 1 for scene in scenes if isinstance(scene.comparison, Comparison))
-    notes = tuple(map(sentence, _several(tried)))
-    return Chapter(f"From {values[0]} to {values[-1]}", load_verdict(scenes), (section,), notes)
+    notes = tuple(map(doc.sentence, _several(tried)))
+    return doc.Chapter(f"From {values[0]} to {values[-1]}", load_verdict(scenes), (section,), notes)
 
 
-# -- What must be known before any figure of a scene is read: requests that cannot be served, and -------
-#    overload
+# -- what must be known before any figure
 
 
 def alarms(scene: Scene) -> tuple[str, ...]:
@@ -200,9 +167,9 @@ def _overload(scene: Scene) -> str:
     growing = {name: one for name, one in scene.first.items() if one.trend.growth > 0}
     if scene.load.kind != RATE or not growing:
         return ""
-    offered = f"{number(scene.load.value)} requests/s are offered"
+    offered = f"{doc.number(scene.load.value)} requests/s are offered"
     each = "; ".join(f"{name} {_served(one)}" for name, one in growing.items())
-    most = f" No policy serves more than {number(scene.bound.rate)}." if scene.bound else ""
+    most = f" No policy serves more than {doc.number(scene.bound.rate)}." if scene.bound else ""
     return (
         f"Overloaded: {offered}. {each}.{most} Latencies and kept promises get worse the longer the run: "
         "lower the rate or add engines before comparing them."
@@ -212,11 +179,11 @@ def _overload(scene: Scene) -> str:
 def _served(one: Measured) -> str:
     low, high = one.run.span()
     rate = float(one.run.completed().sum()) / max(high - low, 1e-9)
-    grows = f"its backlog grows by {number(one.trend.growth)} requests/s"
-    return f"serves {number(rate)} over the whole run, and {grows}"
+    grows = f"its backlog grows by {doc.number(one.trend.growth)} requests/s"
+    return f"serves {doc.number(rate)} over the whole run, and {grows}"
 
 
-# -- How a report was made: commands, cards, seeds, versions, outcomes, and what to be careful with -----
+# -- how the report was made
 
 MOST = 4  # warnings listed one by one
 Facts = tuple[tuple[str, str], ...]
@@ -225,10 +192,11 @@ Facts = tuple[tuple[str, str], ...]
 def made(runs: Sequence[Run], command: Sequence[str] = ()) -> Facts:
     """What one needs to do it again."""
     meta = [run.meta for run in runs]
+    dates = sorted(str(one["date"]) for one in meta if one.get("date"))
     facts = {
         "Report": shell(["headgate", *command]) if command else "",
         "Runs": _each(shell(["headgate", *map(str, one["command"])]) for one in meta if one.get("command")),
-        "Dates": _dates([str(one["date"]) for one in meta if one.get("date")]),
+        "Dates": " to ".join(dict.fromkeys((*dates[:1], *dates[-1:]))),
         "Policies": _each(_named(one, "policy", "parameters") for one in meta),
         "Routers": _each(_named(one, "router", "router_parameters") for one in meta),
         "Card": _each(_card_line(one) for one in meta),
@@ -258,17 +226,10 @@ def warnings(runs: Iterable[Run]) -> tuple[str, ...]:
 
 
 def _each(values: Iterable[object]) -> str:
-    """All that differ, one after the other."""
     return "; ".join(dict.fromkeys(str(value) for value in values if value not in (None, "")))
 
 
-def _dates(dates: Sequence[str]) -> str:
-    """From the first to the last."""
-    return " to ".join(dict.fromkeys((min(dates), max(dates)))) if dates else ""
-
-
 def _named(meta: dict[str, object], name: str, settings: str) -> str:
-    """A policy or a router with its parameters."""
     given = meta.get(settings)
     shown = ", ".join(f"{key}={value}" for key, value in given.items()) if isinstance(given, dict) else ""
     return f"{meta.get(name) or ''}{f' ({shown})' if shown else ''}"

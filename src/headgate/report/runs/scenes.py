@@ -55,7 +55,7 @@ def _plain(value: Any) -> Any:
     return sorted(value.items()) if isinstance(value, dict) else value or None
 
 
-class Load(NamedTuple):
+class SceneLoad(NamedTuple):
     """How requests were sent: so many per second, by so many clients, or all at once.
 
     In a sweep over another word it is that word and its value, for it stands in the load's place on the axis.
@@ -74,7 +74,6 @@ class Load(NamedTuple):
 
     @property
     def short(self) -> str:
-        """As a place on an axis."""
         return f"{self.value:,.4g} {self.unit}" if self.unit else f"{self.kind} {self.value:,.4g}"
 
     @property
@@ -91,13 +90,12 @@ class Scene:
     """
 
     title: str
-    load: Load
+    load: SceneLoad
     runs: Mapping[str, Sequence[Measured]]
     place: str = ""  # in a sweep: the swept word and its value
 
     @property
     def first(self) -> dict[str, Measured]:
-        """One run of each, that of the first seed."""
         return {name: own[0] for name, own in self.runs.items()}
 
     @property
@@ -106,12 +104,10 @@ class Scene:
 
     @property
     def compared(self) -> Compared:
-        """What its runs differ in."""
         return compared(self.tables.values())
 
     @property
     def metrics(self) -> dict[str, Metrics]:
-        """The figures of the first seed."""
         return {name: own.metrics for name, own in self.first.items()}
 
     @cached_property
@@ -119,14 +115,10 @@ class Scene:
         """The paired comparison; in words why there is none; None where there is nothing to compare."""
         if len(self.runs) < 2:
             return None
-        broken = [
-            name
-            for name, own in self.runs.items()
-            for one in own
-            if one.run.meta.get("outcome", "finished") != "finished"
-        ]
-        if broken:
-            return f"not every run came to its end ({', '.join(dict.fromkeys(broken))})"
+        runs = self.runs.items()
+        ends = {name: [one.run.meta.get("outcome", "finished") for one in own] for name, own in runs}
+        if broken := [name for name, own in ends.items() if {*own} != {"finished"}]:
+            return f"not every run came to its end ({', '.join(broken)})"
         try:
             most = self.bound.rate if self.bound else None
             return compare(self.runs, next(iter(self.runs)), bound=most)
@@ -169,14 +161,14 @@ def what_differs(scenes: Sequence[Scene]) -> Compared:
     return compared(run for scene in scenes for run in scene.tables.values())
 
 
-def load_of(run: Run) -> Load:
+def load_of(run: Run) -> SceneLoad:
     """How its requests were sent; a trace's own rate is measured."""
     if run.sending == "closed":
-        return Load(CLIENTS, float(run.meta.get("clients") or 0))
+        return SceneLoad(CLIENTS, float(run.meta.get("clients") or 0))
     arrival = run.requests["arrival"]
     if run.sending == AT_ONCE or len(arrival) < 2 or not np.ptp(arrival) > 0:
-        return Load(AT_ONCE, math.nan)
-    return Load(RATE, offered(run))
+        return SceneLoad(AT_ONCE, math.nan)
+    return SceneLoad(RATE, offered(run))
 
 
 def title_of(run: Run) -> str:
@@ -221,7 +213,7 @@ def swept(own: Mapping[str, Sequence[Run | Measured]], word: str, at: object) ->
     scene = replace(scene, place=f"{word.replace('_', '-')} {at}")
     if word in (RATE, CLIENTS, "scale_rate"):
         return scene
-    load = Load(word.replace("_", " "), float(at)) if isinstance(at, int | float) else scene.load
+    load = SceneLoad(word.replace("_", " "), float(at)) if isinstance(at, int | float) else scene.load
     return replace(scene, title=f"{scene.title}, {word.replace('_', ' ')} {at}", load=load)
 
 

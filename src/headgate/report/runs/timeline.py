@@ -1,4 +1,4 @@
-"""The phase timeline: which steps were prefill, decode or mixed, with queue, seats and KV under it."""
+"""What happened over time: steps by phase, with queue, seats and KV under them, and what policies thought."""
 
 from __future__ import annotations
 
@@ -13,20 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headgate.record.tables import Integers, Run
-from headgate.report.charts import (
-    Axis,
-    Chart,
-    Columns,
-    Floats,
-    Mark,
-    Scale,
-    Series,
-    changes,
-    over_time,
-    path,
-    ruler,
-    style_of,
-)
+from headgate.report import charts
 from headgate.report.document import Figure, number
 from headgate.report.html.page import Markup, position, tag
 from headgate.stats.flow import waiting
@@ -52,18 +39,18 @@ class Strip:
 
     name: str
     colour: int
-    start: Floats
-    seconds: Floats
+    start: charts.Floats
+    seconds: charts.Floats
     phase: Integers  # counts into PHASES
-    seats: Floats
-    queue: Floats
-    kv: Floats
+    seats: charts.Floats
+    queue: charts.Floats
+    kv: charts.Floats
     thinned: bool
 
     @property
     def style(self) -> str:
         """The colour of this run elsewhere; lines as jagged as these are drawn without dashes."""
-        return style_of(self.colour, alone=True)
+        return charts.style_of(self.colour, alone=True)
 
 
 def timeline(runs: Sequence[tuple[str, Run]], rows: int = ROWS) -> Figure | None:
@@ -132,20 +119,16 @@ def _strip(name: str, colour: int, run: Run, replica: int | None, most: int) -> 
     start, seconds = steps["start"][rows].astype(float), steps["seconds"][rows].astype(float)
     decodes, prefill = steps["decodes"][rows] > 0, steps["prefill"][rows] > 0
     phase = np.where(prefill & decodes, 2, np.where(prefill, 0, 1)).astype(np.int64)
-    own = run if replica is None else _of_engine(run, replica)
-    queue, seats = waiting(own, start).astype(float), _seated(own, start)
+    if replica is not None:
+        mine = run.requests["replica"] == replica
+        run = replace(run, requests={name: column[mine] for name, column in run.requests.items()})
+    queue, seats = waiting(run, start).astype(float), _seated(run, start)
     strip = Strip(name, colour, start, seconds, phase, seats, queue, steps["kv"][rows].astype(float), False)
     return strip if len(start) <= most else _stretched(strip, most)
 
 
-def _of_engine(run: Run, replica: int) -> Run:
-    """The same with the requests of one engine only."""
-    mine = run.requests["replica"] == replica
-    return replace(run, requests={name: column[mine] for name, column in run.requests.items()})
-
-
-def _seated(run: Run, times: Floats) -> Floats:
-    """How many had been admitted and not left, at each moment; who was evicted keeps counting."""
+def _seated(run: Run, times: charts.Floats) -> charts.Floats:
+    """How many had been admitted and not left, at each moment; evicted requests keep counting."""
     admitted, left = (run.requests[name] for name in ("admitted", "finished"))
     left = left[~np.isnan(admitted) & ~np.isnan(left)]
     came = np.searchsorted(np.sort(admitted[~np.isnan(admitted)]), times, side="right")
@@ -166,21 +149,12 @@ def _stretched(strip: Strip, most: int) -> Strip:
     phase = np.tile(np.arange(3), len(edges) - 1)[kept]
     levels = (mean(level) / busy for level in (strip.seats, strip.queue, strip.kv))
     seats, queue, kv = (np.repeat(level, 3)[kept] for level in levels)
-    return Strip(
-        name=strip.name,
-        colour=strip.colour,
-        start=start.ravel()[kept],
-        seconds=seconds.ravel()[kept],
-        phase=phase,
-        seats=seats,
-        queue=queue,
-        kv=kv,
-        thinned=True,
-    )
+    times = {"start": start.ravel()[kept], "seconds": seconds.ravel()[kept]}
+    return replace(strip, **times, phase=phase, seats=seats, queue=queue, kv=kv, thinned=True)
 
 
-def _means(strip: Strip, edges: Floats, values: Floats) -> Floats:
-    return over_time(strip.start, strip.seconds, values, edges).mean
+def _means(strip: Strip, edges: charts.Floats, values: charts.Floats) -> charts.Floats:
+    return charts.over_time(strip.start, strip.seconds, values, edges).mean
 
 
 def _packed(
@@ -189,15 +163,10 @@ def _packed(
     """For timeline.js: whole numbers, levels as differences, bytes of equal weight together, deflated."""
     tick = max(1e-5, (high - low) / 2e9)
     kv_tick = max(1.0, max(float(strip.kv.max()) for strip in strips) / 1e4)
-    runs = [
-        {
-            "name": strip.name,
-            "style": strip.style,
-            "rows": len(strip.start),
-            "data": _pack(strip, low, tick, kv_tick),
-        }
-        for strip in strips
-    ]
+    runs = []
+    for strip in strips:
+        about = {"name": strip.name, "style": strip.style, "rows": len(strip.start)}
+        runs.append(about | {"data": _pack(strip, low, tick, kv_tick)})
     axis = {"low": low, "high": high, "tick": tick, "kv_tick": kv_tick}
     return {**axis, "panels": list(panels), "runs": runs}
 
@@ -217,15 +186,15 @@ def _pack(strip: Strip, low: float, tick: float, kv_tick: float) -> str:
 def _draw(strips: Sequence[Strip], panels: Sequence[dict[str, Any]], low: float, high: float) -> Markup:
     """The whole run, for print and for browsers that cannot unpack the steps."""
     bottom = TOP + len(strips) * STRIP_STEP + len(panels) * PANEL_STEP
-    x = Scale(low, high, LEFT, WIDTH - RIGHT)
+    x = charts.Scale(low, high, LEFT, WIDTH - RIGHT)
     edges = np.linspace(low, high, COARSE + 1)
-    parts = ruler(x, x.ticks(10), TOP, bottom, "time since the start (s)")
+    parts = charts.ruler(x, x.ticks(10), TOP, bottom, "time since the start (s)")
     for place, strip in enumerate(strips):
         parts += _phases(strip, x, edges, TOP + place * STRIP_STEP)
     top = TOP + len(strips) * STRIP_STEP + 8
     for place, (panel, field) in enumerate(zip(panels, ("queue", "seats", "kv"), strict=True)):
         found = [
-            (strip.style, over_time(strip.start, strip.seconds, getattr(strip, field), edges))
+            (strip.style, charts.over_time(strip.start, strip.seconds, getattr(strip, field), edges))
             for strip in strips
         ]
         parts += _panel(panel, found, x, top + place * PANEL_STEP)
@@ -233,7 +202,7 @@ def _draw(strips: Sequence[Strip], panels: Sequence[dict[str, Any]], low: float,
     return tag("svg", *parts, viewBox=box, role="img", aria_label="Phases over time")
 
 
-def _phases(strip: Strip, x: Scale, edges: Floats, top: float) -> list[Markup]:
+def _phases(strip: Strip, x: charts.Scale, edges: charts.Floats, top: float) -> list[Markup]:
     parts = [tag("text", strip.name, class_="name", x=x.start, y=top - 4)]
     parts.append(tag("rect", class_="idle", x=x.start, y=top, width=x.end - x.start, height=STRIP))
     left, size = x(edges[:-1]), (x.end - x.start) / (len(edges) - 1)
@@ -250,17 +219,21 @@ def _phases(strip: Strip, x: Scale, edges: Floats, top: float) -> list[Markup]:
     return parts
 
 
-def _panel(panel: dict[str, Any], found: Sequence[tuple[str, Columns]], x: Scale, top: float) -> list[Markup]:
+def _panel(
+    panel: dict[str, Any], found: Sequence[tuple[str, charts.Columns]], x: charts.Scale, top: float
+) -> list[Markup]:
     most = max(float(columns.high.max()) for _, columns in found) or 1.0
     limit = panel["limit"] if panel["limit"] and panel["limit"] < 1.6 * most else None
-    y = Scale(0.0, 1.08 * max(most, limit or 0.0), top + PANEL, top)
+    y = charts.Scale(0.0, 1.08 * max(most, limit or 0.0), top + PANEL, top)
     parts = [tag("text", f"{panel['name']} ({panel['unit']})", class_="name", x=x.start, y=top - 5)]
     for value, label in y.ticks(4):
         at = float(y(value))
         parts.append(tag("line", class_="grid", x1=x.start, x2=x.end, y1=at, y2=at))
         parts.append(tag("text", label, class_="tick", x=x.start - 6, y=at + 4, text_anchor="end"))
     for style, columns in found:
-        parts.append(tag("path", class_=f"line thin {style}", d=path(x(columns.middle), y(columns.mean))))
+        parts.append(
+            tag("path", class_=f"line thin {style}", d=charts.path(x(columns.middle), y(columns.mean)))
+        )
     if limit:
         at, said = float(y(limit)), f"{panel['bound']}: {number(float(limit))}"
         parts.append(tag("line", class_="mark", x1=x.start, x2=x.end, y1=at, y2=at))
@@ -268,14 +241,14 @@ def _panel(panel: dict[str, Any], found: Sequence[tuple[str, Columns]], x: Scale
     return parts
 
 
-# -- What policies thought while they ran: thresholds, estimates and modes over time --------------------
+# -- what policies thought while they ran
 
 POINTS = 400
 PREFIX = "gauge."
 
 
-class Gauge(NamedTuple):
-    """How a gauge is shown."""
+class Dial(NamedTuple):
+    """How a gauge of a policy is shown."""
 
     title: str
     axis: str
@@ -284,34 +257,28 @@ class Gauge(NamedTuple):
 
 
 KNOWN = {
-    "exclusive": Gauge("Mode", "0: mixed, 1: exclusive", "", "Which batches ran; switches follow the load."),
-    "refill": Gauge("Refill threshold", "refill", "requests", "It should settle; drift: traffic changes."),
-    "share": Gauge("Refill threshold as a share", "θ*", "share of seats", "The optimum for lengths so far."),
-    "slots": Gauge("Seats that are used", "seats", "requests", "Below the engine's seats: memory limits."),
-    "gain": Gauge("Predicted gain of exclusive batches", "gain", "share", "Above its margin: exclusive."),
-    "demand": Gauge("Requests in the system, smoothed", "demand", "requests", "The mode follows from it."),
-    "output": Gauge("Estimated output length", "output", "tokens", "It should approach the workload's mean."),
-    "prompt": Gauge("Estimated prompt length", "prompt", "tokens", "It should approach the workload's mean."),
-    "step": Gauge("Predicted step", "step", "s", "How long the next full step is thought to take."),
-    "crowded": Gauge("Memory is crowded", "0: no, 1: yes", "", "While it is 1, decodes wait for no prompt."),
-    "pace": Gauge("Pace", "pace", "s", "The least time between two batches of prompts."),
-    "segments": Gauge("Segments that moved", "segments", "", "How many the newest batch moved together."),
-    "started": Gauge("Prompts of the cycle", "prompts", "requests", "How far the prefill cycle is."),
+    "exclusive": Dial("Mode", "0: mixed, 1: exclusive", "", "Which batches ran; switches follow the load."),
+    "refill": Dial("Refill threshold", "refill", "requests", "It should settle; drift: traffic changes."),
+    "share": Dial("Refill threshold as a share", "θ*", "share of seats", "The optimum for lengths so far."),
+    "slots": Dial("Seats that are used", "seats", "requests", "Below the engine's seats: memory limits."),
+    "gain": Dial("Predicted gain of exclusive batches", "gain", "share", "Above its margin: exclusive."),
+    "demand": Dial("Requests in the system, smoothed", "demand", "requests", "The mode follows from it."),
+    "output": Dial("Estimated output length", "output", "tokens", "It should approach the workload's mean."),
+    "prompt": Dial("Estimated prompt length", "prompt", "tokens", "It should approach the workload's mean."),
+    "step": Dial("Predicted step", "step", "s", "How long the next full step is thought to take."),
+    "crowded": Dial("Memory is crowded", "0: no, 1: yes", "", "While it is 1, decodes wait for no prompt."),
+    "pace": Dial("Pace", "pace", "s", "The least time between two batches of prompts."),
+    "segments": Dial("Segments that moved", "segments", "", "How many the newest batch moved together."),
+    "started": Dial("Prompts of the cycle", "prompts", "requests", "How far the prefill cycle is."),
 }
 SKIPPED = ("refilling",)  # it swings with every refill and says nothing
-
-
 MODES = ("mixed", "exclusive")  # what the gauge of this name counts into
 
 
 def gauge_blocks(runs: Mapping[str, Run]) -> list[Figure | str]:
     """One figure for each gauge that changes in some run; a mode that never changes, in words."""
-    names = dict.fromkeys(
-        column.removeprefix(PREFIX)
-        for run in runs.values()
-        for column in run.plans
-        if column.startswith(PREFIX)
-    )
+    columns = dict.fromkeys(column for run in runs.values() for column in run.plans)
+    names = [column.removeprefix(PREFIX) for column in columns if column.startswith(PREFIX)]
     figures = [figure for name in names if name not in SKIPPED and (figure := _figure(name, runs))]
     return [*_kept_mode(runs), *figures]
 
@@ -329,14 +296,14 @@ def _kept_mode(runs: Mapping[str, Run]) -> list[str]:
     ]
 
 
-def _mean_length(name: str, runs: Mapping[str, Run]) -> list[Mark]:
+def _mean_length(name: str, runs: Mapping[str, Run]) -> list[charts.Mark]:
     """What an estimate of lengths should approach."""
     if name not in ("prompt", "output"):
         return []
     run = next(iter(runs.values()))
     lengths = run.requests[name][run.completed()]
     mean = float(lengths.mean()) if len(lengths) else np.nan
-    return [Mark(f"mean: {number(mean)}", mean, "y")] if len(lengths) else []
+    return [charts.Mark(f"mean: {number(mean)}", mean, "y")] if len(lengths) else []
 
 
 def _figure(name: str, runs: Mapping[str, Run]) -> Figure | None:
@@ -349,10 +316,12 @@ def _figure(name: str, runs: Mapping[str, Run]) -> Figure | None:
         if not len(time):
             continue
         moved = moved or bool(np.ptp(value) > 0)
-        x, y = changes(time, value, POINTS)
-        series.append(Series(label, x, y, list(runs).index(label), "step"))
+        x, y = charts.changes(time, value, POINTS)
+        series.append(charts.Series(label, x, y, list(runs).index(label), "step"))
     if not moved:
         return None
-    about = KNOWN.get(name, Gauge(name.capitalize(), name, "", "As the policy reports it."))
-    along, marks = Axis("time since the start", "s"), _mean_length(name, runs)
-    return Chart(along, Axis(about.axis, about.unit), series, marks).figure(about.title, about.look)
+    about = KNOWN.get(name, Dial(name.capitalize(), name, "", "As the policy reports it."))
+    along, marks = charts.Axis("time since the start", "s"), _mean_length(name, runs)
+    return charts.Chart(along, charts.Axis(about.axis, about.unit), series, marks).figure(
+        about.title, about.look
+    )

@@ -28,11 +28,9 @@ from headgate.stats.metrics import Metrics
 KEPT_UP = 0.97  # of what was offered; the window of a short run is not exact to more
 LEAST_KEPT = 0.01  # of requests with their promises kept; below, nothing is compared
 NEGLIGIBLE = 1.0  # percent of throughput
-MATTER = {  # what a gain may cost, or what is left to win where throughput is not
-    "goodput": "the share of kept promises",
-    "mean TTFT": "mean TTFT",
-    "mean TPOT": "mean TPOT",
-    "p99 ITL": "p99 ITL",
+# what a gain may cost, or what is left to win where throughput is not
+MATTER = {"goodput": "the share of kept promises"} | {
+    name: name for name in ("mean TTFT", "mean TPOT", "p99 ITL")
 }
 
 
@@ -49,10 +47,9 @@ def scene_verdict(scene: Scene) -> str:
 
 def run_verdict(name: str, run: Run, metrics: Metrics) -> str:
     """What one run served, how soon, and whether it came to its end."""
-    outcome = str(run.meta.get("outcome", "finished"))
-    ended = (
-        "" if outcome == "finished" else f"The run ended early ({outcome}); these are its results so far. "
-    )
+    outcome, ended = str(run.meta.get("outcome", "finished")), ""
+    if outcome != "finished":
+        ended = f"The run ended early ({outcome}); these are its results so far. "
     if not metrics.counts.completed:
         return f"{ended}No request of {metrics.counts.total:,} was served to its end."
     rate = metrics.request_rate
@@ -124,7 +121,6 @@ def _why(found: Comparison) -> str:
 
 
 def _left_out(found: Comparison) -> str:
-    """A sentence about those that are not compared, "" where all are."""
     return f" {_no_verdict(found)}." if found.doubts else ""
 
 
@@ -135,7 +131,7 @@ def winner_of(served: MetricRow) -> str | None:
 
 
 def room_for(served: MetricRow | None) -> float:
-    """Percent that a gain nobody has seen may have all the same; infinite where there is no interval."""
+    """Percent that a gain which was not seen may have all the same; infinite where there is no interval."""
     if served is None:
         return math.inf
     told = [other for other in served.others.values() if other.verdict not in (GROWS, UNSETTLED, ABOVE)]
@@ -149,7 +145,7 @@ def unseen(room: float) -> str:
 
 
 def unseen_at(where: str, room: float) -> str:
-    """The same behind the words that nobody is seen to serve more."""
+    """The same behind the words that none is seen to serve more."""
     return f": {where} {_nothing(room)}" if room < NEGLIGIBLE else f" {where}, {_doubt(room)}"
 
 
@@ -171,16 +167,14 @@ def served_by(found: object) -> MetricRow | None:
 
 def _untold(found: Comparison, served: MetricRow) -> str:
     """What serves more by a card that was not measured, and no more than it may be off; "" if nothing."""
-    more = {
-        name: other.percent.value
-        for name, other in served.others.items()
-        if other.verdict == CANNOT_TELL and other.percent.value > 0
-    }
-    if not more:
+    others = served.others.items()
+    untold = {name: other.percent.value for name, other in others if other.verdict == CANNOT_TELL}
+    gains = {name: value for name, value in untold.items() if value > 0}
+    if not gains:
         return ""
-    best = max(more, key=lambda name: more[name])
-    said = f"Cannot tell: {best} serves {more[best]:.1f} % more requests than {found.baseline} by this card, "
-    return f"{said}which was derived and may be off by more"
+    best = max(gains, key=lambda name: gains[name])
+    more = f"{gains[best]:.1f} % more requests than {found.baseline}"
+    return f"Cannot tell: {best} serves {more} by this card, which was derived and may be off by more"
 
 
 def _nothing_to_gain(found: Comparison, rows: dict[str, MetricRow], of: Compared) -> str:
@@ -200,7 +194,7 @@ def _nothing_to_gain(found: Comparison, rows: dict[str, MetricRow], of: Compared
 
 
 def what_else(rows: Mapping[str, MetricRow]) -> str:
-    """Who is best in which other figure, and what that costs in the others; "" when nobody is."""
+    """Which is best in which other figure, and what that costs in the others; "" when none is."""
     wins: list[str] = []
     winners: list[str] = []
     for metric, name in MATTER.items():
@@ -224,7 +218,7 @@ def _paid(rows: Mapping[str, MetricRow], winners: Sequence[str]) -> str:
 
 
 def _told(rows: Mapping[str, MetricRow], metric: str) -> MetricRow | None:
-    """The line of a figure; None where there is none, or where next to no promise is kept by anyone."""
+    """The line of a figure; None where there is none, or where next to no promise is kept."""
     row = rows.get(metric)
     if row is None or metric != "goodput":
         return row
@@ -288,11 +282,8 @@ def load_verdict(scenes: Sequence[Scene]) -> str:
     if not every:
         return _alone(scenes)
     compared = [scene for scene in every if _judged(_comparison(scene))]
-    untold = "".join(
-        f" At {scene.load.short}: {_no_verdict(_comparison(scene))}."
-        for scene in every
-        if _comparison(scene).doubts
-    )
+    doubtful = [scene for scene in every if _comparison(scene).doubts]
+    untold = "".join(f" At {scene.load.short}: {_no_verdict(_comparison(scene))}." for scene in doubtful)
     if not compared:
         return f"{untold.strip()}{_latencies(every[-1])}"
     return f"{_gained(compared, scenes)}{untold}"
@@ -317,8 +308,8 @@ def _gained(compared: Sequence[Scene], scenes: Sequence[Scene]) -> str:
 
 def _gain(scene: Scene) -> Gain | None:
     served = served_by(scene.comparison)
-    winner = None if served is None else winner_of(served)
-    return None if served is None or winner is None else Gain(winner, scene, served.others[winner])
+    winner = served and winner_of(served)
+    return Gain(winner, scene, served.others[winner]) if served and winner else None
 
 
 def _comparison(scene: Scene) -> Comparison:
@@ -335,7 +326,6 @@ def _room(scenes: Sequence[Scene]) -> float:
 
 
 def _at(scenes: Sequence[Scene]) -> str:
-    """At which loads."""
     values, unit = listed([f"{scene.load.value:,.4g}" for scene in scenes]), scenes[0].load.unit
     return f"at {values} {unit}" if unit else f"at {scenes[0].load.kind} {values}"
 
