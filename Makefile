@@ -22,7 +22,7 @@ APT := DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=5 -o DPkg::
 
 SOAK ?= 600
 
-.PHONY: demo test test-live test-wheel wheel test-compiled test-laws reproduce test-browser test-vllm test-ray bench-ray soak soak-route lint docs bench bench-route clean
+.PHONY: demo test test-live test-wheel wheel test-compiled test-laws reproduce test-browser test-vllm vllm-release test-ray bench-ray soak soak-route lint docs bench bench-route clean
 
 demo: $(READY)
 	$(BIN)/headgate demo
@@ -66,6 +66,11 @@ test-browser: $(BROWSER_READY)
 
 test-vllm: $(VLLM_READY)
 	$(VLLM_BIN)/pytest -n 2 --dist loadfile tests/engine
+
+# Does headgate run in this release of vLLM? Its sources are fetched, and the suites run on its scheduler.
+VERSION ?= newest
+vllm-release: $(VLLM_READY)
+	$(VLLM_BIN)/python tools/vllm_release.py $(VERSION)
 
 # HeadgateRouter in Ray Serve before eight emulated engines, sweeps on Ray, the manifests; Ray's own warnings aside.
 test-ray: $(RAY_READY)

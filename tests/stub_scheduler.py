@@ -29,6 +29,7 @@ class StubScheduler:
         by_priority: bool = False,
         chunked: bool = True,
         max_loras: int | None = None,
+        interval: int = 1,
     ) -> None:
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
@@ -48,6 +49,8 @@ class StubScheduler:
         self.prefill_capacity_bound = False
         self.num_waiting_for_streaming_input = 0
         self.current_step = 0
+        self.local_prefill_interval = interval  # steps between two with prompts, while others decode
+        self.last_prefill = -interval
         self.asynchronous = asynchronous
         self.blocks: dict[str, int] = {}
         self.ready: set[str] = set()  # blocked requests that may be promoted
@@ -111,6 +114,7 @@ class StubScheduler:
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         self.current_step += 1
+        throttle_prefills |= self.current_step - self.last_prefill < self.local_prefill_interval
         budget = 0 if self._pause_state is PauseState.PAUSED_ALL else self.max_num_scheduled_tokens
         scheduled: dict[str, int] = {}
         budget, preempted = self._run_running(budget, scheduled, throttle_prefills)
@@ -118,6 +122,8 @@ class StubScheduler:
         throttle = throttle_prefills and any(not r.is_prefill_chunk for r in self.running)
         if not preempted and not throttle and self._pause_state is PauseState.UNPAUSED:
             new, resumed = self._run_waiting(budget, scheduled)
+        if new or resumed:
+            self.last_prefill = self.current_step
         samples = self._after(scheduled)
         return SimpleNamespace(
             num_scheduled_tokens=scheduled,

@@ -57,6 +57,7 @@ class EngineShape(NamedTuple):
     drafter: bool = False  # a model makes them, which takes slots and KV of its own; else prompt look-up
     watermark: float = 0.0
     connector: bool = False  # the mock KV connector of connector.py
+    flags: tuple[tuple[str, Any], ...] = ()  # others of vLLM's scheduler, as its configuration calls them
 
 
 class NoGrammars:
@@ -98,6 +99,7 @@ def config(shape: EngineShape, headgate: Mapping[str, Any] | None = None) -> Vll
             watermark=shape.watermark,
             scheduler_cls=FACTORY if headgate is not None else None,
             disable_hybrid_kv_cache_manager=True if shape.connector else None,
+            **dict(shape.flags),
         ),
         cache_config=cache_config,
         lora_config=LoRAConfig(max_loras=shape.adapters) if shape.adapters else None,
@@ -150,6 +152,7 @@ def request(
     priority: int = 0,
     adapter: int = 0,
     extra: Mapping[str, Any] | None = None,
+    resumable: bool = False,
 ) -> Request:
     """A request as the engine core hands it to the scheduler."""
     init_none_hash(sha256)
@@ -167,6 +170,7 @@ def request(
         priority=priority,
         lora_request=LoRARequest(f"adapter-{adapter}", adapter, f"/nowhere/{adapter}") if adapter else None,
         block_hasher=get_request_block_hasher(block, sha256),
+        resumable=resumable,
     )
 
 

@@ -60,7 +60,7 @@ def _print(found: dict[str, Any]) -> None:
         print(f"  {name:18} {installed_policies}")
     vllm = found["vllm"]
     print("vLLM:")
-    for word in ("version", "command", "seams", "settings", "active"):
+    for word in ("version", "command", "seams", "meaning", "settings", "active"):
         print(f"  {word:18} {vllm[word]}")
     for problem in vllm["problems"]:
         print(f"  problem: {problem}")
@@ -135,6 +135,7 @@ def _installed(name: str) -> str:
 LOOK = "import json; from headgate.live.vllm.seams import faults; print(); print(json.dumps(faults()))"
 PATIENCE = 240.0  # seconds to import vLLM on a slow machine
 TICK = 0.5  # seconds between two signs of life
+AS_EXPECTED = "as expected"
 
 
 def checkup(seams: bool = True) -> dict[str, Any]:
@@ -144,28 +145,50 @@ def checkup(seams: bool = True) -> dict[str, Any]:
 
     problems: list[str] = []
     release = installed()
+    version = _version(release, problems)
+    hold = _seams(release, problems) if release and seams else "not looked at"
     return {
-        "version": _version(release, problems),
+        "version": version,
         "command": executable() or "no vllm command beside this Python or on the path",
-        "seams": _seams(problems) if release and seams else "not looked at",
+        "seams": hold,
+        "meaning": _meaning(release, hold, bool(problems)),
         **_settings(problems),
         "problems": problems,
     }
 
 
 def _version(release: str | None, problems: list[str]) -> str:
-    from headgate.live.vllm.seams import release_numbers, unsupported
+    from headgate.live.vllm.seams import TESTED, release_numbers, unsupported, untested
 
     if release is None:
         return "not installed; needed for headgate serve only"
-    why = unsupported(release_numbers(release))
+    numbers = release_numbers(release)
+    why = unsupported(numbers)
     if why:
         problems.append(why)
-    return f"{release}, {'not supported' if why else 'supported'}"
+        return f"{release}, not supported"
+    return f"{release}, not tested ({TESTED} are)" if untested(numbers) else f"{release}, supported"
 
 
-def _seams(problems: list[str]) -> str:
+def _meaning(release: str | None, seams: str, refused: bool) -> str:
+    """What headgate does with this vLLM."""
+    from headgate.live.vllm.seams import release_numbers, untested
+
+    if release is None:
+        return "headgate serve cannot run here"
+    if refused:
+        return "policies do not run in it: see the problems below"
+    if seams != AS_EXPECTED:
+        return "unknown; without --no-seams the doctor looks whether policies run in it"
+    if untested(release_numbers(release)):
+        return "policies run in it, with a warning: all they rely on is there, but it is not tested"
+    return "policies run in it"
+
+
+def _seams(release: str, problems: list[str]) -> str:
     """Import vLLM elsewhere and look at every name and signature we rely on."""
+    from headgate.live.vllm.seams import refusal, release_numbers
+
     began = time.monotonic()
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     child = subprocess.Popen([sys.executable, "-c", LOOK], **pipes)
@@ -189,8 +212,9 @@ def _seams(problems: list[str]) -> str:
         problems.append(f"vLLM cannot be imported: {last}; install it again")
         return "unknown"
     faults: list[str] = json.loads(out.splitlines()[-1])
-    problems += [f"vLLM has changed: {fault}" for fault in faults]
-    return f"{len(faults)} not as expected" if faults else "as expected"
+    if faults and (why := refusal(release_numbers(release), faults)):
+        problems.append(why)
+    return f"{len(faults)} not as expected" if faults else AS_EXPECTED
 
 
 def _sign_of_life(seconds: float | None) -> None:

@@ -74,7 +74,7 @@ def _run(model: str, rest: list[str], given: dict[str, Any], config: str | None,
     _check_model(model, settings, rest)
     vllm = executable()
     if vllm is None and not dry_run:
-        raise InputError("no vllm command here; install vLLM (0.26 to 0.32) into the environment of headgate")
+        raise InputError("no vllm command here; install vLLM (0.26 to 0.33) into the environment of headgate")
     _check_release(settings)
     command = [vllm or "vllm", "serve", model, *rest, "--scheduler-cls", SCHEDULER]
     if settings.refuse:

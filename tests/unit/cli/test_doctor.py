@@ -60,7 +60,11 @@ def test_what_the_settings_say(headgate, tmp_path, monkeypatch, text, code, acti
     ("look", "seams", "problem"),
     [
         ("print('noise'); print('[]')", "as expected", None),
-        ("""print('["Request lacks x"]')""", "1 not as expected", "vLLM has changed: Request lacks x"),
+        (
+            """print('["Request lacks x"]')""",
+            "1 not as expected",
+            "relies on: Request lacks x; use vLLM 0.26",
+        ),
         ("raise ImportError('no torch')", "unknown", "cannot be imported: ImportError: no torch"),
         ("import time; time.sleep(60)", "unknown", "took more than"),
     ],
@@ -74,13 +78,31 @@ def test_the_seams(headgate, monkeypatch, look, seams, problem):
     code, vllm = found(headgate)
     assert vllm["version"] == "0.31.2, supported" and vllm["seams"] == seams
     assert code == bool(problem) and (not problem or problem in vllm["problems"][0])
-    assert found(headgate, "--no-seams")[1]["seams"] == "not looked at"
+    meaning = "policies do not run in it: see the problems below" if problem else "policies run in it"
+    assert vllm["meaning"] == meaning
+    bare = found(headgate, "--no-seams")[1]
+    assert bare["seams"] == "not looked at" and bare["meaning"].startswith("unknown")
 
 
 def test_another_release(headgate, monkeypatch):
     monkeypatch.setattr("headgate.live.vllm.seams.installed", lambda: "0.25.1")
     code, vllm = found(headgate, "--no-seams")
-    assert code == 1 and "vLLM 0.25.1 is not one headgate knows" in vllm["problems"][0]
+    assert code == 1 and vllm["version"] == "0.25.1, not supported"
+    assert "vLLM 0.25.1 is older than those headgate knows (0.26 to 0.33); use" in vllm["problems"][0]
+
+
+@pytest.mark.parametrize("release", ["0.99.1", "dev"])
+@pytest.mark.parametrize("faults", ["[]", '["Scheduler lacks x"]'])
+def test_a_release_that_nobody_has_tested(headgate, monkeypatch, release, faults):
+    """Its seams decide, not its number."""
+    monkeypatch.setattr("headgate.live.vllm.seams.installed", lambda: release)
+    monkeypatch.setattr(checkup, "LOOK", f"print({faults!r})")
+    code, vllm = found(headgate)
+    assert vllm["version"] == f"{release}, not tested (0.26 to 0.33 are)"
+    if faults == "[]":
+        assert code == 0 and vllm["meaning"].startswith("policies run in it, with a warning")
+    else:
+        assert code == 1 and "Scheduler lacks x; use vLLM 0.26 to 0.33" in vllm["problems"][0]
 
 
 def test_the_release_is_told_without_importing_it(tmp_path, monkeypatch):

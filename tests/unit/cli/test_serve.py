@@ -134,15 +134,17 @@ def test_refused_before_anything_starts(refused, vllm, args, fragment, tmp_path)
 
 def test_no_vllm_and_the_wrong_vllm(refused, vllm, monkeypatch):
     nowhere(monkeypatch)
-    refused(["serve", "m", *EB], "no vllm command here; install vLLM (0.26 to 0.32)")
+    refused(["serve", "m", *EB], "no vllm command here; install vLLM (0.26 to 0.33)")
     vllm()
-    monkeypatch.setattr("headgate.live.vllm.seams.installed", lambda: "0.99.1")
-    refused(["serve", "m", *EB], "vLLM 0.99.1 is not one headgate knows (0.26 to 0.32); pass --force")
+    monkeypatch.setattr("headgate.live.vllm.seams.installed", lambda: "0.25.1")
+    refused(["serve", "m", *EB], "vLLM 0.25.1 is older than those headgate knows (0.26 to 0.33); use vLLM")
 
 
-def test_force_tries_it(headgate, vllm, monkeypatch):
+def test_force_tries_it_and_a_newer_one_needs_none(headgate, vllm, monkeypatch):
     said = vllm()
     monkeypatch.setattr("headgate.live.vllm.seams.installed", lambda: "0.99.1")
+    assert headgate("serve", "m", *EB).code == 0
+    monkeypatch.setattr("headgate.live.vllm.seams.installed", lambda: "0.25.1")
     assert headgate("serve", "m", *EB, "--force").code == 0
     assert json.loads(said()["settings"])["force"] is True
 

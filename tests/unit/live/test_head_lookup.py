@@ -109,6 +109,25 @@ def test_a_head_that_did_not_change_costs_no_full_look_up():
     assert lookup.look_at_head(entry, request) and entry.loose == BLOCK and cache.asked == 1
 
 
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_blocks_whose_hash_needs_the_tokens_behind_them(ahead):
+    """From 0.33 on, where a drafter reads ahead: a whole block may have no hash yet."""
+    cache = Cache(FullAttentionManager)
+    cache.num_hash_lookahead_tokens = ahead
+    lookup = _lookup(cache)
+    for tokens in range(1, 3 * BLOCK + 5):
+        hashes = [*range(max(0, tokens - ahead) // BLOCK)]
+        entry = _entry(tokens)
+        request = SimpleNamespace(num_computed_tokens=0, num_tokens=tokens, block_hashes=hashes)
+        lookup.arrives(entry, request)
+        lookup.look_at_head(entry, request)
+        cache.found = {0: SimpleNamespace(block_hash=0, ref_cnt=1)}
+        lookup.look_at_head(entry, request)
+        assert entry.hit == BLOCK * bool(hashes)
+        cache.found = {}
+        lookup.gone(entry)
+
+
 def _request(hashes: list[Any], **words: Any) -> Any:
     return SimpleNamespace(num_computed_tokens=0, num_tokens=PROMPT, block_hashes=hashes, **words)
 

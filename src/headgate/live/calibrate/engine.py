@@ -56,7 +56,7 @@ def start(wanted: WantedEngine) -> Any:
     try:
         from vllm import LLM
     except ImportError as error:
-        raise InputError(f"vLLM cannot be imported ({error}); install it, 0.26 to 0.32") from None
+        raise InputError(f"vLLM cannot be imported ({error}); install it, 0.26 to 0.33") from None
     return LLM(**{**words, **wanted.more})
 
 

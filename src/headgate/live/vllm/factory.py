@@ -17,7 +17,7 @@ from headgate.live.engine.requests import RequestTerms
 from headgate.live.engine.settings import Settings
 from headgate.live.vllm import VLLM
 from headgate.live.vllm.plugin import Headgate
-from headgate.live.vllm.seams import engine_number, faults, unsupported, version
+from headgate.live.vllm.seams import engine_number, faults, refusal, untested, version
 from headgate.live.vllm.settings import read_settings
 
 
@@ -56,17 +56,24 @@ def make_scheduler(given: dict[str, Any]) -> Any:
     plug_in.follow(lambda file: read_settings(config.additional_config, file))
     scheduler._headgate_begin(plug_in.duties(lambda request: _terms(request, plug_in)))
     plug_in.begin(scheduler._headgate)
+    interval = getattr(scheduler, "local_prefill_interval", 1)
+    if interval > 1:
+        LOG.warning("headgate: prefill_schedule_interval=%d is ignored while a policy decides", interval)
     return scheduler
 
 
 def _refuse(settings: Settings, config: Any) -> None:
-    """What we cannot serve: unknown releases, and models that have no prefill and decode."""
-    doubts = [unsupported(version()), *(f"vLLM's scheduler has changed: {fault}" for fault in faults())]
-    problems = [doubt for doubt in doubts if doubt]
-    if problems and settings.force:
-        LOG.warning("headgate: forced, although %s", "; ".join(problems))
-    elif problems:
-        raise InputError("; ".join(problems))
+    """What we cannot serve: releases that are too old or whose seams do not hold, and models that have no
+    prefill and decode.
+    """
+    release = version()
+    problem, doubt = refusal(release, faults()), untested(release)
+    if problem and not settings.force:
+        raise InputError(problem)
+    if problem:
+        LOG.warning("headgate: forced, although %s", problem)
+    elif doubt:
+        LOG.warning("headgate: %s; all that headgate relies on is there, so it runs", doubt)
     model = config.model_config
     if model.runner_type == "pooling" or getattr(model, "is_diffusion", False):
         raise InputError(f"model {model.model} does not generate token by token; drop --scheduler-cls")

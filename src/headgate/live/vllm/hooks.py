@@ -49,27 +49,36 @@ class Hooks(Guard):
         self._scheduler = scheduler
         self._books, self._knobs = books, knobs
         self._schedule, self._update = schedule, update  # vLLM's own
+        # Steps between two with prompts, by vLLM's own gate; from 0.33 on.
+        self._interval: int = getattr(scheduler, "local_prefill_interval", 1)
 
     def schedule(self, throttle_prefills: Any = False) -> Any:
-        state, vllm = self._scheduler._pause_state, self._schedule
+        state = self._scheduler._pause_state
         if state is not UNPAUSED:
             self.guarded(self._live.paused)
         if self.broken or state is PAUSED_ALL:
-            return vllm(throttle_prefills) if throttle_prefills else vllm()
+            return self._ask(throttle_prefills)
         knobs = self._knobs
         seen: list[Request] = self.guarded(knobs.prepare, bool(throttle_prefills)) or NO_REQUESTS
         try:
-            output = vllm(throttle_prefills) if throttle_prefills else vllm()
+            output = self._ask(throttle_prefills)
         except Exception as error:  # any other leaves the knobs turned: it ends the process
             self._undo(error, seen)
             seen = NO_REQUESTS
-            output = vllm(throttle_prefills) if throttle_prefills else vllm()
+            output = self._ask(throttle_prefills)
         else:
             knobs.restore()
             if knobs.forgets and (self.broken or self._live.plan is not None):
                 knobs.forget_drafts(output.num_scheduled_tokens)
         self.guarded(self._books.ran, output, seen)
         return output
+
+    def _ask(self, throttle_prefills: Any) -> Any:
+        """VLLM's own `schedule`; while a plan is in force, its own interval between prompts is not."""
+        if self._interval > 1:
+            planned = self._live.plan is not None and not self.broken
+            self._scheduler.local_prefill_interval = 1 if planned else self._interval
+        return self._schedule(throttle_prefills) if throttle_prefills else self._schedule()
 
     def _undo(self, error: Exception, seen: list[Request]) -> None:
         """VLLM's own `schedule` has failed while a plan limited it: the policy is relieved, and vLLM can be

@@ -427,4 +427,6 @@ def _chained(coordinator: Any, block: int) -> Any:
     pool = getattr(coordinator, "block_pool", None)
     if [type(manager).__name__ for manager in managers] != ["FullAttentionManager"]:
         return None
+    if getattr(pool, "num_hash_lookahead_tokens", 0) > 1:  # a whole block may have no hash yet
+        return None
     return pool if getattr(pool, "hash_block_size", None) == managers[0].block_size == block else None

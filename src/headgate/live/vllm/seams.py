@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 WRITTEN = re.compile(r"^__version__ = version = ['\"]([^'\"]+)", re.MULTILINE)
-OLDEST, NEWEST = (0, 26), (0, 32)  # releases this package was tried with
+OLDEST, NEWEST = (0, 26), (0, 33)  # releases this package was tried with
+TESTED = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
+REMEDY = f"use vLLM {TESTED} or a newer headgate, or pass --force (force: true) to try"
 MODULES = {
     "scheduler": "vllm.v1.core.sched.scheduler",
     "async": "vllm.v1.core.sched.async_scheduler",
@@ -19,6 +21,7 @@ MODULES = {
     "output": "vllm.v1.core.sched.output",
     "request": "vllm.v1.request",
     "caches": "vllm.v1.core.kv_cache_coordinator",
+    "interface": "vllm.v1.core.sched.interface",
 }
 # Methods we call or override, with the arguments we pass by position or read by name.
 METHODS = {
@@ -29,8 +32,23 @@ METHODS = {
     "_free_request": ("request",),
     "_handle_stopped_request": ("request",),
     "_is_blocked_waiting_status": ("status",),
+    "finish_requests": ("request_ids", "finished_status"),
+    "reset_prefix_cache": ("reset_running_requests",),
 }
-PASSED_ON = ("self", "throttle_prefills")  # of `schedule`
+# All that these may ask for: ours, which stand before them, pass on nothing else.
+PASSED_ON = {
+    "schedule": ("self", "throttle_prefills"),
+    "update_from_output": ("self", "scheduler_output", "model_runner_output"),
+    "add_request": ("self", "request"),
+    "_handle_stopped_request": ("self", "request"),
+}
+# Attributes its constructor must set.
+SET_AT_START = (
+    "requests", "running", "waiting", "policy", "lora_config", "vllm_config", "scheduler_config",
+    "cache_config", "kv_cache_config", "kv_cache_manager", "block_size", "num_spec_tokens", "max_model_len",
+    "max_num_running_reqs", "max_num_scheduled_tokens", "current_step", "prefill_capacity_bound",
+    "num_waiting_for_streaming_input", "_pause_state",
+)  # fmt: skip
 PROMOTE = ("_handle_blocked_waiting_request", "_try_promote_blocked_waiting_request")  # one of them
 QUEUE = (
     "add_request", "pop_request", "peek_request", "prepend_request", "prepend_requests",
@@ -44,8 +62,15 @@ READ_BY_SCHEDULE = (
 )  # fmt: skip
 REQUEST = (
     "num_computed_tokens", "is_prefill_chunk", "next_decode_eligible_step", "lora_request",
-    "max_tokens", "priority", "arrival_time", "status", "block_hashes",
+    "max_tokens", "priority", "arrival_time", "status", "block_hashes", "num_preemptions", "spec_token_ids",
 )  # fmt: skip
+MEMBERS = {
+    ("interface", "PauseState"): ("UNPAUSED", "PAUSED_ALL"),
+    ("request", "RequestStatus"): (
+        "WAITING", "PREEMPTED", "FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_IGNORED",
+        "FINISHED_REPETITION",
+    ),
+}  # fmt: skip
 LOOKUP = ("block_hashes", "max_cache_hit_length")  # arguments of the prefix cache's look-up
 OUTPUT = {
     "SchedulerOutput": ("num_scheduled_tokens", "scheduled_new_reqs", "scheduled_cached_reqs"),
@@ -88,11 +113,28 @@ def version() -> tuple[int, ...]:
 
 
 def unsupported(release: tuple[int, ...]) -> str | None:
-    """Why this release is refused, in one line; None when it is one we know."""
-    if OLDEST <= release[:2] <= NEWEST:
+    """Why this release is refused by its number, in one line; None when its seams decide."""
+    if release[:2] >= OLDEST or not any(release):
         return None
-    shown, oldest, newest = (".".join(map(str, numbers)) for numbers in (release, OLDEST, NEWEST))
-    return f"vLLM {shown} is not one headgate knows ({oldest} to {newest}); pass --force (force: true) to try"
+    return f"vLLM {_shown(release)} is older than those headgate knows ({TESTED}); {REMEDY}"
+
+
+def untested(release: tuple[int, ...]) -> str | None:
+    """What to know of a release that is newer than those we know, or does not say its number; else None."""
+    if any(release) and release[:2] <= NEWEST:
+        return None
+    return f"vLLM {_shown(release)} was not tested with this headgate ({TESTED} were)"
+
+
+def refusal(release: tuple[int, ...], changes: list[str]) -> str | None:
+    """Why vLLM cannot be used, in one line that names the seams and the remedy; None when it can."""
+    if changes:
+        return f"vLLM {_shown(release)} has changed what headgate relies on: {'; '.join(changes)}; {REMEDY}"
+    return unsupported(release)
+
+
+def _shown(release: tuple[int, ...]) -> str:
+    return ".".join(map(str, release)) if any(release) else "of unknown version"
 
 
 def engine_number(parallel: Any) -> int:
@@ -115,9 +157,17 @@ def faults() -> list[str]:
     if base is None or not hasattr(modules["async"], "AsyncScheduler"):
         return ["no Scheduler or no AsyncScheduler class"]
     lacking += _methods(base)
+    source = inspect.getsource(base.__init__)
+    lacking += [
+        f"Scheduler no longer has {name}"
+        for name in SET_AT_START
+        if not re.search(rf"self\.{name}\b", source) and not hasattr(base, name)
+    ]
     source = inspect.getsource(base.schedule) if hasattr(base, "schedule") else ""
     lacking += [
-        f"Scheduler.schedule no longer reads {name}" for name in READ_BY_SCHEDULE if name not in source
+        f"Scheduler.schedule no longer reads {name}"
+        for name in READ_BY_SCHEDULE
+        if not re.search(rf"\.{name}\b", source)
     ]
     queue = getattr(modules["queues"], "RequestQueue", None)
     lacking += [f"RequestQueue lacks {name}" for name in QUEUE if not hasattr(queue, name)]
@@ -130,7 +180,10 @@ def faults() -> list[str]:
     if lookup is None or list(inspect.signature(lookup).parameters)[1:] != list(LOOKUP):
         lacking.append(f"KVCacheCoordinator.find_longest_cache_hit does not take {', '.join(LOOKUP)}")
     source = inspect.getsource(modules["request"].Request)
-    lacking += [f"Request lacks {name}" for name in REQUEST if f"self.{name}" not in source]
+    lacking += [f"Request lacks {name}" for name in REQUEST if not re.search(rf"self\.{name}\b", source)]
+    for (module, name), members in MEMBERS.items():
+        kind = getattr(modules[module], name, None)
+        lacking += [f"{name} lacks {member}" for member in members if not hasattr(kind, member)]
     for name, fields in OUTPUT.items():
         kind = getattr(modules["output"], name, None)
         known = getattr(kind, "__annotations__", {})
@@ -148,7 +201,7 @@ def _methods(base: type) -> Iterator[str]:
         for argument in wanted:
             if argument not in has:
                 yield f"Scheduler.{name} lacks the argument {argument}"
-        if name == "schedule":
-            yield from (f"Scheduler.schedule asks for {it}" for it in has if it not in PASSED_ON)
+        known = PASSED_ON.get(name, has)
+        yield from (f"Scheduler.{name} asks for {argument}" for argument in has if argument not in known)
     if not any(hasattr(base, name) for name in PROMOTE):
         yield f"Scheduler has none of {', '.join(PROMOTE)}"

@@ -15,7 +15,7 @@ class VllmSettings(Settings):
     """The settings with vLLM's words in `--help`."""
 
     policy: str = declared(PANEL, f"{NAMED}; {DEFAULT}; vllm: let vLLM decide and only watch", AUTO)
-    force: Switch = declared(PANEL, "try a vLLM outside 0.26 to 0.32", False)
+    force: Switch = declared(PANEL, "try a vLLM that would be refused", False)
 
 
 def read_settings(additional_config: object = None, file: str | None = None) -> Settings:
