@@ -221,7 +221,7 @@ def caching() -> Result:
 def planning() -> Result:
     """(g) Microseconds of plan() while prompts run, and of those per running request; the median call."""
     found: Result = {}
-    for size in (64, 256, 1024):  # seats
+    for size in (64, 256, 1024):  # slots
         engine, workload = worlds.engine(size), worlds.saturated(8 * size, 2 * size, 512, 128)
         policies: dict[str, BatchPolicy] = {
             "mixed": Mixed(size, 16384),
@@ -294,7 +294,7 @@ def _plan_over(policy: BatchPolicy, waiting: int, what: str) -> float:
 
 
 def plan_times(engine: Engine, policy: BatchPolicy, workload: Workload) -> list[float]:
-    """Sorted microseconds of the calls that let prompts run while at least half of the seats decode."""
+    """Sorted microseconds of the calls that let prompts run while at least half of the slots decode."""
     times, plan = [], policy.plan
 
     def timed(view: View) -> Plan:

@@ -34,7 +34,7 @@ class Load(NamedTuple):
 
     prompt: int = 256  # tokens of each prompt
     shared: int = 0  # of those, the first that all prompts have in common
-    waiting: int | None = None  # requests in the queue; None: a quarter of the seats
+    waiting: int | None = None  # requests in the queue; None: a quarter of the slots
     card: str = "linear-h200-qwen3-8b"  # how long steps take, and what policies know of it
 
     @property
@@ -120,12 +120,12 @@ class Meter:
 
 
 class Busy:
-    """A scheduler whose every seat is taken and whose queue never runs empty."""
+    """A scheduler whose every slot is taken and whose queue never runs empty."""
 
-    def __init__(self, seats: int, folder: Path, load: Load, meter: Meter, bare: bool = False) -> None:
-        self.seats, self.now, self.load, self.bare = seats, 0.0, load, bare
+    def __init__(self, slots: int, folder: Path, load: Load, meter: Meter, bare: bool = False) -> None:
+        self.slots, self.now, self.load, self.bare = slots, 0.0, load, bare
         self.cost = load_card(load.card).cost
-        self.scheduler = scheduler_for(seats, folder, load, bare)
+        self.scheduler = scheduler_for(slots, folder, load, bare)
         if not bare:
             live = self.scheduler._headgate
             live.clock, live.origin = (
@@ -134,7 +134,7 @@ class Busy:
             )  # as quick as the clock it stands for
             self.scheduler._headgate_books.wall = lambda: 0.0
         self.meter = meter
-        self._rng = np.random.default_rng(seats)
+        self._rng = np.random.default_rng(slots)
         self._shared = self._rng.integers(2, TINY.vocabulary, load.shared).tolist()
         self._flying: deque[tuple[Any, Any, int, str]] = deque()
         self._next = 0
@@ -144,19 +144,19 @@ class Busy:
         if self.bare:
             return
         blocks = self.scheduler.cache_config.num_gpu_blocks - 1
-        engine = Engine(self.cost, blocks * BLOCK, self.load.longest, BUDGET, self.seats, BLOCK)
+        engine = Engine(self.cost, blocks * BLOCK, self.load.longest, BUDGET, self.slots, BLOCK)
         made = None if policy == PLAIN else make_policy(*split_name(policy), engine)[0]
         self.scheduler._headgate.take_over(made)
 
     def fill(self) -> None:
-        """Take the seats, as vLLM does it."""
+        """Take the slots, as vLLM does it."""
         self.follow(PLAIN)
-        for _ in range(self.seats):
+        for _ in range(self.slots):
             self.another(1)  # as requests are met under way: some have nearly ended
         waiting = self.load.waiting
-        for _ in range(self.seats // 4 if waiting is None else waiting):
+        for _ in range(self.slots // 4 if waiting is None else waiting):
             self.another()
-        while len(self.scheduler.running) < self.seats:
+        while len(self.scheduler.running) < self.slots:
             self.step()
 
     def another(self, shortest: int = SHORTEST) -> None:
@@ -217,7 +217,7 @@ class NoGrammars:
         return True
 
 
-def scheduler_for(seats: int, folder: Path, load: Load, bare: bool) -> Any:
+def scheduler_for(slots: int, folder: Path, load: Load, bare: bool) -> Any:
     """The asynchronous scheduler of vLLM with headgate before it, or `bare`; no model behind."""
     import torch
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
@@ -228,7 +228,7 @@ def scheduler_for(seats: int, folder: Path, load: Load, bare: bool) -> Any:
 
     from headgate.vllm import scheduler
 
-    blocks = 1 + 2 * seats * load.longest // BLOCK
+    blocks = 1 + 2 * slots * load.longest // BLOCK
     cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
     cache.num_gpu_blocks = blocks
     config = VllmConfig(
@@ -236,7 +236,7 @@ def scheduler_for(seats: int, folder: Path, load: Load, bare: bool) -> Any:
         scheduler_config=SchedulerConfig(
             max_model_len=load.longest,
             is_encoder_decoder=False,
-            max_num_seqs=seats,
+            max_num_seqs=slots,
             max_num_batched_tokens=BUDGET,
         ),
         cache_config=cache,

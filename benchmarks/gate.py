@@ -35,7 +35,7 @@ ROUTERS = (
     "density-deep",
     "online",
 )
-SEATS, PROMPTS = 16, 4
+SLOTS, PROMPTS = 16, 4
 REQUESTS = 10_000
 TRIES = 3
 VISITS = 8  # things that may happen to other requests between two arrivals
@@ -73,7 +73,7 @@ def instance(engines: int) -> Instance:
     rng = np.random.default_rng(0)
     sizes = rng.uniform(100, 1500, (CLASSES, 2)).tolist()
     flows = tuple(Flow(f"c{n}", p, d, 0.15, 0.1) for n, (p, d) in enumerate(sizes))
-    return Instance(flows, EnginePace(SEATS, 256, 0.0174, 6.2e-5, 45.45), TokenPrices(0.1, 0.2))
+    return Instance(flows, EnginePace(SLOTS, 256, 0.0174, 6.2e-5, 45.45), TokenPrices(0.1, 0.2))
 
 
 def router(name: str, engines: int) -> RoutePolicy:
@@ -119,7 +119,7 @@ def _advance(gate: Gate, ticket: Ticket, running: deque[Ticket], crowded: bool) 
 def _gate(name: str, engines: int, loop: Loop) -> Gate:
     kinds = [f"c{n}" for n in range(CLASSES)]
     limits = {kind: ClassLimits(10**6, 10**6) for kind in kinds}
-    states = [EngineState(SEATS, PROMPTS) for _ in range(engines)]
+    states = [EngineState(SLOTS, PROMPTS) for _ in range(engines)]
     return Gate(router(name, engines), kinds, states, limits=limits, clock=lambda: loop.now, loop=loop)
 
 
@@ -129,7 +129,7 @@ def cost(name: str, engines: int, requests: int) -> float:
     for _ in range(TRIES):
         loop = Loop()
         gate = _gate(name, engines, loop)
-        inside, running = engines * SEATS // 2, deque[Ticket]()
+        inside, running = engines * SLOTS // 2, deque[Ticket]()
         served(gate, loop, 2 * inside, inside, running)  # fill the fleet: what is inside is not yet served
         gc.collect()
         began = time.process_time()

@@ -28,7 +28,7 @@ MICRO = 1e-3  # of nanoseconds
 BARE = "no headgate"
 
 
-def measured(seats: int, policy: str, steps: int, tries: int, folder: Path, load: Load) -> list[Step]:
+def measured(slots: int, policy: str, steps: int, tries: int, folder: Path, load: Load) -> list[Step]:
     """The steps of a busy engine under a policy; of each the quickest of some tries."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -38,7 +38,7 @@ def measured(seats: int, policy: str, steps: int, tries: int, folder: Path, load
     for _ in range(tries):
         meter = Meter()
         with meter.watching(Scheduler, Headgate):  # from the start: headgate remembers vLLM's functions
-            busy = Busy(seats, folder, load, meter, policy == BARE)
+            busy = Busy(slots, folder, load, meter, policy == BARE)
             busy.fill()
             busy.follow(policy)
             busy.step()  # its tokens are of a step composed before
@@ -71,14 +71,14 @@ def one_line(policy: str, steps: list[Step], meter: float) -> Iterator[dict[str,
             }
 
 
-def arm(policy: str, seats: int) -> str:
-    """EB refills a sixteenth of the seats."""
-    return f"eb:refill={seats // 16}" if policy == "eb" else policy
+def arm(policy: str, slots: int) -> str:
+    """EB refills a sixteenth of the slots."""
+    return f"eb:refill={slots // 16}" if policy == "eb" else policy
 
 
-def profiled(seats: int, policy: str, steps: int, folder: Path, load: Load) -> None:
+def profiled(slots: int, policy: str, steps: int, folder: Path, load: Load) -> None:
     """Which functions of ours take the time."""
-    busy = Busy(seats, folder, load, Meter())
+    busy = Busy(slots, folder, load, Meter())
     busy.fill()
     busy.follow(policy)
     with cProfile.Profile() as profile:
@@ -96,7 +96,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--tries", type=int, default=3)
     parser.add_argument("--prompt", type=int, default=Load().prompt, help="tokens of each prompt")
     parser.add_argument("--shared", type=int, default=0, help="of those, the first that all have in common")
-    parser.add_argument("--waiting", type=int, help="requests that wait (default: a quarter of the seats)")
+    parser.add_argument("--waiting", type=int, help="requests that wait (default: a quarter of the slots)")
     parser.add_argument("--card", default=Load().card, help="cal-h200-qwen3-8b has a host, too")
     parser.add_argument("--profile", action="store_true", help="which functions take the time")
     parser.add_argument("--json", type=Path)
@@ -107,18 +107,18 @@ def main(argv: list[str]) -> None:
         folder = TINY.write(Path(place))
         print("| decodes | policy | steps | number | vLLM, us | headgate, us | share | us per request |")
         print("|---|---|---|---|---|---|---|---|")
-        for seats in asked.decodes:
+        for slots in asked.decodes:
             meter = 0.0
-            for policy in (BARE, *(arm(each, seats) for each in asked.policies)):
+            for policy in (BARE, *(arm(each, slots) for each in asked.policies)):
                 if asked.profile:
                     if policy != BARE:
-                        profiled(seats, policy, asked.steps, folder, load)
+                        profiled(slots, policy, asked.steps, folder, load)
                     continue
-                steps = measured(seats, policy, asked.steps, asked.tries, folder, load)
+                steps = measured(slots, policy, asked.steps, asked.tries, folder, load)
                 for line in one_line(policy, steps, meter):
-                    found.append({"decodes": seats, **line})
+                    found.append({"decodes": slots, **line})
                     print(
-                        f"| {seats} | `{policy}` | {line['steps']} | {line['count']} | {line['vllm']:,.0f} "
+                        f"| {slots} | `{policy}` | {line['steps']} | {line['count']} | {line['vllm']:,.0f} "
                         f"| {line['ours']:,.1f} | {line['ratio']:.2%} | {line['each']:.3f} |",
                         flush=True,
                     )

@@ -2,7 +2,7 @@
 
 NAME is `headgate` or `dynosim`; the latter needs `pip install --no-deps ai-dynamo-runtime==1.3.1`
 (later releases leave the offline replay to a package that is not on the index). Both get 1,024 prompt and 256
-output tokens per request at 6.45/s, one engine, 512 seats, 16,384 tokens a step, no prefix cache. Each prices
+output tokens per request at 6.45/s, one engine, 512 slots, 16,384 tokens a step, no prefix cache. Each prices
 steps by a law of its own, so only the time they take is compared.
 """
 
@@ -12,7 +12,7 @@ import sys
 import time
 
 PROMPT, OUTPUT, RATE = 1024, 256, 6.45
-SEATS, BUDGET, BLOCK = 512, 16384, 16
+SLOTS, BUDGET, BLOCK = 512, 16384, 16
 
 
 def headgate(requests: int) -> None:
@@ -28,7 +28,7 @@ def headgate(requests: int) -> None:
     times = np.arange(requests) / RATE
     workload = Workload.of([PROMPT] * requests, [OUTPUT] * requests, arrival=times)
     recorder = Recorder()
-    Simulator(worlds.engine(), Mixed(SEATS, BUDGET), workload, (recorder,)).run()
+    Simulator(worlds.engine(), Mixed(SLOTS, BUDGET), workload, (recorder,)).run()
     recorder.tables()
 
 
@@ -39,7 +39,7 @@ def dynosim(requests: int) -> None:
     engine = _core.MockEngineArgs(
         num_gpu_blocks=65_536,
         block_size=BLOCK,
-        max_num_seqs=SEATS,
+        max_num_seqs=SLOTS,
         max_num_batched_tokens=BUDGET,
         enable_prefix_caching=False,
     )

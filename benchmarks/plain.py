@@ -39,7 +39,7 @@ class PlainRequest(Identity):
         self.wasted = 0
         self.cached = 0
         self.kv = 0
-        self.seat = 0
+        self.slot = 0
         self.true_output = int(workload.output[row])
 
     @property
@@ -192,7 +192,7 @@ class PlainEngine:
                 del self.waiting[id]
                 self.prefilling[id] = request
                 self.admitted += 1
-                request.seat = self.admitted
+                request.slot = self.admitted
                 self._tell("admitted", request, self.now)
             else:
                 request = self.prefilling[id]
@@ -225,7 +225,7 @@ class PlainEngine:
                 self._leave(request, self.now, End.STOPPED if stopped else End.LIMIT)
 
     def _newest(self) -> PlainRequest:
-        return max(self.running, key=lambda request: request.seat)
+        return max(self.running, key=lambda request: request.slot)
 
     def _evict(self, request: PlainRequest) -> None:
         self.decoding.pop(request.id, None)

@@ -51,7 +51,7 @@ def ours(engines: list[int]) -> tuple[subprocess.Popen[str], int]:
     """`headgate route` before the engines, and its port."""
     urls = [word for port in engines for word in ("--engine", f"http://127.0.0.1:{port}")]
     router = started(
-        [sys.executable, "-c", SERVE, "route", *urls, "--seats", "4096", "--port", "0",
+        [sys.executable, "-c", SERVE, "route", *urls, "--slots", "4096", "--port", "0",
          "--admin", "127.0.0.1:0"]
     )  # fmt: skip
     assert router.stdout is not None

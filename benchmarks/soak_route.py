@@ -125,7 +125,7 @@ def router(pipe: Connection, urls: list[str], name: str, seconds: float) -> None
             "front": {"port": 0, "admin": "127.0.0.1:0"},
             "router": {"name": name},
             "kv": {"lease": LEASE},
-            "engines": [{"url": url, "seats": 64} for url in urls],
+            "engines": [{"url": url, "slots": 64} for url in urls],
             "health": {"fails": 1000, "timeout": 60},
         }
         app = RouterApp(checked(given))

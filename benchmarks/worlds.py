@@ -12,7 +12,7 @@ from headgate.workloads.workload import Workload
 
 
 def engine(running: int = 512, budget: int = 16384) -> Engine:
-    """The measured H200 card with so many seats."""
+    """The measured H200 card with so many slots."""
     card = load_card("linear-h200-qwen3-8b")
     return Engine(card.cost, card.kv_tokens, card.max_model_len, budget, running, card.block)
 

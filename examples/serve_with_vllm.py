@@ -11,12 +11,12 @@ import sys
 
 from headgate import Run
 
-REQUESTS, SEATS = 24, 8
+REQUESTS, SLOTS = 24, 8
 SETTINGS = {"policy": "eb", "set": {"refill": 4}, "trace": "steps.jsonl", "metrics": False}
 
 
 def main(model: str, dtype: str = "auto") -> None:
-    """Two dozen prompts of different lengths on eight seats, then a look at the trace."""
+    """Two dozen prompts of different lengths on eight slots, then a look at the trace."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(
@@ -24,7 +24,7 @@ def main(model: str, dtype: str = "auto") -> None:
         dtype=dtype,
         scheduler_cls="headgate.vllm.scheduler",
         additional_config={"headgate": SETTINGS},
-        max_num_seqs=SEATS,
+        max_num_seqs=SLOTS,
         max_model_len=512,
         enforce_eager=True,
     )

@@ -1,4 +1,4 @@
-"""A policy of your own in fifteen lines: prefill only while fewer than half of the seats decode.
+"""A policy of your own in fifteen lines: prefill only while fewer than half of the slots decode.
 
 Everything it may know is on the view; everything it may want is in the plan. It says how long its answer
 holds; saying nothing (the default lease is one step) is right too, only slower.
@@ -15,12 +15,12 @@ class HalfFull(BatchPolicy):
     """Fill the engine when it is half empty, else decode."""
 
     def plan(self, view: View) -> Plan:
-        seats = view.limits.running - len(view.decoding) - len(view.prefilling)
+        slots = view.limits.running - len(view.decoding) - len(view.prefilling)
         half_empty = 2 * len(view.decoding) <= view.limits.running
         first = next(iter(view.waiting.values()), None)
-        fits = first is not None and seats > 0 and first.todo <= view.kv_free
+        fits = first is not None and slots > 0 and first.todo <= view.kv_free
         if view.prefilling or (half_empty and fits):
-            return Plan(NONE, (*view.prefilling, *list(view.waiting)[:seats]))
+            return Plan(NONE, (*view.prefilling, *list(view.waiting)[:slots]))
         return Plan(ALL, until=Until(finishes=1, arrivals=1))
 
 

@@ -38,11 +38,11 @@ class Listed:
 
 def carry_out(move: Move, roster: Roster, router: RoutePolicy) -> Move:
     """Do with a request what the move says, and tell the router."""
-    request, seat = roster.find(move)
+    request, slot = roster.find(move)
     if move.stage is Stage.DECODE:
-        roster.start_decode(request, seat)
+        roster.start_decode(request, slot)
     else:
-        roster.start_prompt(request, seat, move.stage)
+        roster.start_prompt(request, slot, move.stage)
     router.moved(request, move, 0.0)
     return move
 
@@ -140,7 +140,7 @@ def worlds(draw: st.DrawFn) -> World:
         for number in range(draw(st.integers(1, 3), label="kinds"))
     )
     pace = EnginePace(
-        draw(st.integers(2, 4), label="seats"), 16, 0.05, draw(st.sampled_from([1e-4, 5e-3])), 12.0
+        draw(st.integers(2, 4), label="slots"), 16, 0.05, draw(st.sampled_from([1e-4, 5e-3])), 12.0
     )
     charging = draw(st.sampled_from(["bundled", "bundled", "separate"]))
     plan = plan_fluid(Instance(flows, pace, TokenPrices(0.1, 0.2), charging), draw(LEVELS))

@@ -15,7 +15,7 @@ def instance(
     *rates: float,
     sizes: tuple[tuple[float, float], ...] = (CODE, SUMMARY),
     impatience: tuple[float, ...] | float = 0.1,
-    seats: int = 16,
+    slots: int = 16,
     model: tuple[float, float, float] = QWEN_8B,
     prices: tuple[float, float] = (0.1, 0.2),
     charging: str = "bundled",
@@ -30,4 +30,4 @@ def instance(
     )
     fixed, per_token, speed = model
     numbers = {"mixed_fixed": fixed, "mixed_per_token": per_token, "solo_speed": speed, "chunk": 256} | pace
-    return Instance(flows, EnginePace(seats=seats, **numbers), TokenPrices(*prices), charging)
+    return Instance(flows, EnginePace(slots=slots, **numbers), TokenPrices(*prices), charging)

@@ -96,7 +96,7 @@ class World:
 
     @property
     def at_rest(self) -> bool:
-        """No seat, queue, leg, byte or background task is left."""
+        """No slot, queue, leg, byte or background task is left."""
         gate, app = self.app.gate, self.app
         return (
             not gate.tickets
@@ -113,7 +113,7 @@ class World:
         """Everything is back at 0 and every invariant holds."""
         await until(lambda: self.at_rest)
         assert self.app.gate.check() == []
-        assert all(seat.prompts == seat.decodes == 0 for seat in self.app.gate.roster.replicas)
+        assert all(slot.prompts == slot.decodes == 0 for slot in self.app.gate.roster.replicas)
         assert self.app.gate.counts["ended_twice"] == 0
 
     def counted(self, name: str, **labels: str) -> float:

@@ -21,7 +21,7 @@ class StubScheduler:
 
     def __init__(
         self,
-        seats: int = 8,
+        slots: int = 8,
         budget: int = 256,
         blocks: int = 101,
         block: int = 16,
@@ -36,7 +36,7 @@ class StubScheduler:
         self.waiting: Any = ListQueue(by_priority)
         self.kv_holding_waiting: Any = ListQueue(by_priority)
         self.policy = SimpleNamespace(value="priority" if by_priority else "fcfs")
-        self.max_num_running_reqs, self.max_num_scheduled_tokens = seats, budget
+        self.max_num_running_reqs, self.max_num_scheduled_tokens = slots, budget
         self.block_size, self.num_spec_tokens = block, 0
         self.cache_config = SimpleNamespace(num_gpu_blocks=blocks, block_size=block)
         self.kv_cache_config = SimpleNamespace(kv_cache_groups=[None])

@@ -226,7 +226,7 @@ def batches(
     return found
 
 
-def seated(
+def admitted(
     ledger: Ledger, decoding: int = 0, halves: Iterable[int] = (), waiting: Iterable[int] = ()
 ) -> Ledger:
     """So many decodes of prompt 10, then half-done prompts and waiting ones by the tokens they still need."""
@@ -250,8 +250,8 @@ class EveryOther(BatchPolicy):
     def plan(self, view: View) -> Plan:
         behind = sorted(view.decoding.values(), key=lambda request: (request.generated, request.id))
         chosen = frozenset(request.id for request in behind[: (len(behind) + 1) // 2])
-        seats = view.limits.running - len(view.decoding) - len(view.prefilling)
-        new = [*view.waiting][: max(0, seats)]
+        slots = view.limits.running - len(view.decoding) - len(view.prefilling)
+        new = [*view.waiting][: max(0, slots)]
         return Plan(chosen, (*view.prefilling, *new))
 
 
@@ -260,8 +260,8 @@ class Evicting(BatchPolicy):
 
     def plan(self, view: View) -> Plan:
         out = [r.id for r in view.decoding.values() if r.id % 3 == 0 and r.generated == 3 and not r.evictions]
-        seats = view.limits.running - len(view.decoding) - len(view.prefilling)
-        new = [*view.waiting][: max(0, seats)]
+        slots = view.limits.running - len(view.decoding) - len(view.prefilling)
+        new = [*view.waiting][: max(0, slots)]
         return Plan(ALL, (*view.prefilling, *new), evict=tuple(out))
 
 
@@ -313,7 +313,7 @@ def draw_online(draw: st.DrawFn, name: str, slots: int, gap: float | None, engin
         "review": draw(st.integers(1, 6), label="review"),
     }
     if name == "eb-online":
-        words["seats"] = draw(st.sampled_from(["forecast", "planned", "fixed"]))
+        words["slot_rule"] = draw(st.sampled_from(["forecast", "planned", "fixed"]))
         words["window"] = draw(st.sampled_from([3, 8, 50]), label="window")
         words["warm"] = draw(st.integers(1, 3), label="warm")
         return BATCH[name](slots=slots, cost=PRICES, max_gap=gap, **words)

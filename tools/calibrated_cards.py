@@ -48,7 +48,7 @@ def fitted(model: str) -> Fitted:
     said = json.loads((RESULTS / "grid" / f"{model}.about.json").read_text(encoding="utf-8"))
     graph = int(said["settings"][LARGEST_GRAPH])
     if model in WITH_RUNS:
-        said["settings"][LARGEST_GRAPH] = "512 or 1024"  # it was that of the seats
+        said["settings"][LARGEST_GRAPH] = "512 or 1024"  # it was that of the slots
     about = replace(About(**said), name=f"cal-h200-{model}", model=MODELS[model], source=source)
     found = fit(read_steps(logs), about)
     return replace(found, host=fit_host(read_steps(grids), found.terms, graph))  # grids had one graph size

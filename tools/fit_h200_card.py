@@ -207,9 +207,9 @@ def provenance(figure: dict[str, dict[str, float]]) -> Provenance:
     """Where the numbers come from, in words."""
     return Provenance(
         source="our own step logs, measurements/h200_qwen3_8b_vllm026: five runs of 1,500 requests, one "
-        "mixed (vLLM's own scheduler) and four exclusive with refill at 1, 48, 128 and 192 idle seats",
+        "mixed (vLLM's own scheduler) and four exclusive with refill at 1, 48, 128 and 192 idle slots",
         measured="one H200, dummy weights, bf16, FlashAttention 3, asynchronous scheduling; prompts and "
-        "outputs uniform on 256..768 tokens, all queued at the start, 512 seats, 16,384 tokens per step; "
+        "outputs uniform on 256..768 tokens, all queued at the start, 512 slots, 16,384 tokens per step; "
         "time between entries of schedule(), shifted by one step; non-negative least squares by "
         "tools/fit_h200_card.py on pieces cut between steps without prompts, no row dropped",
         date="2026 (day not recorded)",

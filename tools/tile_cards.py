@@ -139,7 +139,7 @@ def h200_card() -> Card:
                 "2.3 ms per step beside its work, 3 us of non-linear work per token",
                 "these four are set so that the card agrees with linear-h200-qwen3-8b",
                 "tiles 128 x 128 x 32 and 64 x 64; the head runs on sampled positions only",
-                "KV, seats and step size as on linear-h200-qwen3-8b",
+                "KV, slots and step size as on linear-h200-qwen3-8b",
             ],
             extrapolated=["everything: no step of this card was timed"],
         ),

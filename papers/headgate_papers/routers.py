@@ -31,7 +31,7 @@ class GateCoupled(Gated):
 
 
 class GateDecoupled(Gated):
-    """GF-WSP: the occupancy gate without roles; an engine's free seat goes to a prompt before a decode."""
+    """GF-WSP: the occupancy gate without roles; an engine's free slot goes to a prompt before a decode."""
 
     def __init__(self, plan: FluidPlan, engines: int, draw: Draw) -> None:
         super().__init__(Occupancy(plan, engines), Anywhere(draw), ANY, draw)
@@ -66,7 +66,7 @@ class FirstCome(Admission):
 
 
 class Anywhere(Placement):
-    """Any engine with a free seat, for fleets without roles."""
+    """Any engine with a free slot, for fleets without roles."""
 
     def next(self, fleet: Fleet) -> Move | None:
         """The head of the queue."""

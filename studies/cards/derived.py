@@ -44,7 +44,7 @@ CALIBRATED = ("qwen3-8b", "qwen3-4b", "qwen3-30b-a3b")
 KINDS = ("decode", "prefill", "mixed")
 GRAPH = 1024  # tokens of the largest CUDA graph of the calibrated engines
 LENGTHS = ((512, 512), (1024, 128), (128, 1024), (4096, 256))  # mean prompt and output, uniform
-SEATS = (128, 512)
+SLOTS = (128, 512)
 SMALLEST_KV = 750_000  # the same on both sides, so that only step times differ
 
 # Medians of the sweep in github.com/ai-dynamo/aiconfigurator (Apache-2.0), fpm_golden_runs/
@@ -95,7 +95,7 @@ PUBLIC_STEPS: dict[tuple[str, str, int, int], dict[Shape, float]] = {
         _prompts(18, 20_000, 2030): 172.0,
     },
 }
-# The same runs as a whole: mean prompt (less what the prefix cache had) and output tokens, seats, KV tokens,
+# The same runs as a whole: mean prompt (less what the prefix cache had) and output tokens, slots, KV tokens,
 # seconds until all were served.
 PUBLIC_SERVED = {
     "derived:llama-3.1-8b@rtx-pro-6000:graph256": (857, 653, 128, 574_608, 66.0),
@@ -172,15 +172,15 @@ def throughput(held: str, asynchronous: bool, requests: int = 500) -> Floats:
 
 def _against(real: Card, mine: Card, asynchronous: bool, requests: int) -> Iterator[float]:
     for means in LENGTHS:
-        for seats in SEATS:
-            count = requests * seats // 256
-            spent = [_makespan(card, means, seats, asynchronous, count) for card in (real, mine)]
+        for slots in SLOTS:
+            count = requests * slots // 256
+            spent = [_makespan(card, means, slots, asynchronous, count) for card in (real, mine)]
             yield spent[0] / spent[1] - 1
 
 
-def _makespan(card: Card, means: tuple[int, int], seats: int, asynchronous: bool, requests: int) -> float:
+def _makespan(card: Card, means: tuple[int, int], slots: int, asynchronous: bool, requests: int) -> float:
     prompt, output = (headgate.length_law("uniform", mean) for mean in means)
-    engine = engine_of_card(card, slots=seats, budget=8192, kv_tokens=SMALLEST_KV)
+    engine = engine_of_card(card, slots=slots, budget=8192, kv_tokens=SMALLEST_KV)
     asked = headgate.generate(requests, prompt=prompt, output=output, seed=1)
     run = headgate.simulate(engine, "mixed", asked, asynchronous=asynchronous)
     return float(run.requests["finished"].max())
@@ -300,8 +300,8 @@ def real_kv() -> dict[str, tuple[float, float]]:
 def served() -> dict[str, float]:
     """Throughput of those runs, real over derived less one; lengths are drawn uniformly about their means."""
     found = {}
-    for name, (prompt, output, seats, kv, real) in PUBLIC_SERVED.items():
-        engine = headgate.Engine(load_card(name).cost, kv, 32768, 2048, seats)
+    for name, (prompt, output, slots, kv, real) in PUBLIC_SERVED.items():
+        engine = headgate.Engine(load_card(name).cost, kv, 32768, 2048, slots)
         prompts, outputs = headgate.length_law("uniform", prompt), headgate.length_law("uniform", output)
         spent = []
         for seed in range(3):

@@ -13,7 +13,7 @@ from studies.eb.worlds import HERE, Row, engine, everywhere, rate, requests, ser
 
 BOUNDS = (None, 2.0, 1.0, 0.5, 0.25, 0.1, 0.05)
 CARDS = ("linear-h200-qwen3-8b", "pub-rtx-pro-6000-qwen3-8b")
-SEATS, LENGTHS = 512, "uniform 512/256"
+SLOTS, LENGTHS = 512, "uniform 512/256"
 REFILL = {"linear-h200-qwen3-8b": 48, "pub-rtx-pro-6000-qwen3-8b": 28}  # near the best by study 1
 COLOURS = dict(zip(CARDS, ("#1f77b4", "#d65f00"), strict=True))
 MARKS = {"mixed": "square", "eb": "ring", "eb-online": "dot"}
@@ -34,14 +34,14 @@ def measure(cell: Cell) -> Row:
     settings: dict[str, Any] = {} if cell.bound is None else {"max_gap": cell.bound}
     if cell.policy == "eb":
         settings["refill"] = REFILL[cell.card]
-    run = serve(engine(cell.card, SEATS), cell.policy, settings, requests(LENGTHS, cell.number, 2 * SEATS))
+    run = serve(engine(cell.card, SLOTS), cell.policy, settings, requests(LENGTHS, cell.number, 2 * SLOTS))
     figures = summarise(run)
     longest = Gaps(run).longest()
     longest = longest[~np.isnan(longest)]
     over = 0.0 if cell.bound is None else max(0.0, float(longest.max()) - cell.bound)
     return {
         "card": short(cell.card), "policy": cell.policy, "max_gap s": cell.bound,
-        "requests/s": rate(run, 2 * SEATS, cell.number - 2 * SEATS),
+        "requests/s": rate(run, 2 * SLOTS, cell.number - 2 * SLOTS),
         "longest gap s": float(longest.max()),
         "broken": None if cell.bound is None else int(np.count_nonzero(longest > cell.bound * (1 + 1e-9))),
         "over by ms": None if cell.bound is None else 1e3 * over,
@@ -78,6 +78,6 @@ def main(quick: bool) -> None:
     rows = everywhere(measure, cells)
     columns = {"card": "", "policy": "", "max_gap s": "", "requests/s": ".2f", "longest gap s": ".3f"}
     columns |= {"broken": "d", "over by ms": ".2f", "p99 ITL ms": ".0f", "TPOT ms": ".1f", "TTFT s": ".1f"}
-    show(f"max_gap: {LENGTHS}, {SEATS} seats, {2 * SEATS} clients", rows, columns, "" if quick else "gap")
+    show(f"max_gap: {LENGTHS}, {SLOTS} slots, {2 * SLOTS} clients", rows, columns, "" if quick else "gap")
     if not quick:
         plot(rows)

@@ -1,4 +1,4 @@
-"""How often EB's seats overflow memory, by the bound that chose them, against the promised one per cent."""
+"""How often EB's slots overflow memory, by the bound that chose them, against the promised one per cent."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ class Cycles(Observer):
             self.evictions[-1] = True
 
 
-def world(case: Case, capacity: int, seats: int) -> Engine:
+def world(case: Case, capacity: int, slots: int) -> Engine:
     """Step costs at which the best share is the case's, and that much memory."""
     zeta = -log1p(-case.share)
     overhead = (case.share / (1 - case.share) - zeta) * (case.output - 1)  # equation (3), solved for g
     decode = DecodeTerms(DECODE, 5e-5)
     prefill = PrefillTerms(overhead * DECODE, 3e-5)
     cost = LinearCost(decode, prefill, MixedTerms(DECODE, 3e-5, 5e-5))
-    return Engine(cost, capacity, 10**6, BUDGET, seats, BLOCK).checked()
+    return Engine(cost, capacity, 10**6, BUDGET, slots, BLOCK).checked()
 
 
 def run(case: Case, capacity: int, policy: str, settings: Settings, most: int) -> Row:
@@ -103,15 +103,15 @@ def run(case: Case, capacity: int, policy: str, settings: Settings, most: int) -
 
 
 def known(case: Case) -> Row:
-    """The law is known: seats of both bounds, unlimited memory, cycles whose peak is above the capacity."""
+    """The law is known: slots of both bounds, unlimited memory, cycles whose peak is above the capacity."""
     ending, spread = 1 / (case.output - 1), case.prompt / 12**0.5
     paper = paper_slots(case.share, ending, case.prompt, case.capacity, MISS).overflow
     safe = safe_slots(case.share, ending, case.prompt, spread, case.capacity, miss=MISS).slots
     row = _row(case)
-    for name, seats, before in (("(6)", paper, case.simulated[0]), ("N_safe", safe, case.simulated[1])):
-        settings: Settings = {"slots": seats, "refill": settle(case.share, seats).refill}
-        found = run(case, 10**8, "eb", settings, seats)
-        row |= {f"N {name}": seats, f"overflow {name} %": found["above"], f"reference {name} %": before}
+    for name, slots, before in (("(6)", paper, case.simulated[0]), ("N_safe", safe, case.simulated[1])):
+        settings: Settings = {"slots": slots, "refill": settle(case.share, slots).refill}
+        found = run(case, 10**8, "eb", settings, slots)
+        row |= {f"N {name}": slots, f"overflow {name} %": found["above"], f"reference {name} %": before}
         row |= {f"cycles {name}": found["cycles"]}
     return row
 
@@ -121,9 +121,9 @@ def learned(case: Case) -> Row:
     most = 2 * case.capacity // (case.prompt + case.output)
     row = _row(case)
     ways: dict[str, Settings] = {
-        "(6)": {"mode": "paper", "seats": "planned", "gate": "fit"},
-        "N_safe": {"seats": "planned", "gate": "fit"},
-        "N_safe, gate": {"seats": "planned"},
+        "(6)": {"mode": "paper", "slot_rule": "planned", "gate": "fit"},
+        "N_safe": {"slot_rule": "planned", "gate": "fit"},
+        "N_safe, gate": {"slot_rule": "planned"},
         "forecast": {},
     }
     for name, settings in ways.items():

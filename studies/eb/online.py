@@ -23,7 +23,7 @@ from studies.eb.worlds import (
 
 MIXES = ("geometric 512/256", "gamma(2) 512/256", "uniform 512/256", "sharegpt-like", "numinamath-like")
 SHARES = (0.0, 0.012, 0.02, 0.03, 0.045, 0.065, 0.09, 0.13, 0.19, 0.28, 0.5)
-SEATS = 256  # every card here holds that many of every mix
+SLOTS = 256  # every card here holds that many of every mix
 FEWER = {"pub-rtx-pro-6000-qwen3-30b-a3b": 128}  # with prompts of 1024
 SHORT_OF = 60_000  # KV tokens of the setting that is short of memory
 SHIFTS = (("uniform 1024/128", "uniform 128/1024"), ("uniform 128/1024", "uniform 1024/128"))
@@ -39,23 +39,23 @@ class Cell(NamedTuple):
     kv_tokens: int | None = None
 
 
-def thresholds(seats: int) -> list[int]:
+def thresholds(slots: int) -> list[int]:
     """The values of k that are tried."""
-    return sorted({max(1, round(share * seats)) for share in SHARES})
+    return sorted({max(1, round(share * slots)) for share in SHARES})
 
 
 def compare(cell: Cell) -> Row:
     """The rate of online EB and of every fixed k (and N, where memory is short), the same for all seeds."""
-    most = SEATS
+    most = SLOTS
     grid = [most] if cell.kv_tokens is None else sorted({most * part // 16 for part in (3, 4, 5, 6, 8, 11)})
-    tried = [(seats, refill) for seats in grid for refill in thresholds(seats)]
+    tried = [(slots, refill) for slots in grid for refill in thresholds(slots)]
     sums, online, evicted = np.zeros(len(tried)), 0.0, 0
     for seed in range(cell.seeds):
         workload = requests(cell.mix, cell.number, 2 * most, seed)
         on = engine(cell.card, most, kv_tokens=cell.kv_tokens)
         first, last = 3 * most, cell.number - 2 * most
-        for index, (seats, refill) in enumerate(tried):
-            run = serve(on, "eb", {"slots": seats, "refill": refill}, workload)
+        for index, (slots, refill) in enumerate(tried):
+            run = serve(on, "eb", {"slots": slots, "refill": refill}, workload)
             sums[index] += rate(run, first, last) / cell.seeds
         run = serve(on, "eb-online", {}, workload)
         online += rate(run, first, last) / cell.seeds
@@ -114,12 +114,12 @@ class Shift(NamedTuple):
 
 def shifted(shift: Shift) -> Row:
     """Regret in each stage against the fixed k that is best in that stage, and how fast k settles."""
-    seats = FEWER.get(shift.card, SEATS)
+    slots = FEWER.get(shift.card, SLOTS)
     n = shift.number
-    workload = staged([(shift.before, n, 2 * seats), (shift.after, n, 2 * seats)])
-    on = engine(shift.card, seats)
-    windows = ((3 * seats, n - 2 * seats), (n + seats, n + 2 * seats), (n + 3 * seats, 2 * n - 2 * seats))
-    fixed = [serve(on, "eb", {"refill": refill}, workload) for refill in thresholds(seats)]
+    workload = staged([(shift.before, n, 2 * slots), (shift.after, n, 2 * slots)])
+    on = engine(shift.card, slots)
+    windows = ((3 * slots, n - 2 * slots), (n + slots, n + 2 * slots), (n + 3 * slots, 2 * n - 2 * slots))
+    fixed = [serve(on, "eb", {"refill": refill}, workload) for refill in thresholds(slots)]
     online = serve(on, "eb-online", {}, workload)
     regrets = [100 * (1 - rate(online, *at) / max(rate(run, *at) for run in fixed)) for at in windows]
     seconds, completions, final = settled(online, n)
@@ -127,7 +127,7 @@ def shifted(shift: Shift) -> Row:
         "card": short(shift.card), "shift": f"{shift.before[8:]} to {shift.after[8:]}",
         "before: regret %": regrets[0], "first turnover: regret %": regrets[1], "after: regret %": regrets[2],
         "k after": final, "settled after s": seconds, "completions": completions,
-        "one request takes s": _stay(online, n + 2 * seats, 2 * n - 2 * seats),
+        "one request takes s": _stay(online, n + 2 * slots, 2 * n - 2 * slots),
     }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ BY_SECONDS = "density-deep, by engine seconds"
 ROUTERS = ("round-robin", "gate-and-route+", "density-first", "density-deep", BY_SECONDS)
 POLICIES = ("mixed", "eb+")
 LOADS = (0.9, 1.3)  # of λ*
-ENGINES, SEATS, SEEDS = 8, 256, 4
+ENGINES, SLOTS, SEEDS = 8, 256, 4
 FRESH = range(100, 104)  # seeds on which nothing was chosen: neither the spare depth nor the order of classes
 PARTS = {("round-robin", "eb+"): "EB+ alone", (BY_SECONDS, "mixed"): "the gate alone"}
 BOTH = (BY_SECONDS, "eb+")
@@ -70,7 +70,7 @@ def requests(rate: float, until: float, seed: int) -> Workload:
 
 
 def words(card: str) -> Experiment:
-    return experiment({"card": card, "slots": SEATS})
+    return experiment({"card": card, "slots": SLOTS})
 
 
 @lru_cache

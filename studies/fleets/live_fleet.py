@@ -135,7 +135,7 @@ def configured(
                 "prices": {"prompt": PRICES.prompt, "output": PRICES.output},
             },
             "classes": classes,
-            "engines": [{"url": url, "seats": SLOTS} for url in urls],
+            "engines": [{"url": url, "slots": SLOTS} for url in urls],
             "kv": {"lease": LEASE * given.slow},
             "health": {"fails": 1000, "timeout": 60.0},
         }

@@ -48,8 +48,8 @@ def engine(instance: Instance) -> Engine:
         PrefillTerms(fixed, per_token),
         MixedTerms(constant=fixed, per_prefill=per_token),
     )
-    budget = pace.chunk + pace.seats - 1
-    return Engine(cost, ENDLESS_KV, ENDLESS_KV, budget, pace.seats, 16)
+    budget = pace.chunk + pace.slots - 1
+    return Engine(cost, ENDLESS_KV, ENDLESS_KV, budget, pace.slots, 16)
 
 
 def requests(instance: Instance, run: Run) -> Workload:

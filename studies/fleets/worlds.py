@@ -30,25 +30,25 @@ FEW = 2  # runs; their parts tell more than they do
 def instance(
     sizes: tuple[tuple[float, float], ...],
     rates: tuple[float, ...],
-    seats: int = 16,
+    slots: int = 16,
     charging: str = "bundled",
 ) -> Instance:
     flows = tuple(
         Flow(f"class{place}", prompt, output, rate, 0.1)
         for place, ((prompt, output), rate) in enumerate(zip(sizes, rates, strict=True))
     )
-    return Instance(flows, EnginePace(seats, 256, 0.0174, 6.2e-5, 45.45), TokenPrices(0.1, 0.2), charging)
+    return Instance(flows, EnginePace(slots, 256, 0.0174, 6.2e-5, 45.45), TokenPrices(0.1, 0.2), charging)
 
 
 INSTANCES = {
     "A1": instance((CODE, SUMMARY), (0.5, 0.5)),
     "B1": instance((CODE, SUMMARY), (0.4, 0.4)),
     "C1": instance((CODE, SUMMARY), (1.0, 1.0)),
-    "E1": instance((CODE, SUMMARY), (0.5, 0.5), seats=8),
+    "E1": instance((CODE, SUMMARY), (0.5, 0.5), slots=8),
     "N1": instance((CODE, EXTRACT), (0.5, 5.0)),
     "A2": instance((CODE, SUMMARY), (0.5, 0.5), charging=SEPARATE),
     "C2": instance((CODE, SUMMARY), (1.0, 1.0), charging=SEPARATE),
-    "E3": instance((CODE, SUMMARY), (1.2, 1.2), seats=8, charging=SEPARATE),
+    "E3": instance((CODE, SUMMARY), (1.2, 1.2), slots=8, charging=SEPARATE),
 }
 
 

@@ -90,7 +90,7 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory() as place:
         model = SHAPES[asked.model].write(Path(place) / asked.model)
         graphs = None if asked.model.startswith("tiny") else asked.slots
-        wanted = WantedEngine(str(model), ground.seats, asked.budget, asked.longest, True, graphs, more)
+        wanted = WantedEngine(str(model), ground.slots, asked.budget, asked.longest, True, graphs, more)
         llm = start(wanted)
         print(f"engine ready after {perf_counter() - began:.0f} s", flush=True)
         said = about(llm, wanted, asked.name or f"h200-{asked.model}", asked.slots)

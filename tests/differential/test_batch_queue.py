@@ -29,12 +29,12 @@ HOSTS = (
 
 
 class Plain(BatchPolicy):
-    """Everybody there is a seat for; the engine's own budget cuts. `Mixed` leaves out those it does not need,
+    """Everybody there is a slot for; the engine's own budget cuts. `Mixed` leaves out those it does not need,
     and counts those whose last token is on its way among the decodes of the next step."""
 
     def plan(self, view: View) -> Plan:
-        seats = view.limits.running - len(view.decoding) - len(view.prefilling)
-        return Plan(ALL, (*view.prefilling, *[*view.waiting][: max(0, seats)]))
+        slots = view.limits.running - len(view.decoding) - len(view.prefilling)
+        return Plan(ALL, (*view.prefilling, *[*view.waiting][: max(0, slots)]))
 
 
 @dataclass
@@ -58,12 +58,12 @@ class Core:
     oldest batch and books it. Input is looked at between two calls.
     """
 
-    def __init__(self, requests: list[Asked], seats: int, budget: int, host: HostTerms) -> None:
+    def __init__(self, requests: list[Asked], slots: int, budget: int, host: HostTerms) -> None:
         self.coming = deque(sorted(requests, key=lambda each: (each.arrival, each.id)))
         self.waiting: deque[Asked] = deque()
         self.running: list[Asked] = []
         self.queue: deque[tuple[float, list[Asked]]] = deque()
-        self.seats, self.budget, self.host, self.gpu = seats, budget, host, WorkCost(GPU)
+        self.slots, self.budget, self.host, self.gpu = slots, budget, host, WorkCost(GPU)
         self.now = self.gpu_free = 0.0
 
     def serve(self) -> None:
@@ -109,7 +109,7 @@ class Core:
         return done, [each for each, _ in chunks if each.computed >= each.prompt]
 
     def schedule(self) -> list[tuple[Asked, int]]:
-        """Who runs, for how many tokens: those with a seat, then the queue."""
+        """Who runs, for how many tokens: those with a slot, then the queue."""
         room, chunks = self.budget, []
         for each in self.running:
             if each.placeholders and len(each.seen) + each.placeholders >= each.limit:
@@ -118,7 +118,7 @@ class Core:
             if n > 0:
                 chunks.append((each, n))
                 room -= n
-        while self.waiting and len(self.running) < self.seats and room > 0:
+        while self.waiting and len(self.running) < self.slots and room > 0:
             each = self.waiting.popleft()
             self.running.append(each)
             chunks.append((each, min(room, each.prompt)))
@@ -135,16 +135,16 @@ class Core:
         ),
         min_size=1, max_size=12,
     ),
-    seats=st.integers(1, 5),
+    slots=st.integers(1, 5),
     budget=st.integers(12, 40),
 )  # fmt: skip
-def test_every_token_is_seen_when_vllms_loop_sees_it(host, rows, seats, budget):
+def test_every_token_is_seen_when_vllms_loop_sees_it(host, rows, slots, budget):
     arrival = list(accumulate(row[0] for row in rows))
     prompt, output = [row[1] for row in rows], [row[2] for row in rows]
     limit = [row[2] + row[3] for row in rows]  # the sequence ends before it, or with it
     asked = [Asked(n, *row) for n, row in enumerate(zip(arrival, prompt, output, limit, strict=True))]
-    Core(asked, seats, budget, host).serve()
-    engine = Engine(WorkCost(GPU, host), 16000, 800, budget, seats, 16).checked()
+    Core(asked, slots, budget, host).serve()
+    engine = Engine(WorkCost(GPU, host), 16000, 800, budget, slots, 16).checked()
     workload = Workload.of(prompt, output, arrival=arrival, limit=limit)
     run = simulate(engine, Plain(), workload, asynchronous=True)
     assert run.requests["first_token"].tolist() == pytest.approx([each.seen[0] for each in asked])

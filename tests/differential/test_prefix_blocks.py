@@ -37,7 +37,7 @@ class Both:
         if need > self.fast.free:
             return False
         entry = Entry(self.ledger, id, 0.0, known, 10**6)
-        entry.seat = id
+        entry.admission = id
         self.fast.hold(entry, pieces, found)
         self.plain.touch(theirs)
         self.tokens[id] = written(pieces, 10**4)
@@ -154,7 +154,7 @@ def test_siblings_are_found_as_by_comparing_each_with_each(seed, named):
     random = Random(seed)
     size, siblings = random.choice([1, 4, 16]), Siblings()
     here: dict[int, list] = {}
-    seated: set[int] = set()
+    admitted: set[int] = set()
     for id in range(60):
         pieces = [(random.randrange(2), random.choice([3, 16, 40])) for _ in range(random.randint(1, 4))]
         pieces = pieces if random.random() < 0.7 else [*pieces, (-1 - id, random.randint(0, 30))]
@@ -170,15 +170,15 @@ def test_siblings_are_found_as_by_comparing_each_with_each(seed, named):
         while here and random.random() < 0.6:
             one = random.choice(sorted(here))
             if random.random() < 0.5:
-                siblings.seat(one)
-                seated.add(one)
+                siblings.admit(one)
+                admitted.add(one)
             else:
                 siblings.drop(one)
-                seated.discard(one)
+                admitted.discard(one)
                 del here[one]
-        for waits in here.keys() - seated:
-            alike = [begins_alike(here[waits], here[one], size) for one in seated]
+        for waits in here.keys() - admitted:
+            alike = [begins_alike(here[waits], here[one], size) for one in admitted]
             assert siblings.held(waits) == max(alike, default=0)
     for id in here:
         siblings.drop(id)
-    assert not len(siblings) and not siblings._root.children and not siblings._seated
+    assert not len(siblings) and not siblings._root.children and not siblings._admitted

@@ -182,7 +182,7 @@ class Oracle:
 
     def _draft(self, output: Any) -> None:
         """Without asynchronous scheduling the scheduler is told the drafts; with it the worker keeps them."""
-        names = [name for name in output.num_scheduled_tokens if name in self.runner.seats]
+        names = [name for name in output.num_scheduled_tokens if name in self.runner.slots]
         made = self.runner.propose(names)
         if not self.shape.ahead and names:
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, made))
@@ -206,12 +206,12 @@ class Oracle:
 
     def _known_without(self, output: Any = None) -> Known:
         """What the worker has done, less those whom that step admits anew."""
-        seats = dict(self.runner.seats)
+        slots = dict(self.runner.slots)
         for name in () if output is None else admitted(output):
-            seats.pop(name, None)
+            slots.pop(name, None)
         return Known(
-            frozenset(name for name, seat in seats.items() if seat.speaks),
-            {name: seat.computed for name, seat in seats.items()},
+            frozenset(name for name, slot in slots.items() if slot.speaks),
+            {name: slot.computed for name, slot in slots.items()},
         )
 
     @property
@@ -222,7 +222,7 @@ class Oracle:
     def _same_blocks(self, output: Any) -> None:
         """The worker's table of blocks is the scheduler's."""
         for name in output.num_scheduled_tokens:
-            table = self.runner.seats[name].table
+            table = self.runner.slots[name].table
             blocks = self.scheduler.kv_cache_manager.get_block_ids(name)[0]
             if blocks != table:
                 raise Wrong(f"{name}: the scheduler's blocks are {blocks}, the worker's {table}")
@@ -239,8 +239,8 @@ class Oracle:
         left = [*scheduler.requests, *scheduler.running, *scheduler.waiting]
         for name in ("skipped_waiting", "kv_holding_waiting", "deferred_waiting", "_inflight_prefills"):
             left += getattr(scheduler, name, ())
-        if left or self.runner.seats:
-            raise Wrong(f"left behind: {left}, in the worker {sorted(self.runner.seats)}")
+        if left or self.runner.slots:
+            raise Wrong(f"left behind: {left}, in the worker {sorted(self.runner.slots)}")
         if free_blocks(scheduler) != self.shape.blocks:
             raise Wrong(f"{self.shape.blocks - free_blocks(scheduler)} blocks leaked")
         if scheduler.max_num_scheduled_tokens != self.shape.budget:
@@ -248,6 +248,6 @@ class Oracle:
 
 
 def admitted(output: Any) -> list[str]:
-    """Who gets a seat in that step, for the first time or again."""
+    """Who gets a slot in that step, for the first time or again."""
     fresh = [data.req_id for data in output.scheduled_new_reqs]
     return [*fresh, *output.scheduled_cached_reqs.resumed_req_ids]

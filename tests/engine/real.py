@@ -27,7 +27,7 @@ from headgate.methods.make import make_policy, split_name
 from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
 
-SEATS, BUDGET, BLOCK, BLOCKS, LENGTH = 16, 256, 32, 400, 1024
+SLOTS, BUDGET, BLOCK, BLOCKS, LENGTH = 16, 256, 32, 400, 1024
 OWN = {"eb": "eb:refill=4"}
 EVERY_POLICY = [OWN.get(name, name) for name in BATCH]
 NEVER_MIXES = ("eb", "eb-online", "v0", "request-level")
@@ -190,7 +190,7 @@ class Real:
         """The engine as policies are told of it; any card will do for the tokens."""
         config, cost = self.core.vllm_config, load_card("linear-h200-qwen3-8b").cost
         kv_tokens = (config.cache_config.num_gpu_blocks - 1) * BLOCK
-        return Engine(cost, kv_tokens, config.model_config.max_model_len, BUDGET, SEATS, BLOCK)
+        return Engine(cost, kv_tokens, config.model_config.max_model_len, BUDGET, SLOTS, BLOCK)
 
     def drained(self) -> None:
         """Let steps in flight end; then nobody is left, every block is free, and the policy did not fall."""
@@ -256,7 +256,7 @@ def engine(model: Path, asynchronous: bool = False, plugin: bool = True, **words
         "model": str(model),
         "dtype": "float32",
         "max_model_len": LENGTH,
-        "max_num_seqs": SEATS,
+        "max_num_seqs": SLOTS,
         "max_num_batched_tokens": BUDGET,
         "num_gpu_blocks_override": BLOCKS,
         "block_size": BLOCK,

@@ -24,7 +24,7 @@ class Ran(NamedTuple):
         return bool(self.decodes and self.prompts)
 
 
-class Seat:
+class Slot:
     """What a worker remembers of one request."""
 
     def __init__(self, tokens: list[int], prompt: int, computed: int, table: list[int], adapter: int) -> None:
@@ -44,7 +44,7 @@ class Runner:
         self.shape = shape
         self.memory = memory
         self.truths = truths
-        self.seats: dict[str, Seat] = {}
+        self.slots: dict[str, Slot] = {}
         self.steps: list[Ran] = []
         self.guesses = 0  # which drafts come next: some right, some wrong
         self.lost: list[str] = []  # whose drafts were asked for and were not there
@@ -56,7 +56,7 @@ class Runner:
             self.memory.copy(copy.src_block_id, copy.dst_block_id)
         scheduled, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
         if self.shape.adapters:
-            adapters = {self.seats[name].adapter for name in scheduled} - {0}
+            adapters = {self.slots[name].adapter for name in scheduled} - {0}
             if len(adapters) > self.shape.adapters:
                 raise Wrong(f"{len(adapters)} adapters in one step, room for {self.shape.adapters}")
         self._remember(scheduled)
@@ -82,17 +82,17 @@ class Runner:
         raise NotImplementedError
 
     def _remember(self, scheduled: Mapping[str, int]) -> None:
-        decodes = tuple(name for name in scheduled if self.seats[name].speaks)
-        prompts = tuple((name, n) for name, n in scheduled.items() if not self.seats[name].speaks)
+        decodes = tuple(name for name in scheduled if self.slots[name].speaks)
+        prompts = tuple((name, n) for name, n in scheduled.items() if not self.slots[name].speaks)
         self.steps.append(Ran(decodes, prompts))
 
     def _run(self, name: str, count: int, drafts: list[int]) -> list[int]:
-        seat, truth = self.seats[name], self.truths[name]
-        near = seat.computed + 2 * (1 + self.shape.drafts) >= self.shape.longest  # vLLM skips steps there
-        if UNKNOWN in drafts and seat.speaks and not seat.drafts and not near:
+        slot, truth = self.slots[name], self.truths[name]
+        near = slot.computed + 2 * (1 + self.shape.drafts) >= self.shape.longest  # vLLM skips steps there
+        if UNKNOWN in drafts and slot.speaks and not slot.drafts and not near:
             self.lost.append(name)
-        drafts = [self._draft(seat, place, draft) for place, draft in enumerate(drafts)]
-        real, first = count - len(drafts), seat.computed
+        drafts = [self._draft(slot, place, draft) for place, draft in enumerate(drafts)]
+        real, first = count - len(drafts), slot.computed
         if real < 1 or count < 1:
             raise Wrong(f"{name}: {count} tokens scheduled, {len(drafts)} of them drafts")
         tokens = self.feed(name, first, real)
@@ -103,47 +103,47 @@ class Runner:
                 raise Wrong(
                     f"{name}: token {token} at position {position}, should be {truth.token(position)}"
                 )
-        state = self.memory.forward(name, truth, seat.table, first, tokens)
-        seat.computed = first + real
-        if seat.computed < len(seat.tokens):
+        state = self.memory.forward(name, truth, slot.table, first, tokens)
+        slot.computed = first + real
+        if slot.computed < len(slot.tokens):
             if drafts:
                 raise Wrong(f"{name}: drafts behind an unfinished prompt")
             return []
-        seat.speaks = True
-        return self._verify(name, seat, state, drafts)
+        slot.speaks = True
+        return self._verify(name, slot, state, drafts)
 
-    def _verify(self, name: str, seat: Seat, state: int, drafts: list[int]) -> list[int]:
+    def _verify(self, name: str, slot: Slot, state: int, drafts: list[int]) -> list[int]:
         """Drafts are kept up to the first wrong one; the model's own next token comes behind."""
-        truth, first = self.truths[name], seat.computed
+        truth, first = self.truths[name], slot.computed
         if drafts:
-            self.memory.forward(name, truth, seat.table, first, drafts)
+            self.memory.forward(name, truth, slot.table, first, drafts)
         found = [said(state)]
         for draft in drafts:
             if draft != found[-1]:
                 break
             state = heard(state, draft)
             found.append(said(state))
-        seat.computed += len(found) - 1
+        slot.computed += len(found) - 1
         return found
 
-    def _draft(self, seat: Seat, place: int, draft: int) -> int:
+    def _draft(self, slot: Slot, place: int, draft: int) -> int:
         """The scheduler sends -1 where only the worker knows the draft."""
         if draft != UNKNOWN:
             return draft
-        return seat.drafts[place] if place < len(seat.drafts) else 0
+        return slot.drafts[place] if place < len(slot.drafts) else 0
 
     def propose(self, names: list[str]) -> list[list[int]]:
         """Drafts for the next step: every third is wrong."""
         made = []
         for name in names:
-            seat, truth = self.seats[name], self.truths[name]
+            slot, truth = self.slots[name], self.truths[name]
             drafts = []
             for place in range(self.shape.drafts):
                 self.guesses += 1
-                right = truth.token(seat.computed + 1 + place)
+                right = truth.token(slot.computed + 1 + place)
                 drafts.append((right + 1) % 997 if self.guesses % 3 == 0 else right)
-            seat.drafts = drafts if seat.speaks else []
-            made.append(list(seat.drafts))
+            slot.drafts = drafts if slot.speaks else []
+            made.append(list(slot.drafts))
         return made
 
 
@@ -152,25 +152,25 @@ class SecondRunner(Runner):
 
     def follow(self, output: Any) -> None:
         for name in output.finished_req_ids | (output.preempted_req_ids or set()):
-            self.seats.pop(name, None)
+            self.slots.pop(name, None)
         for new in output.scheduled_new_reqs:
-            self.seats[new.req_id] = _seat(new, new.prefill_token_ids)
-        if len(self.seats) > self.shape.running:
-            raise Wrong(f"{len(self.seats)} requests in {self.shape.running} slots")
+            self.slots[new.req_id] = _slot(new, new.prefill_token_ids)
+        if len(self.slots) > self.shape.running:
+            raise Wrong(f"{len(self.slots)} requests in {self.shape.running} slots")
         cached = output.scheduled_cached_reqs
         for place, name in enumerate(cached.req_ids):
-            seat = self.seats[name]
-            if not self.shape.drafts and seat.computed != cached.num_computed_tokens[place]:
-                raise Wrong(f"{name}: {seat.computed} computed, told {cached.num_computed_tokens[place]}")
+            slot = self.slots[name]
+            if not self.shape.drafts and slot.computed != cached.num_computed_tokens[place]:
+                raise Wrong(f"{name}: {slot.computed} computed, told {cached.num_computed_tokens[place]}")
             if cached.new_block_ids[place] is not None:
-                seat.table.extend(cached.new_block_ids[place][0])
+                slot.table.extend(cached.new_block_ids[place][0])
 
     def feed(self, name: str, first: int, count: int) -> list[int]:
-        return self.seats[name].tokens[first : first + count]
+        return self.slots[name].tokens[first : first + count]
 
     def after(self, sampled: dict[str, list[int]]) -> None:
         for name, tokens in sampled.items():
-            self.seats[name].tokens += tokens
+            self.slots[name].tokens += tokens
 
 
 class FirstRunner(Runner):
@@ -187,12 +187,12 @@ class FirstRunner(Runner):
     def follow(self, output: Any) -> None:
         cached, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
         for name in output.finished_req_ids:
-            self.seats.pop(name, None)
+            self.slots.pop(name, None)
             self._leave(name)
         for name in self.batch - (scheduled.keys() - cached.resumed_req_ids):
             self._leave(name)
         for new in output.scheduled_new_reqs:
-            self.seats[new.req_id] = _seat(new, new.prompt_token_ids)
+            self.slots[new.req_id] = _slot(new, new.prompt_token_ids)
         for place, name in enumerate(cached.req_ids):
             self._renew(name, cached, place)
         self.batch |= scheduled.keys()
@@ -200,29 +200,29 @@ class FirstRunner(Runner):
             raise Wrong(f"{len(self.batch)} requests in a batch of {self.shape.running}")
 
     def _renew(self, name: str, cached: Any, place: int) -> None:
-        seat, outputs = self.seats[name], cached.num_output_tokens[place]
+        slot, outputs = self.slots[name], cached.num_output_tokens[place]
         if not (self.shape.ahead and self.shape.drafts and name in self.batch):
-            seat.computed = cached.num_computed_tokens[place]
-            del seat.tokens[seat.prompt + outputs :]
+            slot.computed = cached.num_computed_tokens[place]
+            del slot.tokens[slot.prompt + outputs :]
         # Else only the device knows how many drafts of the step before were right.
         blocks = cached.new_block_ids[place]
         if name in cached.resumed_req_ids:
-            seat.table = list(blocks[0])
-            seat.speaks = False
+            slot.table = list(blocks[0])
+            slot.speaks = False
         elif blocks is not None:
-            seat.table.extend(blocks[0])
+            slot.table.extend(blocks[0])
         if name not in self.batch and self.shape.ahead and outputs:
             sent = cached.all_token_ids[name]
-            seat.tokens[seat.prompt :] = sent[-outputs:]
+            slot.tokens[slot.prompt :] = sent[-outputs:]
 
     def _leave(self, name: str) -> None:
         self.batch.discard(name)
         self.newest.pop(name, None)
-        if self.shape.ahead and name in self.seats:
-            self.seats[name].drafts = []  # they were on the device, by the place in the batch
+        if self.shape.ahead and name in self.slots:
+            self.slots[name].drafts = []  # they were on the device, by the place in the batch
 
     def feed(self, name: str, first: int, count: int) -> list[int]:
-        tokens = self.seats[name].tokens[first : first + count]
+        tokens = self.slots[name].tokens[first : first + count]
         if name in self.newest:
             tokens[-1:] = [self.newest[name]]
         return tokens
@@ -231,14 +231,14 @@ class FirstRunner(Runner):
         if self.shape.ahead:
             self.newest = {name: tokens[-1] for name, tokens in sampled.items() if tokens}
         for name, tokens in sampled.items():
-            self.seats[name].tokens += [UNKNOWN] * len(tokens) if self.shape.ahead else tokens
+            self.slots[name].tokens += [UNKNOWN] * len(tokens) if self.shape.ahead else tokens
 
 
 RUNNERS = {1: FirstRunner, 2: SecondRunner}
 
 
-def _seat(new: Any, tokens: list[int]) -> Seat:
+def _slot(new: Any, tokens: list[int]) -> Slot:
     adapter = new.lora_request.lora_int_id if new.lora_request else 0
-    return Seat(
+    return Slot(
         list(tokens), len(new.prompt_token_ids), new.num_computed_tokens, list(new.block_ids[0]), adapter
     )

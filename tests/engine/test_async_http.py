@@ -16,7 +16,7 @@ import pytest
 from asynchronous_cpu import installed_in
 from http_server import START, Server, eventually, start, stop, wait
 
-SEATS, COUNT = 16, 60
+SLOTS, COUNT = 16, 60
 FIRST = {"policy": "eb+", "card": "linear-h200-qwen3-8b"}
 SECOND = {"policy": "slai", "card": "linear-h200-qwen3-8b", "clients_may": ["class", "ttft", "tbt", "guess"]}
 HOSTILE = [
@@ -34,7 +34,7 @@ def server(model: Path, scratch: Path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(paths))
         vllm = [str(Path(sys.executable).with_name("vllm")), "serve", str(model)]
-        flags = "--scheduler-cls", "headgate.vllm.scheduler", "--max-num-seqs", str(SEATS)
+        flags = "--scheduler-cls", "headgate.vllm.scheduler", "--max-num-seqs", str(SLOTS)
         found = start(vllm, scratch, *flags, HEADGATE_CONFIG=str(scratch / "headgate.json"))
         try:
             wait(found)

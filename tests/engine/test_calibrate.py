@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("vllm")
 
 import tiny
-from real import SEATS, Ask, Real, engine
+from real import SLOTS, Ask, Real, engine
 
 from headgate.cost.card import load_card
 from headgate.cost.fit.fit import fit
@@ -39,7 +39,7 @@ WITHIN = 0.05  # of the real engine's time
 @pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
 def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     model = tiny.model(tmp_path_factory.mktemp("llama"))
-    words = {"max_num_seqs": GROUND.seats, "max_num_batched_tokens": GROUND.budget, "max_model_len": 512}
+    words = {"max_num_seqs": GROUND.slots, "max_num_batched_tokens": GROUND.budget, "max_model_len": 512}
     with engine(model, request.param, **words) as made:
         yield made
 
@@ -93,7 +93,7 @@ def campaign(
 
 
 def about_it(real: Real) -> About:
-    return about(real.llm, WantedEngine("tiny", GROUND.seats, GROUND.budget, 512), "tiny", GROUND.decodes)
+    return about(real.llm, WantedEngine("tiny", GROUND.slots, GROUND.budget, 512), "tiny", GROUND.decodes)
 
 
 def test_walk_card_and_simulation(real: Real, tmp_path: Path) -> None:
@@ -160,11 +160,11 @@ def served(real: Real, cost: Any) -> tuple[float, float]:
         for prompt, output in zip(prompts, outputs, strict=True)
     ]
     kv_tokens = int(real.scheduler._headgate.ledger.kv_total)
-    world = Engine(cost, kv_tokens, 512, GROUND.budget, GROUND.seats, real.scheduler.block_size)
+    world = Engine(cost, kv_tokens, 512, GROUND.budget, GROUND.slots, real.scheduler.block_size)
     clock = Paced()
     with clock.pacing(real.scheduler):
         real.serve(asks, "mixed")
-    run = simulate(world, make_policy("mixed", {"slots": SEATS}, world)[0], Workload.of(prompts, outputs))
+    run = simulate(world, make_policy("mixed", {"slots": SLOTS}, world)[0], Workload.of(prompts, outputs))
     return clock.now, run.span()[1]
 
 

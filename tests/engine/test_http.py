@@ -18,7 +18,7 @@ from http_server import MAIN, ONE_PROCESS, START, Server, environment, eventuall
 from headgate.core.policy import End
 from headgate.record.tables import ENDS, Run
 
-SEATS = 16
+SLOTS = 16
 FIRST = {
     "policy": "eb",
     "set": {"refill": 4},
@@ -40,8 +40,8 @@ class Breaks(BatchPolicy):
         self.asked += 1
         if self.asked > 100:
             raise ZeroDivisionError("this policy is broken")
-        seats = max(0, view.limits.running - len(view.decoding) - len(view.prefilling))
-        return Plan(ALL, (*view.prefilling, *[*view.waiting][:seats]))
+        slots = max(0, view.limits.running - len(view.decoding) - len(view.prefilling))
+        return Plan(ALL, (*view.prefilling, *[*view.waiting][:slots]))
 """
 
 
@@ -49,7 +49,7 @@ class Breaks(BatchPolicy):
 def server(model, scratch):
     (scratch / "bad.py").write_text(BREAKS)
     (scratch / "headgate.json").write_text(json.dumps(FIRST))
-    with served(model, scratch, "--config", "headgate.json", "--max-num-seqs", str(SEATS)) as found:
+    with served(model, scratch, "--config", "headgate.json", "--max-num-seqs", str(SLOTS)) as found:
         yield found
 
 
@@ -100,7 +100,7 @@ def total(server: Server, name: str, labels: str = "") -> float:
 def test_what_is_on_is_said_at_the_start(server):
     command, engine = server.said("headgate: policy ")
     assert "policy eb" in command
-    assert f"policy eb(slots={SEATS}, refill=4)" in engine
+    assert f"policy eb(slots={SLOTS}, refill=4)" in engine
     assert server.said("headgate: trace in steps.jsonl")
     assert total(server, "headgate_threshold") == 0  # no plan yet
     assert total(server, "headgate_fallen") == 0
@@ -127,10 +127,10 @@ def test_two_hundred_at_once_without_a_mixed_step(server):
     alike(texts[:20], alone)  # the batch does not change what is said
     server.until("headgate_requests", 'state="decoding"', 0)
     server.until("headgate_requests", 'state="waiting"', 0)
-    server.beyond("headgate_steps_total", 'kind="prefill"', 20 + 200 / SEATS)
+    server.beyond("headgate_steps_total", 'kind="prefill"', 20 + 200 / SLOTS)
     server.beyond("headgate_stall_seconds_count", "", 0)
     assert total(server, "headgate_steps_total", 'kind="mixed"') == 0
-    assert total(server, "headgate_threshold") == 4 and total(server, "headgate_slots") == SEATS
+    assert total(server, "headgate_threshold") == 4 and total(server, "headgate_slots") == SLOTS
     eventually(lambda: bool(server.said("steps in ")), "the line in the log")
 
 

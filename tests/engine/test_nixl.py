@@ -18,7 +18,7 @@ from http_server import MAIN, ONE_PROCESS, START, Server, eventually, free_port,
 
 pytest.importorskip("nixl")
 
-SEATS, COUNT = 8, 12
+SLOTS, COUNT = 8, 12
 NOBODY = {"remote_engine_id": None, "remote_block_ids": None, "remote_host": None, "remote_port": None}
 AWAY = {"do_remote_decode": True, "do_remote_prefill": False, **NOBODY}
 ROLES = {
@@ -40,7 +40,7 @@ def servers(model, scratch):
     """Two of the same kind, each of which can hand over and take; every policy has its turn in them."""
     settle(scratch, next(iter(POLICIES)))
     command = [sys.executable, "-c", MAIN, "serve", str(model), "--config", "headgate.json"]
-    flags = ["--max-num-seqs", str(SEATS), "--kv-transfer-config", json.dumps(ROLES)]
+    flags = ["--max-num-seqs", str(SLOTS), "--kv-transfer-config", json.dumps(ROLES)]
     environ = {**ONE_PROCESS, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # two engines must not share one core
     with ExitStack() as stack:
         started = []

@@ -97,8 +97,8 @@ def test_first_runner_needs_the_tokens_of_whoever_was_held():
 
         def plan(self, view):
             self.asked += 1
-            seats = view.limits.running - len(view.decoding) - len(view.prefilling)
-            prompts = (*view.prefilling, *[*view.waiting][:seats])
+            slots = view.limits.running - len(view.decoding) - len(view.prefilling)
+            prompts = (*view.prefilling, *[*view.waiting][:slots])
             return Plan(NONE if self.asked % 3 == 0 and prompts else ALL, prompts)
 
     shape = SHAPE._replace(ahead=True, runner=1)

@@ -29,11 +29,11 @@ FIRST_TOKEN = 10  # those below mean something to the tests
 
 
 class Everybody(BatchPolicy):
-    """All decodes, and everybody there is a seat for; memory is the engine's business."""
+    """All decodes, and everybody there is a slot for; memory is the engine's business."""
 
     def plan(self, view: View) -> Plan:
-        seats = view.limits.running - len(view.decoding) - len(view.prefilling)
-        return Plan(ALL, (*view.prefilling, *[*view.waiting][: max(0, seats)]))
+        slots = view.limits.running - len(view.decoding) - len(view.prefilling)
+        return Plan(ALL, (*view.prefilling, *[*view.waiting][: max(0, slots)]))
 
 
 class Shared(Virtual):
@@ -219,7 +219,7 @@ def test_a_group_takes_the_steps_it_takes_in_vllm(name, budget):
 
 @given(seed=st.integers(0, 2**32))
 def test_mixed_takes_the_steps_of_vllm(seed):
-    """Whatever of a group is there, being computed or still to be: with the engine's own budget and seats."""
+    """Whatever of a group is there, being computed or still to be: with the engine's own budget and slots."""
     engine, workload = siblings(seed)
     engine = engine._replace(kv_tokens=engine.running * 256)  # no request is evicted
     log = compare(engine, workload, BATCH["mixed"](slots=engine.running, budget=engine.batch_tokens))

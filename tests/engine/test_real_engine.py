@@ -16,7 +16,7 @@ pytest.importorskip("vllm")
 
 import tiny
 from answers import assert_nearly_same, assert_same, conversations, varied
-from real import BUDGET, EVERY_POLICY, NEVER_MIXES, SEATS, Real, Served, engine
+from real import BUDGET, EVERY_POLICY, NEVER_MIXES, SLOTS, Real, Served, engine
 from vllm.sampling_params import StructuredOutputsParams
 
 from headgate.methods.make import split_name
@@ -85,7 +85,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 def test_sampling(real: Real, words: dict[str, Any]) -> None:
     asks = [replace(ask, words=words) for ask in conversations(count=24, longest=24)]
     if "seed" in words:  # without a GPU, vLLM cannot cut a prompt whose request has its own generator
-        asks = [replace(ask, prompt=ask.prompt[-BUDGET // SEATS :]) for ask in asks]
+        asks = [replace(ask, prompt=ask.prompt[-BUDGET // SLOTS :]) for ask in asks]
     expected, found = real.serve(asks), real.serve(asks, EB)
     assert found.kinds.mixed == 0
     assert_nearly_same(expected.tokens, found.tokens)

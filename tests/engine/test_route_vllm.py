@@ -75,7 +75,7 @@ def before(engines, router: str):
     limits = {"first_token": 600, "idle": 600, "connect": 60, "queue_ttl": 600}
     return routed(
         urls=[engine.url for engine in engines],
-        engine={"seats": 16},
+        engine={"slots": 16},
         router={"name": router},
         kv={"lease": LEASE},
         limits=limits,
@@ -275,7 +275,7 @@ def test_the_openai_client_and_an_engine_killed_in_the_middle(engines) -> None:
                 return text
 
             tasks = [asyncio.create_task(one(number)) for number in range(12)]
-            await until(lambda: all(seat.decodes for seat in world.app.gate.roster.replicas))
+            await until(lambda: all(slot.decodes for slot in world.app.gate.roster.replicas))
             await asyncio.to_thread(kill, engines[0])
             results = await asyncio.gather(*tasks)
             whole = [text for text in results if text != "error"]

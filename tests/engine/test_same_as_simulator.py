@@ -14,7 +14,7 @@ from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 from worlds import POLICIES, TESTING, Batch, Line, batches, engines, workloads
 
-# Not `timed`: it names prompts that get no seat. The simulator lets decodes wait for them, as the plan says;
+# Not `timed`: it names prompts that get no slot. The simulator lets decodes wait for them, as the plan says;
 # a live engine rescues them.
 MAKE = POLICIES | {name: TESTING[name] for name in ("every-other", "evicting")}
 # Binary fractions: sums of times are exact, so that equal means equal.

@@ -138,7 +138,7 @@ def the_budget_is_not_read(patch):
     _source_lacks(patch, Scheduler.schedule, "max_num_scheduled_tokens")
 
 
-def the_seats_are_elsewhere(patch):
+def the_slots_are_elsewhere(patch):
     _source_lacks(patch, Scheduler.__init__, "max_num_running_reqs")
 
 
@@ -166,7 +166,7 @@ BROKEN = {
     another_argument_of_schedule: "Scheduler.schedule asks for hurry",
     holds_are_not_read: "Scheduler.schedule no longer reads next_decode_eligible_step",
     the_budget_is_not_read: "Scheduler.schedule no longer reads max_num_scheduled_tokens",
-    the_seats_are_elsewhere: "Scheduler no longer has max_num_running_reqs",
+    the_slots_are_elsewhere: "Scheduler no longer has max_num_running_reqs",
     queues_with_another_duty: "RequestQueue asks for reverse, which our queue lacks",
     requests_that_do_not_say_that_they_prefill: "Request lacks is_prefill_chunk",
     steps_that_do_not_say_what_they_hold: "SchedulerOutput lacks num_scheduled_tokens",

@@ -43,7 +43,7 @@ class Traffic(NamedTuple):
 
 
 def draw_shape(random: Random, *, ahead: bool, runner: int) -> EngineShape:
-    """Mostly short of memory, seats or tokens."""
+    """Mostly short of memory, slots or tokens."""
     block = random.choice([2, 4, 16])
     longest = random.choice([40, 90])
     least = -(-longest // block)

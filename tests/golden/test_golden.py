@@ -32,7 +32,7 @@ def engine(kv_tokens: int = 4096, batch_tokens: int = 64) -> Engine:
 
 
 def saturated() -> tuple[Engine, Workload]:
-    """Closed loop of 8 clients on 4 seats: somebody always waits."""
+    """Closed loop of 8 clients on 4 slots: somebody always waits."""
     prompt = [20, 31, 17, 40, 25, 36, 22, 28, 33, 19, 27, 38]
     output = [9, 4, 12, 6, 3, 1, 10, 7, 5, 8, 2, 11]
     return engine(), Workload.of(prompt, output, clients=8)
@@ -45,7 +45,7 @@ def light() -> tuple[Engine, Workload]:
 
 
 def pressure() -> tuple[Engine, Workload]:
-    """Seven blocks of KV for seats that want more: prompts wait for memory, decodes are evicted."""
+    """Seven blocks of KV for slots that want more: prompts wait for memory, decodes are evicted."""
     return engine(kv_tokens=112), Workload.of([14, 30, 15, 20, 40, 10], [20, 24, 21, 5, 12, 30])
 
 

@@ -137,7 +137,7 @@ def test_no_client_value_makes_a_policy_fail(name, asynchronous, data, said, pri
     """Row 3: everything a client can say, through the whole plug-in, to every policy."""
     engine = Engine(PRICES, 400 * 8, 10_000, 64, 6, 8)
     policy = POLICIES[name](data.draw, engine)
-    words = {"seats": 6, "budget": 64, "block": 8, "blocks": 401, "by_priority": True}
+    words = {"slots": 6, "budget": 64, "block": 8, "blocks": 401, "by_priority": True}
 
     def read(request: Any) -> Any:
         return promises(request.sampling_params.extra_args, ALL)

@@ -40,7 +40,7 @@ def test_all_laws(name, more, world: TokenWorld):
     fleet, router = world.run(name, **more)
     run = world.tables(fleet)
     everybody_leaves_once(world, run, router.log)
-    seats_are_respected(world, fleet, router.log)
+    slots_are_respected(world, fleet, router.log)
     nothing_is_left_behind(fleet)
     every_token_has_its_time(world, run)
     copies_take_their_time(world, run, router.log)
@@ -66,8 +66,8 @@ def everybody_leaves_once(world, run, log):
     assert (requests["output"][~done] <= np.maximum(whole[~done], 0)).all()
 
 
-def seats_are_respected(world, fleet, log):
-    """No step holds more than the engine's seats, and the router kept to the room of each role."""
+def slots_are_respected(world, fleet, log):
+    """No step holds more than the engine's slots, and the router kept to the room of each role."""
     steps = fleet.recorder.tables()["steps"]
     assert (steps["decodes"] <= world.engine.running).all()
     assert (steps["decodes"] + steps["prefill"] <= world.engine.batch_tokens).all()
@@ -86,8 +86,8 @@ def nothing_is_left_behind(fleet):
     roster = fleet.dispatch.roster
     assert not roster.waiting and not roster.handoff and not any(roster.prefilling.values())
     assert fleet.working == 0
-    for seat, station in zip(roster.replicas, fleet.stations, strict=True):
-        assert seat.load == 0 and not any(seat.prefilling.values()) and not any(seat.decoding.values())
+    for slot, station in zip(roster.replicas, fleet.stations, strict=True):
+        assert slot.load == 0 and not any(slot.prefilling.values()) and not any(slot.decoding.values())
         replica = station.replica
         assert not replica.occupied
         # KV that is free again is given back when its engine is next looked at, which may be never

@@ -22,7 +22,7 @@ FLOWS = (
 )
 PLAN = plan_fluid(Instance(FLOWS, EnginePace(4, 64, 0.02, 1e-4, 40.0), TokenPrices(0.1, 0.2)))
 routers = st.sampled_from([*ROUTERS, *("split", "service-level", "service-level-general", "online") * 2])
-seats = st.integers(1, 4)
+slots = st.integers(1, 4)
 ENDS = st.sampled_from(End)
 LIMITS = {kind: ClassLimits(3, 20.0) for kind in KINDS}
 
@@ -35,10 +35,10 @@ def router(name, engines, seed=0):
 class Books(RuleBasedStateMachine):
     """Handlers of a live router, in any order, with engines that come, go and fail beneath them."""
 
-    @initialize(name=routers, engines=st.integers(1, 4), seats=seats, prompts=st.integers(1, 3))
-    def begin(self, name, engines, seats, prompts):
+    @initialize(name=routers, engines=st.integers(1, 4), slots=slots, prompts=st.integers(1, 3))
+    def begin(self, name, engines, slots, prompts):
         self.loop = Still()
-        states = [EngineState(seats, prompts) for _ in range(engines)]
+        states = [EngineState(slots, prompts) for _ in range(engines)]
         options = {"limits": LIMITS, "watchdog": inf, "clock": self.loop.time, "loop": self.loop}
         self.gate = Gate(router(name, engines), KINDS, states, draw=lambda: 0.5, **options)
         self.open = {}  # tickets whose handler has not ended, by number
@@ -151,19 +151,19 @@ class Books(RuleBasedStateMachine):
     @precondition(lambda self: self.gate.desk.engines)
     @rule(
         data=st.data(),
-        seats=seats,
+        slots=slots,
         taken=st.integers(0, 3),
         role=st.sampled_from(["auto", "auto", "any", "mixed", "solo", "prefill", "decode"]),
     )
-    def change(self, data, seats, taken, role):
+    def change(self, data, slots, taken, role):
         id = data.draw(st.sampled_from([*self.gate.desk.engines]))
-        self.gate.set_engine(id, seats=seats, taken=taken, role=role)
+        self.gate.set_engine(id, slots=slots, taken=taken, role=role)
 
     @precondition(lambda self: len(self.gate.desk.engines) < 6)
-    @rule(seats=seats, prompts=st.integers(1, 3))
-    def add(self, seats, prompts):
+    @rule(slots=slots, prompts=st.integers(1, 3))
+    def add(self, slots, prompts):
         on = {stay.replica for stay in self.gate.roster.places.values()}
-        id = self.gate.add_engine(EngineState(seats, prompts))
+        id = self.gate.add_engine(EngineState(slots, prompts))
         assert id not in on
         assert len(self.gate.roster.replicas) <= 12
 
@@ -211,7 +211,7 @@ class Books(RuleBasedStateMachine):
             if not self.open:
                 break
         assert not self.open and not self.gate.tickets and self.gate.check() == []
-        assert all(seat.load == 0 for seat in self.gate.roster.replicas)
+        assert all(slot.load == 0 for slot in self.gate.roster.replicas)
         assert self.gate.fallen is None
 
 

@@ -49,12 +49,12 @@ class Recorded(Dispatch):
         self.tokens = []  # of everybody on an engine, at each call
         self.engines = []  # what each engine reports of itself, which llm-d reads, at each call
         router, roster = fleet.dispatch.router, fleet.dispatch.roster
-        roles = [seat.role for seat in roster.replicas]
+        roles = [slot.role for slot in roster.replicas]
         rooms = simulated_rooms(router, world.engine.running)
         outward = fleet._send, fleet._turn_away, fleet._push_wake
         super().__init__(router, roles, rooms, tuple(roster.queues), *outward)
-        for seat, before in zip(self.roster.replicas, roster.replicas, strict=True):
-            seat.inside = before.inside
+        for slot, before in zip(self.roster.replicas, roster.replicas, strict=True):
+            slot.inside = before.inside
 
 
 def _listening(name):
@@ -64,7 +64,7 @@ def _listening(name):
             roster = self.roster
             roster.catch_up()
             self.tokens.append({id: stay.request.generated for id, stay in roster.places.items()})
-            self.engines.append([Reported(seat.waiting, seat.kv_free) for seat in roster.replicas])
+            self.engines.append([Reported(slot.waiting, slot.kv_free) for slot in roster.replicas])
         self._depth += 1
         try:
             return getattr(Dispatch, name)(self, *about)
@@ -82,7 +82,7 @@ def simulated(world: TokenWorld, name, more):
     router = Watched(make_router(name, world.plan, world.engines, draws(0), **more))
     fleet = world.fleet(router)
     recorded = fleet.dispatch = Recorded(fleet, world)
-    roles = [seat.role for seat in recorded.roster.replicas]
+    roles = [slot.role for slot in recorded.roster.replicas]
     fleet.run()
     return recorded, router.log, roles
 
@@ -137,13 +137,13 @@ def test_a_gate_makes_the_moves_of_the_simulator(name, more, world: TokenWorld):
         return
     recorded, log, roles = simulated(world, name, more)
     replay = Replay(world, name, more)
-    assert [seat.role for seat in replay.gate.roster.replicas] == roles
+    assert [slot.role for slot in replay.gate.roster.replicas] == roles
     told = zip(recorded.calls, recorded.tokens, recorded.engines, strict=True)
     for number, (call, tokens, engines) in enumerate(told):
         for id, made in tokens.items():
             replay.tickets[id].generated = made  # a live handler counts them
-        for seat, reported in zip(replay.gate.roster.replicas, engines, strict=True):
-            seat.inside = reported
+        for slot, reported in zip(replay.gate.roster.replicas, engines, strict=True):
+            slot.inside = reported
         replay.feed(*call)
         if number % 50 == 0:
             assert replay.gate.check() == []

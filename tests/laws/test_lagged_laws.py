@@ -41,11 +41,11 @@ def test_everybody_is_served_or_leaves(name, data, engine, workload):
     assert (again.steps, again.events) == (log.steps, log.events)
 
 
-def first_tokens(seats, prompt, output, arrival):
+def first_tokens(slots, prompt, output, arrival):
     """Under mixed batching, as it is and late; every step takes a second."""
-    engine = Engine(SECOND_BY_SECOND, 1600, 800, 512, seats, 16).checked()
+    engine = Engine(SECOND_BY_SECOND, 1600, 800, 512, slots, 16).checked()
     workload = Workload.of(prompt, output, arrival=arrival)
-    policies = (Mixed(seats, 512), Lagged(Mixed(seats, 512)))
+    policies = (Mixed(slots, 512), Lagged(Mixed(slots, 512)))
     return [simulate(engine, policy, workload).requests["first_token"].tolist() for policy in policies]
 
 
@@ -55,7 +55,7 @@ def test_who_comes_during_a_step_enters_in_the_one_after_the_next():
     assert late == [1.0, 4.0]  # the step from 2 to 3 was composed at 1
 
 
-def test_a_seat_that_came_free_is_given_away_one_step_later():
+def test_a_slot_that_came_free_is_given_away_one_step_later():
     known, late = first_tokens(2, [10, 10, 10], [2, 9, 1], [0.0, 0.0, 0.0])
     assert known == [1.0, 1.0, 3.0]
     assert late == [1.0, 1.0, 4.0]

@@ -36,7 +36,7 @@ def test_nobody_is_lost(world: World, data):
         network.run()
         network.books.check()
         assert not network.fleet.places and not network.fleet.waiting
-        assert all(seat.load == 0 for seat in network.fleet.replicas)
+        assert all(slot.load == 0 for slot in network.fleet.replicas)
         ends = [id for what, _, id, *_ in router.log if what in ("finished", "left")]
         assert sorted(ends) == list(range(len(world.rows)))
         nothing_is_sent_to_one_that_is_away(router.log, away)

@@ -52,7 +52,7 @@ def test_all_laws(world: World):
         note(f"{name} {more}")
         network, router = world.run(name, **more)
         everybody_is_served_once_or_leaves(world, network, router.log)
-        seats_are_respected(world, router)
+        slots_are_respected(world, router)
         if name not in BALANCE:  # those give every engine a line of its own
             first_come_first_served_inside_a_kind(router.log)
 
@@ -61,7 +61,7 @@ def everybody_is_served_once_or_leaves(world, network, log):
     """It ends, and everybody arrives once, is moved once per stage, and leaves once, in that order."""
     network.books.check()
     assert not any(network.fleet.queues.values()) and not network.fleet.handoff
-    assert all(seat.prompts == seat.decodes == 0 for seat in network.fleet.replicas)
+    assert all(slot.prompts == slot.decodes == 0 for slot in network.fleet.replicas)
     stories: dict[int, list[str]] = {}
     for what, _, id, *rest in log:
         if what != "engines":
@@ -70,11 +70,11 @@ def everybody_is_served_once_or_leaves(world, network, log):
     assert all(story in STORIES for story in stories.values())
 
 
-def seats_are_respected(world, router):
+def slots_are_respected(world, router):
     """Counted from the log alone, by request and engine; roles may change, and what is inside then stays."""
-    seats, log = world.plan.instance.pace.seats, router.log
+    slots, log = world.plan.instance.pace.slots, router.log
     changes = [rest[0] for what, _, _, *rest in log if what == "engines"]
-    rooms = [room(role, seats) for role in router.began]
+    rooms = [room(role, slots) for role in router.began]
     prompts: Counter[int] = Counter()
     decodes: Counter[int] = Counter()
     whole: set[int] = set()
@@ -89,7 +89,7 @@ def seats_are_respected(world, router):
         elif what == "finished":
             decodes[rest[0]] -= 1
         elif what == "engines":
-            rooms = [room(role, seats) for role in rest[0]]
+            rooms = [room(role, slots) for role in rest[0]]
         if what == "moved" or (not changes and what in ("prefilled", "finished")):
             engine = rest[0]
             assert 0 <= prompts[engine] <= rooms[engine].prompts or rest[-1] is Stage.DECODE
@@ -167,4 +167,4 @@ def test_take_over_half_way(world: World, when):
         network = Network(world.plan.instance, world.engines, router, Listed(*world.rows))
         network.run()
         everybody_is_served_once_or_leaves(world, network, router.log)
-        seats_are_respected(world, router)
+        slots_are_respected(world, router)

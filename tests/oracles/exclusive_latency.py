@@ -24,7 +24,7 @@ def exclusive_latency(
     """Closed forms: a phase of zeta mu_O iterations, and the first token by Little's law.
 
     Ours; the paper gives throughput only. `clients` always have a request in the engine, at least one per
-    seat. With `budget` tokens per iteration a refill takes several, else one.
+    slot. With `budget` tokens per iteration a refill takes several, else one.
     """
     checked_costs(costs)
     checked_lengths(lengths)
@@ -33,7 +33,7 @@ def exclusive_latency(
             f"refill={refill}, slots={slots}; need 1 <= refill < slots, the fluid phase must end"
         )
     if clients < slots:
-        raise InputError(f"clients={clients} < slots={slots}; need clients >= slots, else seats stay empty")
+        raise InputError(f"clients={clients} < slots={slots}; need clients >= slots, else slots stay empty")
     iterations = -log1p(-refill / slots) * lengths.output
     prompts = refill * lengths.prompt
     chunks = ceil(prompts / budget) if budget else 1

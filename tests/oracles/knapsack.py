@@ -1,6 +1,6 @@
 """The bundled fluid plan as a knapsack of two rows, solved exactly without a solver.
 
-Without a queue for decode seats (Proposition 1) the program (40) asks only how many requests r of each
+Without a queue for decode slots (Proposition 1) the program (40) asks only how many requests r of each
 class to serve: at most λ, within the decode capacity B·γ (a request takes D + ωP tokens of it) and within the
 prefill capacity 1 (it takes Pτ/C seconds). Ours; the paper keeps the full program.
 """
@@ -38,14 +38,14 @@ def knapsack(instance: Instance) -> Knapsack:
     pace = instance.pace
     if not pace.keeps_up:
         raise InputError(
-            f"mixed steps are shorter than solo ones by more than one seat in {pace.seats} (κ = "
+            f"mixed steps are shorter than solo ones by more than one slot in {pace.slots} (κ = "
             f"{pace.ratio:.3g}): the knapsack form does not hold; use the linear program"
         )
     items = [
         Item(instance.prices.value(flow), pace.decode_weight(flow), pace.prefill_seconds(flow), flow.rate)
         for flow in instance.flows
     ]
-    served, price, scarce = fill(items, pace.seats * pace.solo_speed, 1.0)
+    served, price, scarce = fill(items, pace.slots * pace.solo_speed, 1.0)
     value = sum(item.value * rate for item, rate in zip(items, served, strict=True))
     return Knapsack(tuple(served), value, price, scarce)
 

@@ -12,7 +12,7 @@ FLAT = 1e-20  # slopes below this many p0 squared change no digit, and their roo
 
 
 class RestartPhase(NamedTuple):
-    """A decode phase of the restart model: its iterations T, and tokens decoded per seat J."""
+    """A decode phase of the restart model: its iterations T, and tokens decoded per slot J."""
 
     iterations: float
     decoded: float
@@ -60,7 +60,7 @@ def restart_share(overhead: float, hazard: LinearHazard, load: float) -> float:
     """The best share of the restart model, exactly; `overhead` is g, `load` rho. To judge equation (5).
 
     The root of g + T - theta / ((1 - theta) H) + rho (J - theta / H), which is the derivative of the cycle's
-    cost per refilled seat.
+    cost per refilled slot.
     """
     from scipy.optimize import brentq  # type: ignore[import-untyped]
 

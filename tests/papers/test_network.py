@@ -51,7 +51,7 @@ def test_prefill_alone_is_erlang_a():
 
 
 def chain(rate: float, prefill: float, mixed: float, solo: float, impatience: float, most: int = 80):
-    """One engine with two seats under FI-WSP, solved exactly: (waiting, prompt in service, decodes)."""
+    """One engine with two slots under FI-WSP, solved exactly: (waiting, prompt in service, decodes)."""
     states = [(q, p, d) for q in range(most) for p in (0, 1) for d in range(3) if p + d <= 2]
     states = [(q, p, d) for q, p, d in states if not (q and p == 0 and d < 2)]  # prompts start at once
     place = {state: number for number, state in enumerate(states)}
@@ -85,7 +85,7 @@ def test_one_engine_against_the_exact_chain():
     assert window.served[0] == pytest.approx(0.5 * exact[2] + 1.25 * exact[3], rel=0.01)
 
 
-def test_plenty_of_seats_is_littles_law():
+def test_plenty_of_slots_is_littles_law():
     """Underload: every class is served in full, and decodes stand as long as their tokens take."""
     start = instance(0.1, 0.1)
     window = network(start, 10, "gate-and-route+").windows(3000.0, [200.0])[0]
@@ -116,8 +116,8 @@ def test_books_balance_and_pages_add_up(router):
     assert pages[0].counts["arrivals"].sum() == 0
     assert (pages[-1].spent >= pages[1].spent - 1e-9).all()
     assert pages[-1].levels.tolist() == run.books.levels
-    seats = run.fleet.replicas
-    assert sum(s.decodes for s in seats) == sum(map(sum, run.books.levels[MIXED : SOLO + 1]))
+    slots = run.fleet.replicas
+    assert sum(s.decodes for s in slots) == sum(map(sum, run.books.levels[MIXED : SOLO + 1]))
     assert len(run.fleet.handoff) == sum(run.books.levels[HANDOFF])
 
 
@@ -159,7 +159,7 @@ def test_patience_ends_in_either_queue():
     rows = [
         (0.0, 0, 1.0, 50.0, inf, inf),  # decodes until 21
         (0.1, 0, 1.0, 50.0, 0.5, inf),  # gives up at 0.6
-        (0.2, 0, 1.0, 50.0, inf, 3.0),  # prefilled at 2, drops at 5: the only decode seat is taken
+        (0.2, 0, 1.0, 50.0, inf, 3.0),  # prefilled at 2, drops at 5: the only decode slot is taken
     ]
     router = Watched(make_router("gate-and-route", plan_fluid(start), 1, draws(0)))
     run = Network(start, 1, router, Listed(*rows))
@@ -247,8 +247,8 @@ def test_impossible_fleets():
     router = make_router("fi-wsp", plan_fluid(instance()), 2, draws(0))
     with pytest.raises(InputError, match="0 engines"):
         Network(instance(), 0, router, Listed())
-    with pytest.raises(InputError, match="1 seats per engine; give at least 2"):
-        Network(instance(seats=1), 2, router, Listed())
+    with pytest.raises(InputError, match="1 slots per engine; give at least 2"):
+        Network(instance(slots=1), 2, router, Listed())
 
 
 def test_uniform_draws():

@@ -33,7 +33,7 @@ def small(monkeypatch):
     for module in (wait_high, wait_nested):
         monkeypatch.setattr(module, "FREE", SMALL)
         monkeypatch.setattr(module, "DEAR", SMALL_DEAR)
-    monkeypatch.setattr(wait_high, "SEATS", Machine(kv=10**6, seats=16))
+    monkeypatch.setattr(wait_high, "SLOTS", Machine(kv=10**6, slots=16))
     monkeypatch.setattr(wait_high, "LOADS", (0.95,))
     monkeypatch.setattr(wait_high, "PRICED", (1.2,))
     monkeypatch.setattr(wait_high, "MIX", wait_high.MIX.times(0.01))
@@ -44,7 +44,7 @@ def small(monkeypatch):
     monkeypatch.setattr(wait_lmsys, "LOADS", (0.9,))
     monkeypatch.setattr(wait_lmsys, "MIX", wait_lmsys.MIX.times(0.03))
     monkeypatch.setattr(wait_low, "MIX", wait_low.MIX.times(0.05))
-    monkeypatch.setattr(wait_low, "MACHINE", Machine(seats=32))
+    monkeypatch.setattr(wait_low, "MACHINE", Machine(slots=32))
     monkeypatch.setattr(wait_low, "FACTORS", (0.5, 1.0))
     monkeypatch.setattr(wait_tiny, "SECONDS", 800.0)
     monkeypatch.setattr(wait_theorems, "HORIZONS", (100.0, 400.0))
@@ -66,7 +66,7 @@ def test_every_experiment_runs_and_its_report_fits(name, small):
 
 
 def test_the_papers_rates_by_what_hardware_can_carry():
-    """High demand is 92 times too much, 300/s is 1.026, 55/s 0.596, low demand with 512 seats 0.675."""
+    """High demand is 92 times too much, 300/s is 1.026, 55/s 0.596, low demand with 512 slots 0.675."""
     assert load_of(wait_high.FREE, wait_high.MIX) == pytest.approx(91.67, rel=1e-3)
     assert load_of(wait_nested.FREE, wait_nested.MIX) == pytest.approx(1.026, rel=1e-3)
     assert load_of(wait_lmsys.MACHINE, wait_lmsys.MIX) == pytest.approx(0.5958, rel=1e-3)

@@ -121,7 +121,7 @@ def test_s4_baselines(way, lost, requests):
 )
 def test_s5_a_count_limit_in_overload(way, shares, tokens):
     """The printed rule's gain is short requests out of proportion: 9 : 3 : 1 where 3 : 2 : 1 arrive."""
-    found = served(way, wait_high.SEATS, wait_high.MIX.times(0.05), 20.0)
+    found = served(way, wait_high.SLOTS, wait_high.MIX.times(0.05), 20.0)
     assert found.decodes == pytest.approx(tokens, rel=0.04)
     if shares is not None:
         assert found.shares == pytest.approx(shares, rel=0.04)

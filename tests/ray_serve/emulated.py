@@ -18,7 +18,7 @@ from headgate.live.ray.router import Reports
 from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import engine_of_card
 
-SEATS = 4
+SLOTS = 4
 HELD = "held"
 HTTP = 10**6  # the number of requests that come over HTTP
 
@@ -46,11 +46,11 @@ class Engine(Reports):
     except those whose number is the name of a file. The file `PID.most` says how many it ever had at once.
     """
 
-    seats = SEATS
+    slots = SLOTS
 
     def __init__(self, speed: float, folder: str) -> None:
         self.folder = Path(folder)
-        engine = engine_of_card(load_card("cal-h200-qwen3-8b"), SEATS, 512)
+        engine = engine_of_card(load_card("cal-h200-qwen3-8b"), SLOTS, 512)
         self.engine = EmulatedEngine(engine, make_policy("mixed", {}, engine)[0], WallClock(speed))
         self.inside = self.most = 0
         self.task = asyncio.create_task(self.engine.run())

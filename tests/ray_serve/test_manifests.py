@@ -100,7 +100,7 @@ def test_the_router_finds_the_pods_of_the_headless_service():
     assert name.split(".")[0] == headless["metadata"]["name"]
     assert int(port) == headless["spec"]["ports"][0]["port"]
     (vllm,) = engines["spec"]["template"]["spec"]["containers"]
-    assert vllm["args"][vllm["args"].index("--max-num-seqs") + 1] == str(config.discovery.seats)
+    assert vllm["args"][vllm["args"].index("--max-num-seqs") + 1] == str(config.discovery.slots)
     pod = router["spec"]["template"]
     assert front["spec"]["selector"] == pod["metadata"]["labels"]
     ports = {each["name"]: each["containerPort"] for each in pod["spec"]["containers"][0]["ports"]}
@@ -119,7 +119,7 @@ def test_rayservice():
         kubernetes_validate.validate({**named, "template": group.template}, VERSION, strict=True)
     (router,) = routers(yaml.safe_load(service.spec.serveConfigV2))
     assert router.get_request_router_class() is HeadgateRouter
-    assert ray_config(router.request_router_kwargs).seats == 256
+    assert ray_config(router.request_router_kwargs).slots == 256
 
 
 def test_the_application_of_the_documentation():
@@ -130,7 +130,7 @@ def test_the_application_of_the_documentation():
     assert made["routing"].get_request_router_class() is HeadgateRouter
     assert made["Engine"].num_replicas == 8
     yaml_block = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])["request_router_config"]
-    assert ray_config(yaml_block["request_router_kwargs"]).seats == 256
+    assert ray_config(yaml_block["request_router_kwargs"]).slots == 256
 
 
 def test_prefill_and_decode_have_routers_of_their_own():

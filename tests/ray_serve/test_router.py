@@ -20,7 +20,7 @@ pytest.importorskip("ray", reason="Ray is not installed: make test-ray installs 
 
 import ray
 import requests
-from emulated import HELD, SEATS, Caller, Engine
+from emulated import HELD, SLOTS, Caller, Engine
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import BackPressureError
@@ -29,7 +29,7 @@ from conftest import PATIENCE, QUIET, until
 from headgate.live.ray.router import NAMESPACE, PATH, gate_name
 
 ENGINES = 8
-ALL = ENGINES * SEATS
+ALL = ENGINES * SLOTS
 ROUTERS = 4  # two proxies, two callers
 APP = "fleet"
 KWARGS = {
@@ -53,7 +53,7 @@ class Fleet(NamedTuple):
     url: str
 
     def fill(self, tokens: int) -> list[Any]:
-        """Requests 0, 1, 2, ... of the first caller, which take every seat until `release`."""
+        """Requests 0, 1, 2, ... of the first caller, which take every slot until `release`."""
         self.hold()
         slow = [self.callers[0].ask.remote(number, tokens) for number in range(ALL)]
         until(lambda: inside() == ALL, books)
@@ -94,7 +94,7 @@ def deployed(served, tmp_path_factory):
     deployment = serve.deployment(
         name="Engine",
         num_replicas=ENGINES,
-        max_ongoing_requests=2 * SEATS,  # Ray itself would let in twice as many as the gate
+        max_ongoing_requests=2 * SLOTS,  # Ray itself would let in twice as many as the gate
         ray_actor_options={"num_cpus": 0},
         logging_config=QUIET,
         health_check_period_s=1.0,
@@ -109,7 +109,7 @@ def deployed(served, tmp_path_factory):
     callers = [ray.remote(num_cpus=0, max_concurrency=1000)(Caller).remote(APP) for _ in range(2)]
     assert ray.get([each.ask.remote(0, 2) for each in callers]) == ["2", "2"]
     until(lambda: len(routers()) >= ROUTERS, lambda: f"all routers have joined: {books()}")
-    until(lambda: rooms() == ENGINES * [SEATS], lambda: f"every engine has said its seats: {books()}")
+    until(lambda: rooms() == ENGINES * [SLOTS], lambda: f"every engine has said its slots: {books()}")
     yield Fleet(handle, callers, folder, f"http://127.0.0.1:{served}/?output=")
     for each in callers:
         ray.kill(each)
@@ -185,7 +185,7 @@ def settled():
     assert books()["faults"] == []
 
 
-def test_two_proxies_and_a_caller_share_one_gate_and_never_exceed_its_seats(fleet):
+def test_two_proxies_and_a_caller_share_one_gate_and_never_exceed_its_slots(fleet):
     slow = fleet.fill(20)
     with fleet.asked_over_http(40, 3) as asked:
         until(lambda: queued()["default"] == 40, books)
@@ -195,7 +195,7 @@ def test_two_proxies_and_a_caller_share_one_gate_and_never_exceed_its_seats(flee
     assert {each.result().json()["made"] for each in asked} == {3}
     assert set(ray.get(slow)) == {"20"}
     assert [set(each) for each in ray.get(loads)] == [{"20"}, {"20"}]
-    assert [*fleet.most.values()] == ENGINES * [SEATS]  # the engines were full, and no fuller
+    assert [*fleet.most.values()] == ENGINES * [SLOTS]  # the engines were full, and no fuller
 
 
 def test_an_urgent_request_overtakes_those_that_wait(fleet):
@@ -211,7 +211,7 @@ def test_an_urgent_request_overtakes_those_that_wait(fleet):
     assert queued()["default"] >= 149  # one of them has its place by now
     fleet.release()
     assert set(ray.get(slow)) == {"20"}
-    assert max(fleet.most.values()) == SEATS
+    assert max(fleet.most.values()) == SLOTS
 
 
 def test_a_class_whose_queue_is_full_is_refused(fleet):
@@ -268,7 +268,7 @@ def test_the_gate_actor_is_killed_under_load(fleet):
     until(lambda: queued()["default"] == 40, books)
     kill_gate()
     until(lambda: inside() >= ALL, lambda: f"it knows of what the last one placed: {books()}")
-    assert set(fleet.most.values()) <= {*range(2 * SEATS + 1)}  # Ray's own limit held meanwhile
+    assert set(fleet.most.values()) <= {*range(2 * SLOTS + 1)}  # Ray's own limit held meanwhile
     loads = [each.load.remote(100, 20) for each in fleet.callers]
     fleet.release()
     kill_gate()
@@ -284,13 +284,13 @@ def test_a_replica_is_killed_under_load(fleet):
     until(lambda: queued()["default"] == 40, books)
     alive = [pid for pid in before if Path("/proc", str(pid)).exists()]
     os.kill(alive[0], signal.SIGKILL)
-    lost, _ = ray.wait(slow, num_returns=SEATS, timeout=PATIENCE)
+    lost, _ = ray.wait(slow, num_returns=SLOTS, timeout=PATIENCE)
     assert set(ray.get(lost)) <= {"ActorDiedError", "RayActorError", "ActorUnavailableError"}
     fleet.release()
     answers = ray.get(slow + waiting)
-    assert sum(each != "20" for each in answers) == SEATS, answers  # those, and no others
+    assert sum(each != "20" for each in answers) == SLOTS, answers  # those, and no others
     until(lambda: len({*fleet.most} - before) == 1, "another replica has come")
     until(
         lambda: len(engines() & known) == ENGINES - 1, lambda: f"the gate knows that one is gone: {books()}"
     )
-    until(lambda: rooms() == ENGINES * [SEATS], lambda: f"and that another one is there: {books()}")
+    until(lambda: rooms() == ENGINES * [SLOTS], lambda: f"and that another one is there: {books()}")

@@ -22,7 +22,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter
 
 from conftest import PATIENCE
 from headgate.core.errors import InputError
-from headgate.live.ray.router import SEATS, HeadgateRouter, router_config
+from headgate.live.ray.router import SLOTS, HeadgateRouter, router_config
 
 DEPLOYMENT = DeploymentID("d", "a")
 METHODS = {
@@ -212,9 +212,9 @@ def test_a_replica_that_never_answers_holds_nobody_up(cluster):
         made = router()
         silent = Silent("a", 3)
         for nonsense in ("many", None, -5, 10**9, True, [2]):
-            silent.routing_stats = {SEATS: nonsense}
+            silent.routing_stats = {SLOTS: nonsense}
             made.update_replicas([silent])
-            assert made._gate._seats == {"a": 3 if nonsense is not True else 1}
+            assert made._gate._slots == {"a": 3 if nonsense is not True else 1}
         for number in range(3):
             await made._choose_replica_for_request(request(number))
         await made._gate.close()
@@ -311,9 +311,9 @@ def test_without_a_replica_for_too_long_it_is_503(cluster):
 
 
 def test_bad_kwargs_are_refused_before_the_deployment_and_serve_after_it(cluster):
-    with pytest.raises(InputError, match="did you mean 'seats'"):
-        router_config(seat=3)
+    with pytest.raises(InputError, match="did you mean 'slots'"):
+        router_config(slot=3)
     with pytest.raises(InputError, match="did you mean 'least-loaded'"):
         router_config(router={"name": "least-loded"})
-    for wrong in ({"seat": 3}, {"router": {"name": "least-loded"}}, {"router": 5}, {"limits": {"queue": -1}}):
+    for wrong in ({"slot": 3}, {"router": {"name": "least-loded"}}, {"router": 5}, {"limits": {"queue": -1}}):
         assert router(**wrong)._config.router.name == "least-loaded"

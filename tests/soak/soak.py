@@ -26,7 +26,7 @@ import tiny
 from checks import Soaked, verdicts
 from http_server import MAIN, Server, ready, start
 
-SEATS, PROMPTS, TOKENS = 32, 400, 24
+SLOTS, PROMPTS, TOKENS = 32, 400, 24
 TURN = 20.0  # seconds
 CARD = {"card": "linear-h200-qwen3-8b"}
 POLICIES: list[dict[str, Any]] = [
@@ -177,7 +177,7 @@ def main() -> int:
             [sys.executable, "-c", MAIN, "serve", str(model), "--config", str(settings)],
         ]
         with ready(
-            [start(command, scratch, "--max-num-seqs", str(SEATS)) for command in commands]
+            [start(command, scratch, "--max-num-seqs", str(SLOTS)) for command in commands]
         ) as servers:
             plain, gated = (Arm(server, asked.clients) for server in servers)
             asyncio.run(soak(plain, gated, asked.minutes, change))

@@ -206,6 +206,13 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors(target.read_text()), f"{name_of(page)}: no heading for {link}"
 
 
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=name_of)
+def test_files_that_a_page_names_are_there(page):
+    roots = [ROOT, ROOT / "src", ROOT / "src" / "headgate", ROOT / "papers" / "headgate_papers"]
+    for name in re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text()):
+        assert any((root / name).exists() for root in roots), f"{name_of(page)}: {name}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_lists_and_tables_are_seen_as_such(page):
     """The site's Markdown wants an empty line before a list or a table; others do not care."""

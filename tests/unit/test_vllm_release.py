@@ -26,7 +26,7 @@ class Scheduler:
 CONFIG = '''
 class SchedulerConfig:
     max_num_seqs: int = 1
-    """Seats."""
+    """Slots."""
 '''
 
 

@@ -12,22 +12,22 @@ from headgate.core.errors import InputError
 
 
 class ExactPhases(NamedTuple):
-    """For every threshold k = 1 .. N (at index k - 1): mean iterations of a phase, seats refilled."""
+    """For every threshold k = 1 .. N (at index k - 1): mean iterations of a phase, slots refilled."""
 
     iterations: NDArray[np.float64]
     refilled: NDArray[np.float64]
 
     def cost(self, overhead: float) -> NDArray[np.float64]:
-        """The fixed cost per refilled seat for every k, in decode iterations: (E[tau] + g) / E[K]."""
+        """The fixed cost per refilled slot for every k, in decode iterations: (E[tau] + g) / E[K]."""
         return (self.iterations + overhead) / self.refilled
 
 
 def exact_phases(slots: int, ending: float) -> ExactPhases:
-    """N requests, each ends with chance `ending` in every iteration, until k seats are idle.
+    """N requests, each ends with chance `ending` in every iteration, until k slots are idle.
 
     The number alive only falls. reached(n) is the chance that it is ever exactly n, and it then stays for 1 /
     (1 - (1 - p)^n) iterations on average; sums of these over n > N - k give both answers for all k in one
-    sweep of N^2 / 2 steps. No fluid limit: several may end at once, so more than k seats are refilled. Ours,
+    sweep of N^2 / 2 steps. No fluid limit: several may end at once, so more than k slots are refilled. Ours,
     to judge equation (3), which it confirms within 0.01 in the share.
     """
     if slots < 1 or not 0 < ending < 1:
@@ -50,7 +50,7 @@ def exact_phases(slots: int, ending: float) -> ExactPhases:
 
 
 def exact_refill(slots: int, ending: float, overhead: float) -> int:
-    """The threshold k with the least fixed cost per refilled seat; the smaller of equals."""
+    """The threshold k with the least fixed cost per refilled slot; the smaller of equals."""
     if not overhead >= 0:
         raise InputError(f"overhead={overhead} decode iterations; need >= 0, check the costs")
     return int(np.argmin(exact_phases(slots, ending).cost(overhead))) + 1

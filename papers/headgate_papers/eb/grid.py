@@ -16,8 +16,8 @@ from headgate_papers.serving import Job, Load, Options, Outcomes
 
 NAME = "eb-grid"
 ABOUT = "requests/s over (B, N): the best (Figure 4, Table 16) and how much it matters (Tables 14, 15); 8B"
-BUDGETS, SEATS = (4096, 16384), (256, 512, 1024, 2048)
-QUICK_BUDGETS, QUICK_SEATS = (4096, 16384), (256, 1024)
+BUDGETS, SLOTS = (4096, 16384), (256, 512, 1024, 2048)
+QUICK_BUDGETS, QUICK_SLOTS = (4096, 16384), (256, 1024)
 WAYS = {"v0": "v0", "v1": "mixed", "EB": "eb-online"}
 GPUS = (RTX, H200)
 REQUESTS, LONG_REQUESTS, CLIENTS, LONG = 2000, 500, 2048, "NuminaMath"
@@ -27,12 +27,12 @@ METRICS = ("CV %", "max/min", "B-Sens %", "N-Sens %")
 def jobs(options: Options) -> list[Job]:
     """Every point of the grid for every lengths, GPU and scheduler."""
     return [
-        Job((gpu, name, way, budget, seats), CARDS[gpu, "8B"], load, policy, {}, seats, budget)
+        Job((gpu, name, way, budget, slots), CARDS[gpu, "8B"], load, policy, {}, slots, budget)
         for gpu in GPUS
         for name, load in _loads(options).items()
         for way, policy in WAYS.items()
         for budget in Grid.of(options).budgets
-        for seats in Grid.of(options).seats
+        for slots in Grid.of(options).slots
     ]
 
 
@@ -40,11 +40,11 @@ class Grid(NamedTuple):
     """The sizes of B and N."""
 
     budgets: tuple[int, ...]
-    seats: tuple[int, ...]
+    slots: tuple[int, ...]
 
     @classmethod
     def of(cls, options: Options) -> Grid:
-        return cls(QUICK_BUDGETS, QUICK_SEATS) if options.quick else cls(BUDGETS, SEATS)
+        return cls(QUICK_BUDGETS, QUICK_SLOTS) if options.quick else cls(BUDGETS, SLOTS)
 
 
 class Runs(NamedTuple):
@@ -54,10 +54,10 @@ class Runs(NamedTuple):
     grid: Grid
 
     def rates(self, gpu: str, name: str, way: str) -> np.ndarray:
-        """Requests/s, budgets down, seats across."""
+        """Requests/s, budgets down, slots across."""
         figure, (budgets, tried) = self.outcomes.figure, self.grid
         return np.array(
-            [[figure((gpu, name, way, budget, seats), "requests") for seats in tried] for budget in budgets]
+            [[figure((gpu, name, way, budget, slots), "requests") for slots in tried] for budget in budgets]
         )
 
 
@@ -87,11 +87,11 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
     rows = [row for section in best for row in section.rows]
     return Report(
         NAME,
-        "how much the step budget B and the seats N matter",
+        "how much the step budget B and the slots N matter",
         (
             f"Closed loop of {CLIENTS} clients, {options.requests(REQUESTS)} requests ({LONG}: "
             f"{options.requests(LONG_REQUESTS)}); B in {_many(runs.grid.budgets)}, N in "
-            f"{_many(runs.grid.seats)}. The paper: 4000 requests, B from 4096 to 18432 in six sizes, N from "
+            f"{_many(runs.grid.slots)}. The paper: 4000 requests, B from 4096 to 18432 in six sizes, N from "
             "256 to 2048 in five; the cards were measured up to 16384 tokens a step.",
             "CV: deviation over mean of requests/s. B-Sens: the CV over B, averaged over N; N-Sens the other "
             "way round. Lengths of the data sets as in eb-table2, forced outputs.",
@@ -103,8 +103,8 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
                 sign_pairs([(row.cells[1], row.cells[2]) for row in rows]),
             ),
             Count.of_pairs("Figure 4: the best of the three", [(_top(row, 0), _top(row, 1)) for row in rows]),
-            _more_by_seats(runs),
-            _same_seats(runs),
+            _more_by_slots(runs),
+            _same_slots(runs),
         ),
         _remarks(runs, best),
     )
@@ -119,7 +119,7 @@ def _best(runs: Runs, gpu: str, name: str, way: str) -> tuple[float, int, int]:
     if not np.isfinite(grid).any():
         return nan, 0, 0
     row, column = np.unravel_index(int(np.nanargmax(grid)), grid.shape)
-    return float(grid[row, column]), runs.grid.budgets[row], runs.grid.seats[column]
+    return float(grid[row, column]), runs.grid.budgets[row], runs.grid.slots[column]
 
 
 def _best_cell(runs: Runs, gpu: str, name: str, way: str) -> Cell:
@@ -181,21 +181,21 @@ def _top(row: Row, ours: int) -> str:
     return tuple(WAYS)[values.index(max(values))]
 
 
-def _more_by_seats(runs: Runs) -> Count:
+def _more_by_slots(runs: Runs) -> Count:
     pairs: list[tuple[object, object]] = []
     for (gpu, way, name), numbers in TABLE14.items():
-        _, _, budget, seats = _figures(runs, gpu, name, way)
+        _, _, budget, slots = _figures(runs, gpu, name, way)
         if isfinite(budget) and abs(numbers[5] - numbers[4]) >= 1:
-            pairs.append((numbers[5] > numbers[4], seats > budget))
+            pairs.append((numbers[5] > numbers[4], slots > budget))
     return Count.of_pairs("Tables 14, 15: N matters more than B, or less (where 1 % apart)", pairs)
 
 
-def _same_seats(runs: Runs) -> Count:
+def _same_slots(runs: Runs) -> Count:
     pairs: list[tuple[object, object]] = []
-    for (gpu, way, name), (_, seats) in TABLE16.items():
+    for (gpu, way, name), (_, slots) in TABLE16.items():
         ours = runs.rates(gpu, name, way).max(axis=0)
         if np.isfinite(ours).all():
-            nearest = int(np.argmin(np.abs(np.array(runs.grid.seats) - seats)))
+            nearest = int(np.argmin(np.abs(np.array(runs.grid.slots) - slots)))
             pairs.append((True, bool(ours[nearest] >= 0.99 * ours.max())))
     return Count.of_pairs("Table 16: the published N is within 1 % of our best", pairs)
 
@@ -207,7 +207,7 @@ def _remarks(runs: Runs, best: list[Section]) -> tuple[str, ...]:
         "Figure 4, ours / published: " + "; ".join(f"{gpu} {text}" for gpu, text in ratios.items()) + ".",
         f"B-Sens is {np.nanmin(flat):.1f} to {np.nanmax(flat):.1f} % here: steps of 4096 tokens are full "
         "already, and the price per token does not depend on the step.",
-        "The published cards have no price per context token, so more seats never make a decode step dearer "
-        "by its context; the published losses with many seats come from there and from evictions.",
+        "The published cards have no price per context token, so more slots never make a decode step dearer "
+        "by its context; the published losses with many slots come from there and from evictions.",
         "30B halves of Tables 14 and 15: the published mixed price is missing. Gemma-3-1B: no coefficients.",
     )

@@ -81,8 +81,8 @@ CHOICES = {
 }
 PAPER_MARGIN = 1e-5  # δ of rule (8), s/token
 
-# Table 10: best share θ by mean output (rows) and seats N, found by a sweep; H200, 8B, prompts of one token.
-TABLE10_SEATS = (64, 128, 256, 512)
+# Table 10: best share θ by mean output (rows) and slots N, found by a sweep; H200, 8B, prompts of one token.
+TABLE10_SLOTS = (64, 128, 256, 512)
 TABLE10: dict[int, tuple[float, float, float, float]] = {
     64: (0.53, 0.46, 0.40, 0.46),
     128: (0.53, 0.33, 0.33, 0.40),

@@ -8,14 +8,14 @@ from statistics import fmean
 from headgate.methods.eb.costs import Lengths, phase_costs
 from headgate.methods.eb.thresholds import base_share
 from headgate.workloads.lengths import Fixed, Geometric
-from headgate_papers.eb.published import CARDS, H200, MEASURED, PHASE_ITERATIONS, TABLE10, TABLE10_SEATS
+from headgate_papers.eb.published import CARDS, H200, MEASURED, PHASE_ITERATIONS, TABLE10, TABLE10_SLOTS
 from headgate_papers.report import Cell, Count, Report, Row, Section
 from headgate_papers.serving import Job, Load, Options, Outcomes, card_cost
 
 NAME = "eb-table10"
 ABOUT = "best share theta by a sweep, geometric outputs of 64 to 384, N = 64 to 512, H200"
 CARD = CARDS[H200, "8B"]
-STEPS = 15  # the published shares are fifteenths, up to rounding to whole seats
+STEPS = 15  # the published shares are fifteenths, up to rounding to whole slots
 FINE_STEPS = (0.25, 0.5)  # and below the first, where the kernel cost has its best
 REQUESTS = 2000
 FLAT = 0.01  # shares that serve within this of the best are level with it
@@ -56,7 +56,7 @@ def jobs(options: Options) -> list[Job]:
         )
         for name, (card, phase) in costs().items()
         for output in TABLE10
-        for slots in TABLE10_SEATS
+        for slots in TABLE10_SLOTS
         for refill in grid(slots, options.quick)
     ]
 
@@ -66,7 +66,7 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
     cells, means, level, theory = [], [], dict.fromkeys(costs(), 0), []
     for output, published in TABLE10.items():
         found = {name: [] for name in costs()}  # type: dict[str, list[float]]
-        for slots, number in zip(TABLE10_SEATS, published, strict=True):
+        for slots, number in zip(TABLE10_SLOTS, published, strict=True):
             for name in costs():
                 rates = _rates(outcomes, options, name, output, slots)
                 found[name].append(max(rates, key=rates.__getitem__) / slots)
@@ -79,7 +79,7 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
     names = tuple(costs())
     return Report(
         NAME,
-        "the best share of seats to refill, by a sweep",
+        "the best share of slots to refill, by a sweep",
         (
             f"Card {CARD}, geometric outputs, prompts of one token, 2048 clients, "
             f"{options.requests(REQUESTS)} requests per point, k = N j/{STEPS}, j = 1/4, 1/2, 1 to "

@@ -44,7 +44,7 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
         (
             Section("Percent of all requests", "TTFT, TPOT", table3.COLUMNS, rows, points=True),
             Section(
-                "EB with a fixed share theta of 512 seats, and by the paper's formula (paper: EB)",
+                "EB with a fixed share theta of 512 slots, and by the paper's formula (paper: EB)",
                 "TTFT, TPOT",
                 tuple(way if isinstance(way, str) else f"theta={way}" for way in SHOWN),
                 fixed,
@@ -79,7 +79,7 @@ def _remarks(outcomes: Outcomes) -> tuple[str, ...]:
 
 
 def _kept(outcomes: Outcomes) -> float:
-    """Throughput of EB with half the seats idle, by that of the adaptive one."""
+    """Throughput of EB with half the slots idle, by that of the adaptive one."""
     return outcomes.figure(0.5, "tokens") / outcomes.figure("eb-online", "tokens")
 
 

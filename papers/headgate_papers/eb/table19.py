@@ -34,7 +34,7 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
         NAME,
         "EB+ against disaggregation, two GPUs, Qwen3-8B",
         f"Closed loop; {options.requests(REQUESTS)} requests of 512/256 tokens (uniform, +-50 %), "
-        f"{SLOTS} seats and 16384 tokens a step on every engine. v1 and EB+: both engines serve whole "
+        f"{SLOTS} slots and 16384 tokens a step on every engine. v1 and EB+: both engines serve whole "
         f"requests, {ROUTER}. {SPLIT}: one engine does prompts only, the other outputs only, both run "
         "our mixed.",
         outcomes,

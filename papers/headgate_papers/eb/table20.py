@@ -42,7 +42,7 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
         NAME,
         "EB+ against disaggregation, four GPUs, Qwen3-8B",
         f"Closed loop; {options.requests(REQUESTS)} requests: prefill 1024/128, balanced 512/512, decode "
-        f"128/1024 tokens (uniform, +-50 %); {SLOTS} seats and 16384 tokens a step on every engine. v1 "
+        f"128/1024 tokens (uniform, +-50 %); {SLOTS} slots and 16384 tokens a step on every engine. v1 "
         f"and EB+: whole requests, {ROUTER}; xP+yD: x engines do prompts only, y outputs only, all run "
         "our mixed.",
         outcomes,

@@ -7,7 +7,7 @@ from math import nan
 from headgate.methods.fluid.flows import Flow, Instance
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid
 from headgate_papers.fluid.network_runs import NetworkJob, measured, quick_note, revenue, short
-from headgate_papers.fluid.published import DOLLY, PRICES, STATED_SEATS, THETA, pace
+from headgate_papers.fluid.published import DOLLY, PRICES, STATED_SLOTS, THETA, pace
 from headgate_papers.report import Cell, Count, Report, Row, Section
 from headgate_papers.serving import Options, Outcomes
 
@@ -26,7 +26,7 @@ def dolly(rate: float) -> FluidPlan:
         Flow(name, prompt, output, rate * count / samples, THETA)
         for name, (prompt, output, count, _) in DOLLY.items()
     )
-    return plan_fluid(Instance(flows, pace(STATED_SEATS), PRICES))
+    return plan_fluid(Instance(flows, pace(STATED_SLOTS), PRICES))
 
 
 def jobs(options: Options) -> list[NetworkJob]:
@@ -62,7 +62,7 @@ def judge(results: Outcomes, options: Options) -> Report:
         "eight classes of real tasks",
         (
             f"Classes in the shares of their samples, {RATES[0]:g} and {RATES[1]:g} requests per second and "
-            f"engine, {STATED_SEATS} seats, {ENGINES} engines, {SECONDS:.0f} s. 'paper' is "
+            f"engine, {STATED_SLOTS} slots, {ENGINES} engines, {SECONDS:.0f} s. 'paper' is "
             "the fluid optimum, the limit by Theorem 2; the paper prints lengths and divergences only.",
             "The published divergences from an exponential are 0.06 to 0.26; here lengths are exponential, "
             "fixed, or lognormal with a coefficient of variation of 1.5. The data set itself is not needed.",

@@ -1,4 +1,4 @@
-"""Figure 10 of the gate-and-route paper: revenue over seats and beta, and over the two prices."""
+"""Figure 10 of the gate-and-route paper: revenue over slots and beta, and over the two prices."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from math import nan
 from headgate.methods.fluid.flows import TokenPrices
 from headgate.methods.fluid.planner import plan_fluid
 from headgate_papers.fluid.network_runs import NetworkJob
-from headgate_papers.fluid.published import FIG10_PRICES, FIG10_SCALES, LIKELY_SEATS, pace, two_classes
+from headgate_papers.fluid.published import FIG10_PRICES, FIG10_SCALES, LIKELY_SLOTS, pace, two_classes
 from headgate_papers.report import Cell, Count, Report, Row, Section
 from headgate_papers.serving import Options, Outcomes
 
 NAME = "gr-fig10"
-ABOUT = "revenue over seats and beta, and over the prices of prompt and output tokens"
-SEATS = (2, 8, 16, 24, 32, 40)
+ABOUT = "revenue over slots and beta, and over the prices of prompt and output tokens"
+SLOTS = (2, 8, 16, 24, 32, 40)
 SLOPES = (1e-5, 2e-4, 5e-4, 1e-3)
 Map = dict[tuple[float, float], float]
 STEPS = (0.05, 0.10, 0.15, 0.20, 0.25, 0.30)
@@ -27,7 +27,7 @@ def jobs(options: Options) -> list[NetworkJob]:
 
 def judge(results: Outcomes, options: Options) -> Report:
     """Both maps, and their ends against the colour scales."""
-    map_a: Map = {(seats, slope): _by_engine(seats, slope) for seats in SEATS for slope in SLOPES}
+    map_a: Map = {(slots, slope): _by_engine(slots, slope) for slots in SLOTS for slope in SLOPES}
     map_b: Map = {(p, d): _by_price(p, d) for p in STEPS for d in STEPS}
     ends = [
         Row(name, (Cell(low, min(values.values())), Cell(high, max(values.values()))))
@@ -39,11 +39,11 @@ def judge(results: Outcomes, options: Options) -> Report:
         "revenue over engines and prices",
         (
             f"Base instance, 0.5 arrivals per second, engine and class; linear programs; prices at "
-            f"{LIKELY_SEATS} seats. 'paper' are the ends of the printed colour scales.",
+            f"{LIKELY_SLOTS} slots. 'paper' are the ends of the printed colour scales.",
         ),
         (
             Section("Least and most", "map", ("least", "most"), tuple(ends)),
-            _table("Seats down, β across", SEATS, SLOPES, map_a),
+            _table("Slots down, β across", SLOTS, SLOPES, map_a),
             _table("Price of a prompt token down, of an output token across", STEPS, STEPS, map_b),
         ),
         (Count("best prices on c_p + c_d = 0.35 are at an end", int(edge[0] in (STEPS[0], STEPS[-1])), 1),),
@@ -55,14 +55,14 @@ def judge(results: Outcomes, options: Options) -> Report:
     )
 
 
-def _by_engine(seats: int, slope: float) -> float:
+def _by_engine(slots: int, slope: float) -> float:
     start = two_classes()
-    return plan_fluid(replace(start, pace=replace(pace(seats), mixed_per_token=slope))).revenue
+    return plan_fluid(replace(start, pace=replace(pace(slots), mixed_per_token=slope))).revenue
 
 
 def _by_price(prompt: float, output: float) -> float:
     assert FIG10_PRICES[0] <= min(prompt, output) and max(prompt, output) <= FIG10_PRICES[1]
-    return plan_fluid(two_classes(seats=LIKELY_SEATS, prices=TokenPrices(prompt, output))).revenue
+    return plan_fluid(two_classes(slots=LIKELY_SLOTS, prices=TokenPrices(prompt, output))).revenue
 
 
 def _table(title: str, down: tuple[float, ...], across: tuple[float, ...], values: Map) -> Section:

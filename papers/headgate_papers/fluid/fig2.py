@@ -7,7 +7,7 @@ from math import nan
 from headgate.methods.fluid.flows import BUNDLED, SEPARATE
 from headgate.methods.fluid.planner import plan_fluid
 from headgate_papers.fluid.network_runs import NetworkJob, level, measured, quick_note, short
-from headgate_papers.fluid.published import FIG2, FIG2_EDGE, LIKELY_SEATS, STATED_SEATS, two_classes
+from headgate_papers.fluid.published import FIG2, FIG2_EDGE, LIKELY_SLOTS, STATED_SLOTS, two_classes
 from headgate_papers.network.counts import HANDOFF, WAITING
 from headgate_papers.report import Cell, Count, Report, Row, Section
 from headgate_papers.serving import Options, Outcomes
@@ -24,7 +24,7 @@ def jobs(options: Options) -> list[NetworkJob]:
     found = []
     for charging, router in ROUTERS.items():
         for rate in RATES:
-            plan = plan_fluid(two_classes(rate, LIKELY_SEATS, charging))
+            plan = plan_fluid(two_classes(rate, LIKELY_SLOTS, charging))
             found.append(short(NetworkJob((charging, rate), plan, router, ENGINES, SECONDS), options))
     return found
 
@@ -36,16 +36,16 @@ def judge(results: Outcomes, options: Options) -> Report:
         "revenue and queues against arrivals",
         (
             f"Two classes at equal rates up to {FIG2_EDGE} per second and engine; the optimum of the linear "
-            f"programs with {STATED_SEATS} seats as stated and {LIKELY_SEATS} as the numbers suggest.",
-            f"Queues and revenue: stochastic network, {ENGINES} engines, {LIKELY_SEATS} seats, "
+            f"programs with {STATED_SLOTS} slots as stated and {LIKELY_SLOTS} as the numbers suggest.",
+            f"Queues and revenue: stochastic network, {ENGINES} engines, {LIKELY_SLOTS} slots, "
             f"{SECONDS:.0f} s; bundled: gate-and-route+, separate: prioritize-and-route.",
             *quick_note(options),
         ),
         (_optima(), _queues(results)),
         _counts(results),
         (
-            "With 16 seats the marked optima would need different arrival rates (0.509 and 1.004), and the "
-            "bundled curve would not be flat before 1.43: the figure cannot be B = 16. With 8 seats the "
+            "With 16 slots the marked optima would need different arrival rates (0.509 and 1.004), and the "
+            "bundled curve would not be flat before 1.43: the figure cannot be B = 16. With 8 slots the "
             "separate optimum at the right edge is the marked one, and the bundled plateau 0.1 % above it.",
             "Separate charging pays for prompts whose outputs then wait: the value of requests that finish "
             "is below what the same engines earn under the bundled plan.",
@@ -57,11 +57,11 @@ def _optima() -> Section:
     rows = []
     for charging, marked in FIG2.items():
         cells = [
-            Cell(marked, plan_fluid(two_classes(FIG2_EDGE, seats, charging)).revenue)
-            for seats in (STATED_SEATS, LIKELY_SEATS)
+            Cell(marked, plan_fluid(two_classes(FIG2_EDGE, slots, charging)).revenue)
+            for slots in (STATED_SLOTS, LIKELY_SLOTS)
         ]
         rows.append(Row(charging, tuple(cells)))
-    columns = (f"{STATED_SEATS} seats", f"{LIKELY_SEATS} seats")
+    columns = (f"{STATED_SLOTS} slots", f"{LIKELY_SLOTS} slots")
     return Section(
         f"Optimum at {FIG2_EDGE} arrivals, marked in the figure", "charging", columns, tuple(rows), True
     )
@@ -72,7 +72,7 @@ def _queues(results: Outcomes) -> Section:
     for charging in ROUTERS:
         for rate in RATES:
             plan, found = (
-                plan_fluid(two_classes(rate, LIKELY_SEATS, charging)),
+                plan_fluid(two_classes(rate, LIKELY_SLOTS, charging)),
                 measured(results, (charging, rate)),
             )
             figures = (

@@ -45,7 +45,7 @@ def judge(results: Outcomes, options: Options) -> Report:
         NAME,
         "growing fleets against the fluid optimum",
         (
-            "Base instance, 16 seats, 0.5 arrivals per second, engine and class. 'paper' is the fluid "
+            "Base instance, 16 slots, 0.5 arrivals per second, engine and class. 'paper' is the fluid "
             "optimum, which Theorem 2 gives as the limit and Fig. 4 marks; no other number is printed.",
             "literal: the paper's gate. GG-SP+: ours, with spare mixed engines and a gate that withholds. "
             "Intervals: see docs/fleet.md.",
@@ -68,7 +68,7 @@ def judge(results: Outcomes, options: Options) -> Report:
             f"{100 * gaps['GG-SP+'][-1]:.1f} %: the plan gives code {500 * best.prefill[0]:.1f} engines "
             "there and 0.1 at 5, but a class with nobody in prefill always wins the literal index.",
             "Occupancies by class: prefill follows the plan; decodes settle where each class has its share "
-            "of both kinds of seat, one of many optimal splits (Fig. 5 shows the same).",
+            "of both kinds of slot, one of many optimal splits (Fig. 5 shows the same).",
         ),
     )
 
@@ -86,7 +86,7 @@ def _revenue(results: Outcomes, best: FluidPlan) -> Section:
 
 def _queues(results: Outcomes, best: FluidPlan) -> tuple[Section, ...]:
     found = []
-    for what, number, planned in (("prefill", WAITING, sum(best.waiting)), ("a decode seat", HANDOFF, nan)):
+    for what, number, planned in (("prefill", WAITING, sum(best.waiting)), ("a decode slot", HANDOFF, nan)):
         rows = tuple(
             Row(
                 f"n = {n}",

@@ -20,7 +20,7 @@ FAIR = {"literal gate": "occupancy", "token bucket": "token-bucket"}
 
 
 def apart() -> FluidPlan:
-    """An optimal vertex: code decodes alone, summaries take the rest of the solo seats and the mixed ones."""
+    """An optimal vertex: code decodes alone, summaries take the rest of the solo slots and the mixed ones."""
     best = plan_fluid(two_classes())
     pace, flows = best.instance.pace, best.instance.flows
     tokens = [rate * flow.output for rate, flow in zip(best.served, flows, strict=True)]
@@ -69,7 +69,7 @@ def judge(results: Outcomes, options: Options) -> Report:
         (*vertex, *even, _revenue(results)),
         (
             Count(
-                f"n = {largest}: randomised nearer to the plan than greedy, by seat and class",
+                f"n = {largest}: randomised nearer to the plan than greedy, by slot and class",
                 nearer,
                 len(pairs),
             ),

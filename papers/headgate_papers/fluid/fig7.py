@@ -10,7 +10,7 @@ from headgate.methods.fluid.flows import EnginePace, Flow, Instance
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.workloads.streams import stream
 from headgate_papers.fluid.network_runs import NetworkJob, measured, quick_note, revenue, short
-from headgate_papers.fluid.published import CHUNK, FIG7_AXIS, FIG7_RANGES, PRICES, STATED_SEATS, THETA
+from headgate_papers.fluid.published import CHUNK, FIG7_AXIS, FIG7_RANGES, PRICES, STATED_SLOTS, THETA
 from headgate_papers.report import Cell, Count, Report, Row, Section
 from headgate_papers.serving import Options, Outcomes
 
@@ -41,7 +41,7 @@ def instances(seed: int, count: int) -> list[Instance]:
         per_token = exp(float(rng.uniform(low, high)))
         sizes = rng.uniform(*FIG7_RANGES["tokens"], (2, 2)).tolist()
         rates = rng.uniform(*FIG7_RANGES["rate"], 2).tolist()
-        pace = EnginePace(STATED_SEATS, CHUNK, fixed, per_token, speed)
+        pace = EnginePace(STATED_SLOTS, CHUNK, fixed, per_token, speed)
         if pace.keeps_up:
             pairs = enumerate(zip(sizes, rates, strict=True))
             flows = tuple(
@@ -87,7 +87,7 @@ def judge(results: Outcomes, options: Options) -> Report:
             "Confirmed: the gate is what matters (GI-WSP over FI-WSP, GG-SP over FG-SP), and static planning "
             "without a gate does not help.",
             "Not confirmed: GG-SP is not above GI-WSP here. A coupled engine starts a prompt only where its "
-            "decode has a seat, which is the back-pressure the literal gate lacks; GG-SP+ adds it.",
+            "decode has a slot, which is the back-pressure the literal gate lacks; GG-SP+ adds it.",
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Figure 9 of the gate-and-route paper: revenue and TPOT against seats, alpha, beta and gamma."""
+"""Figure 9 of the gate-and-route paper: revenue and TPOT against slots, alpha, beta and gamma."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from math import nan
 
 from headgate.methods.fluid.planner import sensitivity
 from headgate_papers.fluid.network_runs import NetworkJob
-from headgate_papers.fluid.published import FIG9_ALPHA_REVENUE, FIG9_SATURATES, LIKELY_SEATS, two_classes
+from headgate_papers.fluid.published import FIG9_ALPHA_REVENUE, FIG9_SATURATES, LIKELY_SLOTS, two_classes
 from headgate_papers.report import Cell, Count, Report, Row, Section
 from headgate_papers.serving import Options, Outcomes
 
 NAME = "gr-fig9"
-ABOUT = "revenue and time per token against seats, alpha, beta and gamma"
+ABOUT = "revenue and time per token against slots, alpha, beta and gamma"
 VALUES: dict[str, tuple[float, ...]] = {
-    "seats": (1, 2, 4, 8, 12, 16, 17, 24, 32),
+    "slots": (1, 2, 4, 8, 12, 16, 17, 24, 32),
     "mixed_fixed": (0.001, 0.02, 0.04, 0.06, 0.08, 0.1),
     "mixed_per_token": (1e-5, 2e-4, 4e-4, 6e-4, 8e-4, 1e-3),
     "solo_speed": (0.1, 10, 20, 30, 40, 45.45, 50),
 }
 TITLES = {
-    "seats": "Seats B",
+    "slots": "Slots B",
     "mixed_fixed": "alpha, s",
     "mixed_per_token": "beta, s/token",
     "solo_speed": "gamma, tokens/s",
 }
-ENOUGH = 0.999  # of the revenue with plenty of seats
+ENOUGH = 0.999  # of the revenue with plenty of slots
 
 
 def jobs(options: Options) -> list[NetworkJob]:
@@ -44,23 +44,23 @@ def judge(results: Outcomes, options: Options) -> Report:
         "sensitivity of the plan to the engine",
         (
             "Base instance, 0.5 arrivals per second, engine and class; linear programs with a queue before "
-            f"decode allowed. Panels of alpha, beta and gamma: {LIKELY_SEATS} seats, which their axes fit.",
+            f"decode allowed. Panels of alpha, beta and gamma: {LIKELY_SLOTS} slots, which their axes fit.",
         ),
         (
             Section(
-                "Seats from which more bring nothing",
+                "Slots from which more bring nothing",
                 "",
-                ("seats",),
+                ("slots",),
                 (Row("saturation", (Cell(FIG9_SATURATES, saturates),)),),
             ),
             *panels.values(),
         ),
         _counts(panels, saturates),
         (
-            f"Below gamma = {_condition():.1f} (with {LIKELY_SEATS} seats) the paper's own condition for its "
+            f"Below gamma = {_condition():.1f} (with {LIKELY_SLOTS} slots) the paper's own condition for its "
             "policy does not hold, for decoding beside a prompt is then faster than alone by more than the "
-            "seat it costs; the printed axis goes down to 0.",
-            f"With 16 seats the alpha panel would run from {stated[-1]:.0f} to {stated[0]:.0f}, outside its "
+            "slot it costs; the printed axis goes down to 0.",
+            f"With 16 slots the alpha panel would run from {stated[-1]:.0f} to {stated[0]:.0f}, outside its "
             f"printed axis {low:.0f} to {high:.0f}.",
         ),
     )
@@ -70,7 +70,7 @@ def _counts(panels: dict[str, Section], saturates: float) -> tuple[Count, ...]:
     fixed = [row.cells[0].ours for row in panels["mixed_fixed"].rows]
     low, high = FIG9_ALPHA_REVENUE
     return (
-        Count("saturates near 16 seats (within 2)", int(abs(saturates - FIG9_SATURATES) <= 2), 1),
+        Count("saturates near 16 slots (within 2)", int(abs(saturates - FIG9_SATURATES) <= 2), 1),
         Count(
             "revenue falls with alpha and beta",
             sum(map(_falls, (panels["mixed_fixed"], panels["mixed_per_token"]))),
@@ -86,8 +86,8 @@ def _counts(panels: dict[str, Section], saturates: float) -> tuple[Count, ...]:
 
 
 def _panel(name: str, values: tuple[float, ...]) -> Section:
-    seats = 16 if name == "seats" else LIKELY_SEATS
-    points = sensitivity(two_classes(seats=seats), name, [int(v) if name == "seats" else v for v in values])
+    slots = 16 if name == "slots" else LIKELY_SLOTS
+    points = sensitivity(two_classes(slots=slots), name, [int(v) if name == "slots" else v for v in values])
     rows = [
         Row(f"{point.value:g}", (Cell(nan, point.revenue), Cell(nan, point.plan.tpot if point.plan else nan)))
         for point in points
@@ -98,13 +98,13 @@ def _panel(name: str, values: tuple[float, ...]) -> Section:
 
 
 def _saturation() -> float:
-    points = sensitivity(two_classes(), "seats", range(1, 36))
+    points = sensitivity(two_classes(), "slots", range(1, 36))
     return next(point.value for point in points if point.revenue >= ENOUGH * points[-1].revenue)
 
 
 def _condition() -> float:
     """The solo speed at which Proposition 1 begins to hold."""
-    return (LIKELY_SEATS - 1) / LIKELY_SEATS / two_classes().pace.mixed_step
+    return (LIKELY_SLOTS - 1) / LIKELY_SLOTS / two_classes().pace.mixed_step
 
 
 def _falls(section: Section, sign: int = 1) -> bool:

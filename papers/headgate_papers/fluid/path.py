@@ -24,7 +24,7 @@ LEVELS = {
     "Decoding": ("decoding", (MIXED, SOLO)),
     "Prefilling": ("prefilling", (PREFILLING,)),
     "Waiting for prefill": ("waiting", (WAITING,)),
-    "Waiting for a decode seat": ("handoff", (HANDOFF,)),
+    "Waiting for a decode slot": ("handoff", (HANDOFF,)),
 }
 NEAR = 0.1
 
@@ -96,7 +96,7 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
         NAME,
         "from an empty fleet to the plan",
         (
-            "Base instance (section 6.2), 16 seats, 0.5 arrivals per second, engine and class. 'fluid' is "
+            "Base instance (section 6.2), 16 slots, 0.5 arrivals per second, engine and class. 'fluid' is "
             "the path of the balance equations under the plan's gates (methods/fluid/plan.py), "
             f"averaged over each stretch of time; the network has {sizes[0]} and {sizes[1]} engines, two "
             "seeds.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from headgate.core.request import Identity
-from headgate.core.roster import Roster, Seat
+from headgate.core.roster import Member, Roster
 from headgate.methods.fluid.flows import Instance
 from headgate_papers.network.source import Block
 
@@ -15,7 +15,7 @@ ROUNDING = 1e-6  # tokens
 
 
 class Clock:
-    """Tokens that each seat of an engine has produced since the run began."""
+    """Tokens that each slot of an engine has produced since the run began."""
 
     __slots__ = ("_fleet", "_since", "_speed", "_tokens", "due", "ends")
 
@@ -52,17 +52,17 @@ class Job(Identity):
         "decode_patience",
         "done_at",
         "end",
+        "member",
         "number",
         "output",
         "patience",
-        "seat",
         "seconds",
         "state",
         "whole",
     )
 
     clock: Clock
-    seat: Seat
+    member: Member
     end: float
     done_at: float  # when its prompt will be done, if its engine lives so long
     evictions = 0

@@ -1,8 +1,8 @@
 """The stochastic network of the gate-and-route paper: a fleet whose phases are drawn, not stepped.
 
 All decodes of an engine advance together, at solo or at mixed speed, so each engine has one counter of
-tokens per seat, and a request that joins knows at which count it will end. A change of speed touches the
-counter, not the requests: the cost of an event depends neither on the engines nor on the seats. Exponential
+tokens per slot, and a request that joins knows at which count it will end. A change of speed touches the
+counter, not the requests: the cost of an event depends neither on the engines nor on the slots. Exponential
 phases make this the Markov chain of section 2.3; any other law works too.
 """
 
@@ -19,7 +19,7 @@ from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import CLOSED, FleetObserver, Move, Room, RoutePolicy, Stage, room
 from headgate.core.policy import End
 from headgate.core.request import Request
-from headgate.core.roster import Roster, Seat
+from headgate.core.roster import Member, Roster
 from headgate.methods.fluid.flows import Instance
 from headgate.sim.fleet.outage import Outage, check_outages
 from headgate_papers.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING, Counts, Page, Window
@@ -41,14 +41,14 @@ class Network:
         source: Source,
         outages: Sequence[Outage] = (),
     ) -> None:
-        seats = instance.pace.seats
+        slots = instance.pace.slots
         if engines < 1:
             raise InputError(f"{engines} engines; give at least 1")
-        if seats < 2:
-            raise InputError(f"{seats} seats per engine; give at least 2, one for a prompt beside a decode")
+        if slots < 2:
+            raise InputError(f"{slots} slots per engine; give at least 2, one for a prompt beside a decode")
         self.instance, self.engines, self.router = instance, engines, router
         self.kinds = [flow.name for flow in instance.flows]
-        self.fleet = Roster(router.roles(engines), lambda role: room(role, seats), self.kinds)
+        self.fleet = Roster(router.roles(engines), lambda role: room(role, slots), self.kinds)
         self.books = Counts(len(self.kinds))
         self.events = 0
         self._fast, self._slow = instance.pace.solo_speed, 1 / instance.pace.mixed_step
@@ -145,19 +145,19 @@ class Network:
         return True
 
     def _prompt_done(self, now: float, job: Job) -> bool:
-        seat, kind, books = job.seat, job.number, self.books
-        clock = self._clocks[seat.id]
+        member, kind, books = job.member, job.number, self.books
+        clock = self._clocks[member.id]
         books.counts["prompts_done"][kind] += 1
-        self.fleet.end_prompt(job, seat, job.whole)
-        if not seat.prompts:
-            decodes = list(seat.decoding.values())
+        self.fleet.end_prompt(job, member, job.whole)
+        if not member.prompts:
+            decodes = list(member.decoding.values())
             decodes[kind] -= job.whole  # it joins only now
             books.switch(decodes, False, now)
             clock.set_speed(now, self._fast)
             self._schedule(clock)
-        self.router.prefilled(job, seat.id, now)
+        self.router.prefilled(job, member.id, now)
         if job.whole:
-            self._join(job, seat, now, PREFILLING)
+            self._join(job, member, now, PREFILLING)
         else:
             job.state = WAITS_DECODE
             books.move(PREFILLING, HANDOFF, kind, now)
@@ -171,15 +171,15 @@ class Network:
             self._schedule(clock)
             return False
         _, _, job = heappop(clock.ends)
-        seat, kind, books = job.seat, job.number, self.books
-        mixed = seat.prompts > 0
+        member, kind, books = job.member, job.number, self.books
+        mixed = member.prompts > 0
         books.counts["mixed_done" if mixed else "solo_done"][kind] += 1
         books.leave(MIXED if mixed else SOLO, kind, now)
-        self.fleet.finish(job, seat)
+        self.fleet.finish(job, member)
         job.state = GONE
         self._schedule(clock)
         if self._tell_finished:
-            self._tell_finished(job, seat.id, now)
+            self._tell_finished(job, member.id, now)
         return True
 
     def _leaves(self, now: float, job: Job, how: End) -> None:
@@ -196,56 +196,56 @@ class Network:
     # -- what the router wants -------------------------------------------------------------------------
 
     def _move(self, move: Move, now: float) -> None:
-        found, seat = self.fleet.find(move)
+        found, member = self.fleet.find(move)
         job = _job(found)
         kind, books = job.number, self.books
-        job.seat = seat
+        job.member = member
         if move.stage is Stage.DECODE:
-            self.fleet.start_decode(job, seat)
-            self._join(job, seat, now, HANDOFF)
+            self.fleet.start_decode(job, member)
+            self._join(job, member, now, HANDOFF)
         else:
-            self.fleet.start_prompt(job, seat, move.stage)
+            self.fleet.start_prompt(job, member, move.stage)
             books.counts["prompts_started"][kind] += 1
             books.move(WAITING, PREFILLING, kind, now)
             job.state, job.whole = IN_PREFILL, move.stage is Stage.WHOLE
-            if seat.prompts == 1:
-                books.switch(seat.decoding.values(), True, now)
-                self._clocks[seat.id].set_speed(now, self._slow)
-                self._schedule(self._clocks[seat.id])
+            if member.prompts == 1:
+                books.switch(member.decoding.values(), True, now)
+                self._clocks[member.id].set_speed(now, self._slow)
+                self._schedule(self._clocks[member.id])
             job.done_at = now + job.seconds
             self._push(job.done_at, PROMPT_DONE, job)
         self.router.moved(job, move, now)
 
     def _set_role(self, engine: int, role: str) -> bool:
-        seat = self.fleet.seat(engine)
-        if seat.role == role:
+        member = self.fleet.member(engine)
+        if member.role == role:
             return False
-        self.fleet.set_role(engine, role, CLOSED if seat.room == CLOSED else self._room(role))
+        self.fleet.set_role(engine, role, CLOSED if member.room == CLOSED else self._room(role))
         self.router.engines_changed(self.fleet)
         return True
 
     def _room(self, role: str) -> Room:
-        return room(role, self.instance.pace.seats)
+        return room(role, self.instance.pace.slots)
 
     def _outage(self, now: float, outage: Outage) -> None:
         """An engine fails, drains or comes back."""
-        seat = self.fleet.replicas[outage.engine]
+        member = self.fleet.replicas[outage.engine]
         if now >= outage.end:
-            self.fleet.set_room(seat.id, self._room(seat.role))
+            self.fleet.set_room(member.id, self._room(member.role))
         else:
-            self.fleet.set_room(seat.id, CLOSED)
+            self.fleet.set_room(member.id, CLOSED)
             if not outage.drain:
-                for job in lose_all(self.fleet, self.books, self._clocks[seat.id], seat, now):
+                for job in lose_all(self.fleet, self.books, self._clocks[member.id], member, now):
                     self.fleet.take_back(job)
                     self.router.returned(job, now)
                     if job.patience < inf:
                         self._push(now + job.patience, GIVES_UP, job)
-                self._clocks[seat.id].set_speed(now, self._fast)
+                self._clocks[member.id].set_speed(now, self._fast)
         self.router.engines_changed(self.fleet)
 
-    def _join(self, job: Job, seat: Seat, now: float, out: int) -> None:
+    def _join(self, job: Job, member: Member, now: float, out: int) -> None:
         """Its first token is under way."""
-        clock, kind, mixed = self._clocks[seat.id], job.number, seat.prompts > 0
+        clock, kind, mixed = self._clocks[member.id], job.number, member.prompts > 0
         self.books.counts["mixed_started" if mixed else "solo_started"][kind] += 1
         self.books.move(out, MIXED if mixed else SOLO, kind, now)
         job.state = DECODING

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from math import inf
 
-from headgate.core.roster import Roster, Seat
+from headgate.core.roster import Member, Roster
 from headgate_papers.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING, Counts
 from headgate_papers.network.job import DECODING, WAITS_PROMPT, Clock, Job
 
 LOST = {PREFILLING: "lost_prompts", HANDOFF: "lost_handoffs", MIXED: "lost_mixed", SOLO: "lost_solo"}
 
 
-def lose_all(fleet: Roster, books: Counts, clock: Clock, seat: Seat, now: float) -> list[Job]:
+def lose_all(fleet: Roster, books: Counts, clock: Clock, member: Member, now: float) -> list[Job]:
     """The requests that lose their engine or their KV, newest first; in the books they wait again."""
-    mixed = seat.prompts > 0
+    mixed = member.prompts > 0
     found: list[Job] = []
     for id, stay in fleet.places.items():
-        if stay.replica != seat.id:
+        if stay.replica != member.id:
             continue
         job = stay.request
         assert isinstance(job, Job)  # the roster holds what it was given

@@ -92,7 +92,7 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
     bound = tile_bound(_terms(), lengths_of(drawn))
     sections = [_bounds(), *(_saturated(outcomes, case, bound.rate) for case in CASES)]
     setup = (
-        f"{len(drawn)} requests with lengths from the sharegpt-8k trace, all at once, {SLOTS} seats; steps "
+        f"{len(drawn)} requests with lengths from the sharegpt-8k trace, all at once, {SLOTS} slots; steps "
         "as on card pub-rtx-ada-6000-mistral-7b. ref. is a reference simulation, an "
         f"independent program with its own sample (λ* {REFERENCE_SAMPLE}); the paper has no such table.",
         f"λ* of these requests: {bound.rate:.4f} requests/s (a request takes {1e3 * bound.seconds:.1f} ms at "

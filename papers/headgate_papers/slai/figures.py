@@ -127,7 +127,7 @@ def _setup(paying: int, options: Options) -> tuple[str, ...]:
     return (
         f"Poisson arrivals for {seconds:g} s, lengths drawn from the sharegpt-8k trace, {paying} % paying "
         f"users (TBT 0.1 s, free 0.5 s); {many}. Figures are of requests that finished before "
-        "the stop, as in the paper. 128 seats, steps of 512 tokens (vLLM: 8192), 224,000 KV tokens; card "
+        "the stop, as in the paper. 128 slots, steps of 512 tokens (vLLM: 8192), 224,000 KV tokens; card "
         f"pub-rtx-ada-6000-mistral-7b. No policy is stable beyond λ* = {best_rate():.3f} requests/s.",
         "SLAI FCFS, SPF: offset 10; dyn: offset 5, 10 when 96 % of the KV are used; running mean of steps. "
         "slai: ours, predicted steps, chunks cut to keep TBT, ageing. ref.: a reference simulation, an "

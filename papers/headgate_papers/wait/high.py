@@ -29,7 +29,7 @@ NAME = "wait-high"
 ABOUT = "WAIT, three types of 100, 200 and 300 output tokens; at the paper's rates and at loads from 0.5 to 2"
 MIX = Mix(((6000, 20, 100), (4000, 20, 200), (2000, 20, 300)))
 FREE, DEAR = Machine(), Machine(per_new=30e-6)
-SEATS = Machine(kv=1_000_000, seats=512)
+SLOTS = Machine(kv=1_000_000, slots=512)
 WAIT = {"paced": paced, "full": full, "printed": printed, "learned": learned}
 WAIT["no pause"] = pacer
 WAYS = WAIT | BASELINES
@@ -51,7 +51,7 @@ def priced() -> list[Scene]:
 
 def counted() -> Scene:
     """Overload with a limit on requests instead of memory."""
-    return Scene("512 seats", SEATS, MIX.times(0.05), 100.0)
+    return Scene("512 slots", SLOTS, MIX.times(0.05), 100.0)
 
 
 COUNTED = {"printed": printed, "work share": shared, **BASELINES}
@@ -114,29 +114,29 @@ def judge(found: Outcomes, options: Options) -> Report:
 
 
 def _mix(found: Outcomes) -> Section:
-    """Requests per second by type, with 512 seats and no memory limit at 600 requests/s."""
+    """Requests per second by type, with 512 slots and no memory limit at 600 requests/s."""
     rows = []
     for name in COUNTED:
         key = (counted().name, name)
         shares = next((run.shares for run in found.every(key)), (float("nan"),) * 3)
         tokens = found.figure(key, "decodes")
         rows.append(Row(name, tuple(Cell(float("nan"), value) for value in (*shares, tokens))))
-    title = "Served per second by type, 512 seats, 300:200:100 arrive (no memory limit)"
+    title = "Served per second by type, 512 slots, 300:200:100 arrive (no memory limit)"
     return Section(title, "policy", ("l'=100", "l'=200", "l'=300", "tokens/s"), tuple(rows))
 
 
 def _remarks(found: Outcomes) -> tuple[str, ...]:
-    seats = {name: found.figure((counted().name, name), "decodes") for name in COUNTED}
+    slots = {name: found.figure((counted().name, name), "decodes") for name in COUNTED}
     dear = {name: found.figure(("d2, u=1.2", name), "decodes") for name in WAYS}
     near = [found.figure(("u=0.95", name), "latency") for name in ("paced", "v0", "mixed")]
-    gain = 100 * (seats["printed"] / seats["mixed"] - 1)
+    gain = 100 * (slots["printed"] / slots["mixed"] - 1)
     return (
         "Below saturation all serve what arrives; no policy can serve more.",
         f"Near saturation (u = 0.95) WAIT's latency is {near[0]:.1f} s, v0's {near[1]:.1f} s, mixed "
         f"batching's {near[2]:.1f} s.",
-        f"The printed rule serves {gain:+.0f} % tokens against mixed batching in overload with 512 seats, "
+        f"The printed rule serves {gain:+.0f} % tokens against mixed batching in overload with 512 slots, "
         "by serving short requests out of proportion; with the share of work it is "
-        f"{100 * (seats['work share'] / seats['mixed'] - 1):+.1f} %.",
+        f"{100 * (slots['work share'] / slots['mixed'] - 1):+.1f} %.",
         "Where computing again costs real time (d2), WAIT, which never evicts, serves "
         f"{100 * (dear['full'] / dear['mixed'] - 1):+.0f} % against mixed batching at u = 1.2 and "
         f"{100 * (dear['full'] / dear['v0'] - 1):+.0f} % against v0.",

@@ -22,8 +22,8 @@ from headgate_papers.wait.study import (
 )
 
 NAME = "wait-low"
-ABOUT = "WAIT, two types of 10 and 20 output tokens at 1000/s each, 512 seats; and at rates around it"
-MACHINE = Machine(seats=512)
+ABOUT = "WAIT, two types of 10 and 20 output tokens at 1000/s each, 512 slots; and at rates around it"
+MACHINE = Machine(slots=512)
 MIX = Mix(((1000, 10, 10), (1000, 10, 20)))
 FACTORS = (0.01, 0.5, 1.0, 1.4, 2.0, 6.0)
 SECONDS = 20.0
@@ -44,8 +44,8 @@ def hurried(machine: Machine, mix: Mix) -> tuple[str, dict[str, object]]:
 
 
 def small_steps(machine: Machine, mix: Mix) -> tuple[str, dict[str, object]]:
-    """Sarathi-like with 512 tokens per step: the seats of the others, but a prompt takes ten of them."""
-    return "mixed", {"budget": min(512, machine.seats), "slots": min(512, machine.seats)}
+    """Sarathi-like with 512 tokens per step: the slots of the others, but a prompt takes ten of them."""
+    return "mixed", {"budget": min(512, machine.slots), "slots": min(512, machine.slots)}
 
 
 WAIT: dict[str, Way] = {
@@ -81,8 +81,8 @@ def judge(found: Outcomes, options: Options) -> Report:
         "two types of short outputs",
         (
             "The paper prints no step times, memory or batch limit. Here: d0 = 8 ms, d1 = 0.3 us per KV "
-            "token, 100,000 KV tokens, 512 seats for everybody. x1 is the paper's 1000 + 1000 requests/s; "
-            f"the seats can carry x{1 / load_of(MACHINE, MIX):.2f}.",
+            "token, 100,000 KV tokens, 512 slots for everybody. x1 is the paper's 1000 + 1000 requests/s; "
+            f"the slots can carry x{1 / load_of(MACHINE, MIX):.2f}.",
             "(10,10): the least whole thresholds for x1, pausing as long as it takes. 10 ms: the same, but "
             "nobody stands still or waits for a cohort for longer. printed: the paper's rule with B = 512. "
             "learned: `wait` as it comes. no pause: the same with max_pause=0. v0 is vLLM-like (prefill "
@@ -97,7 +97,7 @@ def judge(found: Outcomes, options: Options) -> Report:
         ),
         (
             claim(found, rows, WAIT, "decodes", "WAIT serves more than a baseline (paper: at all rates)"),
-            claim(found, carried, WAIT, "latency", "WAIT has the lower latency, where seats suffice"),
+            claim(found, carried, WAIT, "latency", "WAIT has the lower latency, where slots suffice"),
         ),
         _remarks(found),
     )
@@ -130,8 +130,8 @@ def _why(found: Outcomes) -> tuple[str, ...]:
         "are for x1, and b512. The printed rule then serves "
         f"{tokens:+.0f} % tokens but {requests:+.0f} % requests against mixed batching, by serving short "
         "ones out of proportion: counted in requests WAIT is ahead. Near saturation it serves less, because "
-        "the seats of one type stand empty while the other's queue grows.",
-        "A baseline whose steps hold as many tokens as the others have seats (512) falls behind as soon as "
+        "the slots of one type stand empty while the other's queue grows.",
+        "A baseline whose steps hold as many tokens as the others have slots (512) falls behind as soon as "
         f"its prompts do not fit: at x1.4 it serves {small:.1f} thousand tokens/s, WAIT {learned:.1f}. The "
         "paper says equal batch limits and does not say of what.",
     )

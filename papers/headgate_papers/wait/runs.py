@@ -28,17 +28,17 @@ FOR_EVER = {"max_pause": 1e9, "max_wait": 1e9}  # patience that never ends, as i
 
 
 class Machine(NamedTuple):
-    """An engine of the paper's law: seconds d0, per KV token d1, per new token d2; KV tokens; seats."""
+    """An engine of the paper's law: seconds d0, per KV token d1, per new token d2; KV tokens; slots."""
 
     fixed: float = 0.008
     per_kv: float = 3e-7
     per_new: float = 0.0
     kv: int = 100_000
-    seats: int = NO_LIMIT
+    slots: int = NO_LIMIT
 
     def engine(self) -> Engine:
         """The same as the simulator wants it; KV is counted in tokens, steps have no token limit."""
-        return Engine(_cost(*self[:3]), self.kv, NO_LIMIT, NO_LIMIT, self.seats, block=1)
+        return Engine(_cost(*self[:3]), self.kv, NO_LIMIT, NO_LIMIT, self.slots, block=1)
 
     def lines(self, parts: list[MixPart]) -> Lines:
         """The same as planners want it."""

@@ -34,8 +34,8 @@ class Scene(NamedTuple):
 
 
 def load_of(machine: Machine, mix: Mix) -> float:
-    """u: the offered work by what memory full of batched KV can do, or by what the seats can."""
-    return 1 / most_rate(machine.lines(mix.parts), mix.parts, machine.kv, machine.seats)
+    """u: the offered work by what memory full of batched KV can do, or by what the slots can."""
+    return 1 / most_rate(machine.lines(mix.parts), mix.parts, machine.kv, machine.slots)
 
 
 def at_load(machine: Machine, mix: Mix, load: float) -> Mix:
@@ -44,10 +44,10 @@ def at_load(machine: Machine, mix: Mix, load: float) -> Mix:
 
 
 def longest(machine: Machine, mix: Mix) -> float:
-    """The longest pace that memory, with room for one request more of each type, and seats allow."""
+    """The longest pace that memory, with room for one request more of each type, and slots allow."""
     parts = mix.parts
     room = machine.kv - sum(part.peak for part in parts)
-    return min(room / offered(parts), machine.seats / sum(part.rate * part.stages for part in parts))
+    return min(room / offered(parts), machine.slots / sum(part.rate * part.stages for part in parts))
 
 
 def paced(machine: Machine, mix: Mix) -> tuple[str, dict[str, Any]]:
@@ -61,13 +61,13 @@ def paced(machine: Machine, mix: Mix) -> tuple[str, dict[str, Any]]:
 
 
 def full(machine: Machine, mix: Mix) -> tuple[str, dict[str, Any]]:
-    """WAIT with memory or seats as full as they can be."""
+    """WAIT with memory or slots as full as they can be."""
     pace = longest(machine, mix)
     return "wait", {"thresholds": by_type([part.rate * pace for part in mix.parts]), **FOR_EVER}
 
 
 def printed(machine: Machine, mix: Mix) -> tuple[str, dict[str, Any]]:
-    """WAIT with the paper's rule, its batch limit the seats, or as large as memory allows."""
+    """WAIT with the paper's rule, its batch limit the slots, or as large as memory allows."""
     return "wait", {"thresholds": by_type(_within(machine, mix, printed_rule)), **FOR_EVER}
 
 
@@ -81,7 +81,7 @@ def _within(machine: Machine, mix: Mix, rule: Callable[..., tuple[float, ...]]) 
     one = rule(parts, 1.0)
     room = machine.kv - sum(part.peak for part in parts)
     most = room / sum(size * part.work for size, part in zip(one, parts, strict=True))
-    return [size * min(machine.seats, most) for size in one]
+    return [size * min(machine.slots, most) for size in one]
 
 
 def learned(machine: Machine, mix: Mix) -> tuple[str, dict[str, Any]]:

@@ -15,7 +15,7 @@ from headgate.advisor.capacity.search import Progress
 from headgate.advisor.capacity.traffic import Level, promised_gap
 from headgate.advisor.capacity.trials import HOPELESS, Chosen, Contender, Race, named_policy, remembered
 from headgate.advisor.fewest_engines import FleetFound, Serving, make_ways, plan_engines
-from headgate.advisor.flags import LARGE_GPU, gap_budget, safe_mixed_seats, small_graphs, with_graphs
+from headgate.advisor.flags import LARGE_GPU, gap_budget, safe_mixed_slots, small_graphs, with_graphs
 from headgate.advisor.set_up import (
     OtherTimes,
     SetUp,
@@ -47,7 +47,7 @@ class Advised:
 
     policy: str
     settings: dict[str, Any]
-    seats: int
+    slots: int
     budget: int
     found: capacity.PolicyRate
     engines: int | None = None  # that bear the load; None where none is given, or too many are needed
@@ -199,7 +199,7 @@ def _at_other_times(
     question = other_question(settings, options, advice.requests)
     if question is None:
         return advice
-    contender = Contender(best.policy, best.settings, (best.seats, best.budget))
+    contender = Contender(best.policy, best.settings, (best.slots, best.budget))
     other = other_rate(question, advice.levels, (best.name, rate), contender, progress, folder)
     if not other.apart or advice.load is None:
         return replace(advice, other=other)
@@ -258,7 +258,7 @@ class EngineCounter(NamedTuple):
         each = replace(each, counted=True)
         if not each.found.rate.value:
             return each
-        fleet = self.settings.model_copy(update={"slots": each.seats, "budget": each.budget})
+        fleet = self.settings.model_copy(update={"slots": each.slots, "budget": each.budget})
         values = ",".join(f"{key}={value}" for key, value in each.settings.items())
         text = f"{each.policy}:{values}" if values else each.policy
         ways, serving = make_ways([fleet.router or DEFAULT_ROUTER], [text], fleet), Serving.of(fleet)
@@ -277,59 +277,59 @@ class EngineCounter(NamedTuple):
 PLAIN = "mixed"  # what vLLM does without a plug-in
 POLICIES = (PLAIN, "keep", "slai", "eb+")
 BY_BUDGET = (PLAIN, "sarathi", "sarathi-spf", "v0")  # the budget is all that bounds their steps
-USUAL_SEATS = 256  # tried beside as many as memory is enough for
+USUAL_SLOTS = 256  # tried beside as many as memory is enough for
 WITHOUT_GAP = (2048, 8192, 16384)  # budgets to try where no gap is promised
 NEAR = (0.5, 1.0, 1.5)  # of the budget by formula
 ASSUMED = 0.9  # of λ*: the rate that the formula for the budget is given
 
 
 def candidates(policies: Sequence[str], start: SetUp, bound: Bound) -> Chosen:
-    """By name: every policy with seats and budgets, plain vLLM with its own defaults among them."""
+    """By name: every policy with slots and budgets, plain vLLM with its own defaults among them."""
     chosen: Chosen = {}
-    most = most_seats(start)
-    tried = [most] if start.settings.slots else sorted({min(USUAL_SEATS, most), most})
+    most = most_slots(start)
+    tried = [most] if start.settings.slots else sorted({min(USUAL_SLOTS, most), most})
     for text in policies:
         name, values = named_policy(text, start.settings.set)
-        for seats in tried:
-            for budget in _budgets(name, seats, start, bound):
-                engine = start.engine._replace(running=seats, batch_tokens=budget)
+        for slots in tried:
+            for budget in _budgets(name, slots, start, bound):
+                engine = start.engine._replace(running=slots, batch_tokens=budget)
                 make_policy(name, values, engine)  # mistakes show before the work
-                chosen[label(text, seats, budget)] = Contender(name, values, (seats, budget))
+                chosen[label(text, slots, budget)] = Contender(name, values, (slots, budget))
     return chosen
 
 
-def label(policy: str, seats: int, budget: int) -> str:
+def label(policy: str, slots: int, budget: int) -> str:
     """What it is called in tables."""
-    return f"{policy}, {seats} seats, {budget} tokens"
+    return f"{policy}, {slots} slots, {budget} tokens"
 
 
 def plain_default(start: SetUp) -> tuple[str, Contender]:
     """VLLM without a flag, on a GPU of this size; what the card was not meant for is cut."""
-    seats, budget = min(LARGE_GPU[0], start.card.max_running), min(LARGE_GPU[1], start.card.max_batch_tokens)
-    return label(PLAIN, seats, budget), Contender(PLAIN, {}, (seats, budget))
+    slots, budget = min(LARGE_GPU[0], start.card.max_running), min(LARGE_GPU[1], start.card.max_batch_tokens)
+    return label(PLAIN, slots, budget), Contender(PLAIN, {}, (slots, budget))
 
 
-def formula_budget(seats: int, start: SetUp, gap: float, bound: Bound) -> int:
+def formula_budget(slots: int, start: SetUp, gap: float, bound: Bound) -> int:
     """The budget by the card, for a load near what the engine bears."""
     lengths = start.traffic.lengths(start.engine)
     prompt, output = float(lengths.prompts.mean()), float(lengths.decodes.mean()) + 1
     most = start.card.max_batch_tokens
-    return gap_budget(start.engine.cost, prompt, output, ASSUMED * bound.rate, gap, seats, most)
+    return gap_budget(start.engine.cost, prompt, output, ASSUMED * bound.rate, gap, slots, most)
 
 
-def most_seats(start: SetUp) -> int:
+def most_slots(start: SetUp) -> int:
     """As `plan flags` has them: what KV memory is enough for, within --slots or the card's own limit."""
     rows = start.settings if start.traffic.recorded else start.settings.model_copy(update={"requests": None})
     about, _ = card_situation(rows)
-    return min(safe_mixed_seats(about), about.slots)
+    return min(safe_mixed_slots(about), about.slots)
 
 
-def _budgets(name: str, seats: int, start: SetUp, bound: Bound) -> list[int]:
+def _budgets(name: str, slots: int, start: SetUp, bound: Bound) -> list[int]:
     most = start.card.max_batch_tokens
     if start.settings.budget:
-        if start.settings.budget < seats:
+        if start.settings.budget < slots:
             raise InputError(
-                f"--budget {start.settings.budget} is below {seats} seats; give --slots, or a larger budget"
+                f"--budget {start.settings.budget} is below {slots} slots; give --slots, or a larger budget"
             )
         return [start.settings.budget]
     gap = promised_gap(start.traffic.levels)
@@ -338,6 +338,6 @@ def _budgets(name: str, seats: int, start: SetUp, bound: Bound) -> list[int]:
     elif gap is None:
         wanted = WITHOUT_GAP
     else:
-        formula = formula_budget(seats, start, gap, bound)
+        formula = formula_budget(slots, start, gap, bound)
         wanted = [*(share * formula for share in NEAR), LARGE_GPU[1]]
-    return sorted({max(seats, min(most, int(budget) // 256 * 256)) for budget in wanted})
+    return sorted({max(slots, min(most, int(budget) // 256 * 256)) for budget in wanted})

@@ -10,7 +10,7 @@ from headgate.advisor.advice import (
     REQUESTS,
     Advised,
     formula_budget,
-    most_seats,
+    most_slots,
     plain_default,
     try_flags,
 )
@@ -30,11 +30,11 @@ from headgate.stats.metrics import without_nan
 class FlagsTried:
     """What plain vLLM holds under the promise with each of the flags that came into the final."""
 
-    formula: int  # the budget by the card, at as many seats as the best has
+    formula: int  # the budget by the card, at as many slots as the best has
     gap: float
     final: tuple[Advised, ...]
     default: str  # vLLM's own flags
-    seats: Flag
+    slots: Flag
     budget: Flag
     graphs: Flag
     notes: tuple[str, ...]
@@ -52,7 +52,7 @@ class FlagsTried:
 
     @property
     def flags(self) -> tuple[Flag, ...]:
-        return self.seats, self.budget, self.graphs
+        return self.slots, self.budget, self.graphs
 
     def as_dict(self) -> dict[str, Any]:
         document: dict[str, Any] = {
@@ -81,13 +81,13 @@ def search_flags(
     tried = try_flags(start, (PLAIN,), bound, load, progress, None)
     final, searched = tried.final, tried.searched
     best = max(final, key=lambda each: each.found.rate.value)
-    formula, most = formula_budget(best.seats, start, gap, bound), most_seats(start)
+    formula, most = formula_budget(best.slots, start, gap, bound), most_slots(start)
     return FlagsTried(
         formula=formula,
         gap=gap,
         final=tuple(final),
         default=plain_default(start)[0],
-        seats=Flag("--max-num-seqs", best.seats, _why_seats(best.seats, most)),
+        slots=Flag("--max-num-seqs", best.slots, _why_slots(best.slots, most)),
         budget=Flag("--max-num-batched-tokens", best.budget, _why_budget(best.budget, formula, gap)),
         graphs=graph_flag(best.budget, settings.graph),
         notes=tuple(tried.notes),
@@ -96,9 +96,9 @@ def search_flags(
     )
 
 
-def _why_seats(seats: int, most: int) -> str:
+def _why_slots(slots: int, most: int) -> str:
     enough = f"KV memory, --slots or the card are enough for {most:,} such requests 99 % of the time"
-    return f"{enough}." if seats == most else f"{enough}; fewer held more in the search."
+    return f"{enough}." if slots == most else f"{enough}; fewer held more in the search."
 
 
 def _why_budget(budget: int, formula: int, gap: float) -> str:

@@ -54,7 +54,7 @@ class FleetOutcome(NamedTuple):
     values: tuple[float, ...] = ()
     shares: tuple[float, ...] = ()
     busy: float = 0.0  # share of the engines' time in steps
-    seats: float = 0.0  # share of their seats with a decode
+    slots: float = 0.0  # share of their slots with a decode
     stay: float = 0.0  # seconds from the arrival to the end of a request, the longest
 
 
@@ -73,7 +73,7 @@ class Size:
     shares: dict[str, Estimate]  # of requests, or gaps, within each limit
     values: dict[str, float]
     busy: Estimate  # share of the engines' time in steps
-    seats: Estimate  # share of their seats with a decode
+    slots: Estimate  # share of their slots with a decode
     load: float  # of what they could serve at most, λ*
     highest: dict[str, float]  # value of each level over seeds
     stay: float = 0.0  # the longest of a request, in seconds
@@ -160,7 +160,7 @@ def plan_engines(
     if not fixed:  # so many requests that every engine is busy for a while
         traffic = replace(traffic, requests=min(MOST, max(FEWEST, PER_ENGINE * least)))
     counting = CountSearch(ways=ways, seeds=start.seeds, options=options, progress=progress, folder=folder)
-    case = FleetCase(serve=serve, traffic=traffic, rate=rate, seats=start.engine.running)
+    case = FleetCase(serve=serve, traffic=traffic, rate=rate, slots=start.engine.running)
     counted = counting.search(case, least, longer=not fixed)
     notes = start.notes(fleet=True) + graphs_said(settings, start.engine, levels)
     notes += small_graphs(start.engine, levels, (way.policy for way in ways.values()))
@@ -251,7 +251,7 @@ class FleetCase(NamedTuple):
     serve: Serve
     traffic: SearchTraffic
     rate: float
-    seats: int  # of an engine
+    slots: int  # of an engine
 
     def run(self, trial: FleetTrial) -> FleetOutcome:
         requests = self.traffic.at(self.rate, trial.seed)
@@ -260,18 +260,18 @@ class FleetCase(NamedTuple):
             kept = measure(run, self.traffic.levels)
         except RunError as error:
             return FleetOutcome(inf, f"the run stopped: {error}")
-        busy, seats = utilisation(run, trial.engines, self.seats)
+        busy, slots = utilisation(run, trial.engines, self.slots)
         stay = longest_stay(run)
-        return FleetOutcome(kept.ratio, str(kept.worst), kept.values, kept.shares, busy, seats, stay)
+        return FleetOutcome(kept.ratio, str(kept.worst), kept.values, kept.shares, busy, slots, stay)
 
 
-def utilisation(run: Run, engines: int, seats: int) -> tuple[float, float]:
-    """Shares of the engines' time in steps and of their seats taken by decodes, where rates are measured."""
+def utilisation(run: Run, engines: int, slots: int) -> tuple[float, float]:
+    """Shares of the engines' time in steps and of their slots taken by decodes, where rates are measured."""
     window = choose(run)
     start, seconds = run.steps["start"], run.steps["seconds"]
     inside = np.minimum(start + seconds, window.high) - np.maximum(start, window.low)
     inside = np.maximum(inside, 0.0) / (engines * max(window.seconds, np.finfo(float).tiny))
-    return float(inside.sum()), float((inside * run.steps["decodes"]).sum()) / seats
+    return float(inside.sum()), float((inside * run.steps["decodes"]).sum()) / slots
 
 
 class CountsTried(NamedTuple):
@@ -331,8 +331,8 @@ def _fluid(settings: Experiment, rate: float) -> float:
     plain = settings.model_copy(update={"rate": rate, "scale_rate": None, "requests": None})
     engine = make_engine(settings, load_card(settings.card))
     classes = demand(plain, (), CLUSTERS, engine)
-    seated = settings.model_copy(update={"budget": engine.batch_tokens})
-    pace, _, _ = make_pace(seated, StepSettings(), classes)
+    admitted = settings.model_copy(update={"budget": engine.batch_tokens})
+    pace, _, _ = make_pace(admitted, StepSettings(), classes)
     return fluid_bound(Instance(classes.flows, pace, TokenPrices(1.0, 1.0)).checked())
 
 
@@ -364,7 +364,7 @@ def _size(engines: int, runs: Sequence[FleetOutcome], names: Sequence[str], load
         shares={name: _mean([run.shares[place] for run in whole]) for place, name in enumerate(names)},
         values={name: _mean(own).value for name, own in values.items()},
         busy=_mean([run.busy for run in whole]),
-        seats=_mean([run.seats for run in whole]),
+        slots=_mean([run.slots for run in whole]),
         load=load,
         highest={name: max(own) for name, own in values.items() if own},
         stay=max((run.stay for run in whole), default=0.0),

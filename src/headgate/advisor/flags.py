@@ -1,4 +1,4 @@
-"""What to set in plain vLLM, without a plug-in, for a card and a workload: seats, budget, queue, graphs.
+"""What to set in plain vLLM, without a plug-in, for a card and a workload: slots, budget, queue, graphs.
 
 The advice is by formula; `check_flags` simulates it, and `budget_search` searches around it for a promise.
 """
@@ -32,7 +32,7 @@ from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.engine import Engine
 from headgate.stats.metrics import Metrics, summarise
 
-LARGE_GPU = (1024, 8192)  # seats and budget `vllm serve` takes by itself on GPUs of 70 GiB and more (no A100)
+LARGE_GPU = (1024, 8192)  # slots and budget `vllm serve` takes by itself on GPUs of 70 GiB and more (no A100)
 QUEUE_SINCE = "0.29"  # the oldest vLLM release we saw --max-num-queued-tokens in (its pull request 49445)
 
 
@@ -51,17 +51,17 @@ class FlagsPlan:
     situation: Situation
     card: Card
     settings: Experiment
-    seats: Flag
+    slots: Flag
     budget: Flag
     queue: Flag | None  # without a TTFT target there is none
     waiting: int | None  # about so many mean prompts in that queue
-    decoding: int  # requests that decode at once when saturated; the other seats hold prompts under way
+    decoding: int  # requests that decode at once when saturated; the other slots hold prompts under way
     rate: float
     per_token: float
 
     @property
     def flags(self) -> tuple[Flag, ...]:
-        return tuple(flag for flag in (self.seats, self.budget, self.queue) if flag)
+        return tuple(flag for flag in (self.slots, self.budget, self.queue) if flag)
 
     def overloaded(self) -> str:
         """One sentence where more is offered than these flags serve, else ""."""
@@ -97,7 +97,7 @@ class Checked:
     """One simulated run of mixed batching with given flags."""
 
     label: str
-    seats: int
+    slots: int
     budget: int
     metrics: Metrics
 
@@ -106,17 +106,17 @@ class Checked:
 
 
 def plan_flags(settings: Experiment) -> FlagsPlan:
-    """Seats from memory and the TPOT target, the budget from that target, the queue from the TTFT target."""
+    """Slots from memory and the TPOT target, the budget from that target, the queue from the TTFT target."""
     about, card = card_situation(settings)
-    seats = _seats(about, settings.tpot)
-    budget = _budget(about, seats.value, settings.tpot)
-    rate = mixed_rate(about.cost, about.lengths, seats.value, budget.value)
-    per_token = step_mean(about, seats.value, budget.value)
+    slots = _slots(about, settings.tpot)
+    budget = _budget(about, slots.value, settings.tpot)
+    rate = mixed_rate(about.cost, about.lengths, slots.value, budget.value)
+    per_token = step_mean(about, slots.value, budget.value)
     queue, waiting = None, None
     if settings.ttft is not None:
         queue, waiting = _queue(about, rate, per_token, settings.ttft)
-    decoding = floor(sustained(about, seats.value, budget.value))
-    return FlagsPlan(about, card, settings, seats, budget, queue, waiting, decoding, rate, per_token)
+    decoding = floor(sustained(about, slots.value, budget.value))
+    return FlagsPlan(about, card, settings, slots, budget, queue, waiting, decoding, rate, per_token)
 
 
 def sustained(about: Situation, running: float, budget: int) -> float:
@@ -130,10 +130,10 @@ def step_mean(about: Situation, running: float, budget: int) -> float:
     return decodes / about.lengths.output / mixed_rate(about.cost, about.lengths, running, budget)
 
 
-def safe_mixed_seats(about: Situation) -> int:
-    """Seats whose KV, at its mean plus as many deviations as one moment in a hundred asks for, fits.
+def safe_mixed_slots(about: Situation) -> int:
+    """Slots whose KV, at its mean plus as many deviations as one moment in a hundred asks for, fits.
 
-    Mixed batching refills seat by seat, so requests of all ages run at any moment; their KV is taken from
+    Mixed batching refills slot by slot, so requests of all ages run at any moment; their KV is taken from
     the workload itself, prompts and outputs together. Solves N * mean + z * deviation * sqrt(N) = capacity.
     """
     mean, spread = about.held.mean + about.block / 2, about.held.spread
@@ -142,37 +142,37 @@ def safe_mixed_seats(about: Situation) -> int:
     return max(1, floor(root**2))
 
 
-def _seats(about: Situation, tpot: float | None) -> Flag:
-    """The most seats that memory, the card (or --slots) and the TPOT target allow."""
-    name, by_memory = "--max-num-seqs", safe_mixed_seats(about)
+def _slots(about: Situation, tpot: float | None) -> Flag:
+    """The most slots that memory, the card (or --slots) and the TPOT target allow."""
+    name, by_memory = "--max-num-seqs", safe_mixed_slots(about)
     most = min(by_memory, about.slots)
     why = f"KV memory is enough for {by_memory:,} such requests 99 % of the time"
     if by_memory > about.slots:
         why += f"; {about.slots:,} is the most the card or --slots allows"
     if tpot is None:
         return Flag(name, most, why + ". No --tpot was given.")
-    for seats in range(most, 0, -1):
-        if (mean := step_mean(about, seats, about.budget)) <= tpot:
-            limit = f"a mean mixed step with {seats:,} requests takes {_ms(mean)}, --tpot allows {_ms(tpot)}"
-            return Flag(name, seats, f"{why}; {limit}.")
+    for slots in range(most, 0, -1):
+        if (mean := step_mean(about, slots, about.budget)) <= tpot:
+            limit = f"a mean mixed step with {slots:,} requests takes {_ms(mean)}, --tpot allows {_ms(tpot)}"
+            return Flag(name, slots, f"{why}; {limit}.")
     least = step_mean(about, 1, about.budget)
     raise InputError(f"--tpot {_ms(tpot)}: one request alone needs {_ms(least)} per token; ask for more")
 
 
-def _budget(about: Situation, seats: int, tpot: float | None) -> Flag:
-    """The most tokens that keep a step of all seats within the TPOT target; never below the seats."""
+def _budget(about: Situation, slots: int, tpot: float | None) -> Flag:
+    """The most tokens that keep a step of all slots within the TPOT target; never below the slots."""
     name = "--max-num-batched-tokens"
-    needed = seats * (1 + about.lengths.computed / about.lengths.output)
+    needed = slots * (1 + about.lengths.computed / about.lengths.output)
     steady = f"in a steady state a step holds {needed:,.0f} tokens"
     if tpot is None:
-        usual = max(seats, min(DEFAULT_BUDGET, about.budget))
+        usual = max(slots, min(DEFAULT_BUDGET, about.budget))
         return Flag(name, usual, f"No --tpot was given, so nothing asks for less; {steady}.")
-    beside = most_tokens(about.budget - seats, lambda chunk: _step(about, seats, chunk) <= tpot)
-    value = max(seats, (seats + beside) // MULTIPLE * MULTIPLE)
-    step = f"a step of {seats:,} decodes and {value - seats:,} prompt tokens"
-    why = f"{step} takes {_ms(_step(about, seats, value - seats))}; {steady}"
+    beside = most_tokens(about.budget - slots, lambda chunk: _step(about, slots, chunk) <= tpot)
+    value = max(slots, (slots + beside) // MULTIPLE * MULTIPLE)
+    step = f"a step of {slots:,} decodes and {value - slots:,} prompt tokens"
+    why = f"{step} takes {_ms(_step(about, slots, value - slots))}; {steady}"
     if value < needed:
-        why += f", more than this: {floor(sustained(about, seats, value)):,} of the seats decode at once"
+        why += f", more than this: {floor(sustained(about, slots, value)):,} of the slots decode at once"
     return Flag(name, value, why + ".")
 
 
@@ -204,7 +204,7 @@ def _ms(seconds: float) -> str:
 
 
 def loaded_with(card: Card, longest: int) -> list[str]:
-    """Flags that make vLLM the engine that was simulated, besides seats and budget."""
+    """Flags that make vLLM the engine that was simulated, besides slots and budget."""
     said = card.provenance.settings or {}
     derived = _asked(card.name)
     quantization, kv = said.get("quantization", "None"), said.get("KV data type", BF16)
@@ -247,12 +247,12 @@ def check_flags(settings: Experiment, plan: FlagsPlan, progress: Progress) -> tu
     The advice with its queue limit is a run of its own, which turns requests away as vLLM does (503).
     """
     settings, load = _loaded(settings, plan)
-    advised = (plan.seats.value, plan.budget.value)
+    advised = (plan.slots.value, plan.budget.value)
     tried = {advised: ADVISED, (DEFAULT_SLOTS, DEFAULT_BUDGET): "headgate's"}
     tried.setdefault(LARGE_GPU, "vLLM's")
     checks = []
-    for (seats, budget), label in tried.items():
-        limits = {"slots": min(seats, plan.situation.slots), "budget": min(budget, plan.situation.budget)}
+    for (slots, budget), label in tried.items():
+        limits = {"slots": min(slots, plan.situation.slots), "budget": min(budget, plan.situation.budget)}
         prepared = Prepared(settings.model_copy(update=limits))
         with progress(label, len(prepared.workload)) as report:
             run = carry_out(prepared, "mixed", {}, progress=report)
@@ -274,7 +274,7 @@ def _loaded(settings: Experiment, plan: FlagsPlan) -> tuple[Experiment, str]:
         return settings, f"{load.clients:,} clients"
     if settings.all_at_once or settings.trace or settings.stages or settings.arrivals:
         return settings, "all at once"
-    clients = plan.decoding + plan.waiting if plan.waiting else plan.seats.value
+    clients = plan.decoding + plan.waiting if plan.waiting else plan.slots.value
     requests = settings.requests or max(DEFAULT_REQUESTS, 10 * clients)
     loaded = settings.model_copy(update={"clients": clients, "requests": requests})
     return loaded, f"{clients:,} clients, as many as the flags let in"
@@ -326,14 +326,14 @@ MULTIPLE = 256  # budgets are rounded down to this
 
 
 def gap_budget(
-    cost: StepCost, prompt: float, output: float, rate: float, gap: float, seats: int, most: int
+    cost: StepCost, prompt: float, output: float, rate: float, gap: float, slots: int, most: int
 ) -> int:
     """`max_num_batched_tokens` for which a full step takes the promised gap: d decodes and x prompt tokens.
 
     Every step is as long as the promise when prompts queue, so d = rate x output x gap requests decode, and
     read d x (prompt + output / 2) tokens. Fewer tokens waste capacity, more break the promise.
     """
-    decodes = max(1, min(seats, round(rate * output * gap)))
+    decodes = max(1, min(slots, round(rate * output * gap)))
     context = round(decodes * (prompt + output / 2))
     beside = most_tokens(
         most - decodes, lambda chunk: cost.seconds(Shape(decodes, context, chunk)) <= FILLED * gap

@@ -83,7 +83,7 @@ class FluidAnswer:
     def as_dict(self) -> dict[str, Any]:
         plan, pace, shadows = self.plan, self.plan.instance.pace, self.plan.shadows
         more = {"adds": self.gains[0], "role": "mixed" if self.next_mixed else "solo"}
-        seats = {"prefill": shadows.prefill, "mixed_seat": shadows.mixed, "solo_seat": shadows.solo}
+        slots = {"prefill": shadows.prefill, "mixed_slot": shadows.mixed, "solo_slot": shadows.solo}
         frontier = [
             {"value": point.value, "revenue": point.revenue if point.plan else None, "slope": point.slope}
             for point in self.points
@@ -103,7 +103,7 @@ class FluidAnswer:
             "revenue": plan.revenue * self.engines,
             "revenue_per_engine": plan.revenue,
             "tpot": {"over_tokens": plan.token_tpot, "over_slots": plan.tpot},
-            "shadow_prices": seats | {"levels": shadows.levels},
+            "shadow_prices": slots | {"levels": shadows.levels},
             "one_more_engine": more,
             "one_engine_less": {"adds": self.gains[1]},
             "engines_to_serve_all": self.full,
@@ -195,7 +195,7 @@ def _checked(settings: Experiment, fleet: FleetSettings) -> Staffing | None:
         raise InputError(f"--engines {engines}; a plan is exact up to {MOST_ENGINES:,}, give fewer")
     if settings.slots is not None and settings.slots < 2:
         raise InputError(
-            f"--slots {settings.slots}; give at least 2 seats: a prompt takes one beside the decodes"
+            f"--slots {settings.slots}; give at least 2 slots: a prompt takes one beside the decodes"
         )
     if not 1 <= fleet.clusters <= MOST_CLUSTERS:
         raise InputError(f"--clusters {fleet.clusters}; give 1 to {MOST_CLUSTERS}")
@@ -212,7 +212,7 @@ def fluid_bound(instance: Instance) -> float:
     """How many times these engines would serve every request, if requests were a fluid."""
     pace, flows = instance.pace, instance.flows
     prefill = sum(flow.rate * pace.prefill_seconds(flow) for flow in flows)
-    decode = sum(flow.rate * pace.decode_weight(flow) for flow in flows) / (pace.seats * pace.solo_speed)
+    decode = sum(flow.rate * pace.decode_weight(flow) for flow in flows) / (pace.slots * pace.solo_speed)
     return max(prefill, decode)
 
 
@@ -489,7 +489,7 @@ def _impatience(run: Run, mine: NDArray[np.bool_], name: str, notes: list[str]) 
 # -- speeds, roles and service levels
 
 CHUNK = 512  # prompt tokens in a mixed step of a card's engine, unless told otherwise
-PAPER_SEATS, PAPER_CHUNK = 16, 256  # with step costs as numbers
+PAPER_SLOTS, PAPER_CHUNK = 16, 256  # with step costs as numbers
 
 
 def make_levels(settings: Experiment, asked: LevelSettings, roles: Staffing | None) -> Levels:
@@ -506,7 +506,13 @@ def make_levels(settings: Experiment, asked: LevelSettings, roles: Staffing | No
         served[name] = value
     fairness = (asked.prefill_fairness, asked.decode_fairness)
     most = roles.mixed / roles.engines if roles else 1.0
-    return Levels(*fairness, settings.tpot, tpot_over=asked.tpot_over, served=served, prefilling=most)
+    return Levels(
+        *fairness,
+        settings.tpot,
+        tpot_over=asked.tpot_over.replace("seats", "slots"),
+        served=served,
+        prefilling=most,
+    )
 
 
 def fixed_roles(asked: FleetSettings, engines: int) -> Staffing | None:
@@ -524,7 +530,7 @@ def fixed_roles(asked: FleetSettings, engines: int) -> Staffing | None:
 def make_pace(
     settings: Experiment, asked: StepSettings, traffic: Demand
 ) -> tuple[EnginePace, str, tuple[str, ...]]:
-    """The engine's speeds: from three numbers, or from a card at the seats and contexts of these classes."""
+    """The engine's speeds: from three numbers, or from a card at the slots and contexts of these classes."""
     costs = asked.costs
     if not costs:
         return _card_pace(settings, asked, traffic)
@@ -536,10 +542,10 @@ def make_pace(
     fixed, per_token, alone = (_seconds(name, str(text)) for name, text in costs.items())
     if alone <= 0:
         raise InputError("--solo-step 0; a decode step takes time, give such as 22ms")
-    seats = settings.slots or PAPER_SEATS
+    slots = settings.slots or PAPER_SLOTS
     chunk = PAPER_CHUNK if asked.chunk is None else asked.chunk
     return (
-        EnginePace(seats, chunk, fixed, per_token, 1 / alone, asked.whole_chunks),
+        EnginePace(slots, chunk, fixed, per_token, 1 / alone, asked.whole_chunks),
         "step costs as given",
         (),
     )
@@ -555,26 +561,26 @@ def _seconds(flag: str, text: str) -> float:
 def _card_pace(
     settings: Experiment, asked: StepSettings, traffic: Demand
 ) -> tuple[EnginePace, str, tuple[str, ...]]:
-    """A straight line through the card's mixed steps at this chunk, and its decode step with all seats."""
+    """A straight line through the card's mixed steps at this chunk, and its decode step with all slots."""
     card = load_card(settings.card)
     engine = build.make_engine(settings, card)
-    seats, context = engine.running, traffic.context
+    slots, context = engine.running, traffic.context
     chunk = asked.chunk
     if chunk is None:
-        chunk = settings.budget - seats + 1 if settings.budget else CHUNK
-    if chunk < 1 or chunk + seats - 1 > engine.batch_tokens:
+        chunk = settings.budget - slots + 1 if settings.budget else CHUNK
+    if chunk < 1 or chunk + slots - 1 > engine.batch_tokens:
         raise InputError(
-            f"a chunk of {chunk} tokens beside {seats - 1} decodes does not fit the step's budget of "
+            f"a chunk of {chunk} tokens beside {slots - 1} decodes does not fit the step's budget of "
             f"{engine.batch_tokens}; choose another --chunk, --slots or --budget"
         )
-    alone = engine.cost.seconds(Shape(seats, round(seats * context)))
-    fixed, slope = _mixed_line(engine.cost, traffic, seats - 1, chunk)
-    held = seats * context
+    alone = engine.cost.seconds(Shape(slots, round(slots * context)))
+    fixed, slope = _mixed_line(engine.cost, traffic, slots - 1, chunk)
+    held = slots * context
     notes = list(error_bar(card))
     if held > engine.kv_tokens:
-        each = f"{seats} seats of {context:,.0f} KV tokens each"
+        each = f"{slots} slots of {context:,.0f} KV tokens each"
         notes.append(f"{each} need {held:,.0f}, the engine has {engine.kv_tokens:,}: lower --slots")
-    pace = EnginePace(seats, chunk, fixed, slope, 1 / alone, asked.whole_chunks)
+    pace = EnginePace(slots, chunk, fixed, slope, 1 / alone, asked.whole_chunks)
     return pace, f"card {card.name}", tuple(notes)
 
 

@@ -63,7 +63,7 @@ class Situation:
     survival: Survival
     hazard: LinearHazard
     held: Held
-    slots: int  # the most seats
+    slots: int  # the most slots
     budget: int  # the most tokens in one step
     load: OfferedLoad = SATURATED
     kv_tokens: float = inf  # infinite: memory was not given, and does not bound anything

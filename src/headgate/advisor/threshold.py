@@ -22,11 +22,11 @@ ALIKE = (
     "may be off by a third"
 )
 MISS = 0.01  # accepted share of cycles that overflow memory
-WHOLE = 0.99  # a refill of all seats has no fluid phase; this stands for it
+WHOLE = 0.99  # a refill of all slots has no fluid phase; this stands for it
 
 
 class RefillThresholds(NamedTuple):
-    """Ours, and those of the paper for comparison; all for the same seats."""
+    """Ours, and those of the paper for comparison; all for the same slots."""
 
     stationary: refills.Threshold
     base: refills.Threshold  # equation (3), its share not clipped
@@ -44,7 +44,7 @@ class RefillThresholds(NamedTuple):
 
 
 class MemoryLimits(NamedTuple):
-    """Seats that KV memory allows; None where memory was not given."""
+    """Slots that KV memory allows; None where memory was not given."""
 
     safe: int | None  # ours, for exclusive batches
     paper: int | None  # equation (6)
@@ -86,7 +86,7 @@ class Crossing:
 
 
 class Saturated(NamedTuple):
-    """Requests per second of either mode with all its seats taken."""
+    """Requests per second of either mode with all its slots taken."""
 
     mixed: float
     exclusive: float
@@ -170,10 +170,10 @@ def plan_threshold(about: Situation, max_gap: float | None = None) -> ThresholdP
     """The whole plan. The paper prices lines through a full batch; our predictions price whole steps."""
     thresholds, memory, costs = _thresholds(about)
     chosen = thresholds.chosen
-    mixed_seats = min(about.slots, memory.mixed or about.slots)
-    concurrent = _concurrent(about, mixed_seats, max(mixed_seats, chosen.slots))
+    mixed_slots = min(about.slots, memory.mixed or about.slots)
+    concurrent = _concurrent(about, mixed_slots, max(mixed_slots, chosen.slots))
     clients = about.load.clients
-    mixed = _mixed(about, costs, min(concurrent, mixed_seats), clients)
+    mixed = _mixed(about, costs, min(concurrent, mixed_slots), clients)
     exclusive = _exclusive(about, costs, min(concurrent, chosen.slots), chosen, clients)
     share = min(chosen.refill / chosen.slots, WHOLE)
     return ThresholdPlan(
@@ -184,9 +184,9 @@ def plan_threshold(about: Situation, max_gap: float | None = None) -> ThresholdP
         concurrent=concurrent,
         mixed=mixed,
         exclusive=exclusive,
-        crossing=_crossing(about, costs, chosen, mixed_seats),
+        crossing=_crossing(about, costs, chosen, mixed_slots),
         saturated=Saturated(
-            mixed=prediction.mixed_rate(about.cost, about.lengths, mixed_seats, about.budget),
+            mixed=prediction.mixed_rate(about.cost, about.lengths, mixed_slots, about.budget),
             exclusive=_rate(about, chosen.slots, share),
         ),
         gap=_bounded(about, chosen, exclusive, max_gap) if max_gap is not None else None,
@@ -195,7 +195,7 @@ def plan_threshold(about: Situation, max_gap: float | None = None) -> ThresholdP
 
 
 def _thresholds(about: Situation) -> tuple[RefillThresholds, MemoryLimits, PhaseCosts]:
-    """Share, then the seats that are safe with it, then both again with the costs of that many seats."""
+    """Share, then the slots that are safe with it, then both again with the costs of that many slots."""
     slots, memory = about.slots, MemoryLimits(None, None, None)
     for _ in range(2):
         costs = phase_costs(about.cost, about.lengths, slots)
@@ -220,14 +220,14 @@ def _memory(about: Situation, share: float) -> MemoryLimits:
     return MemoryLimits(safe, paper, max(1, int(capacity / (lengths.context + about.block / 2))))
 
 
-def _concurrent(about: Situation, mixed_seats: int, most: int) -> int:
+def _concurrent(about: Situation, mixed_slots: int, most: int) -> int:
     """How many requests at once the load means; for a rate, what mixed batching needs to keep up with it."""
     load: OfferedLoad = about.load
     if load.clients is not None:
         return load.clients
     if load.rate is None:
         return most
-    for running in range(1, mixed_seats + 1):
+    for running in range(1, mixed_slots + 1):
         if prediction.mixed_rate(about.cost, about.lengths, running, about.budget) >= load.rate:
             return running
     return most
@@ -289,13 +289,13 @@ def refill_gap(about: Situation, running: int, refilled: float) -> float:
     )
 
 
-def _crossing(about: Situation, costs: PhaseCosts, chosen: refills.Threshold, mixed_seats: int) -> Crossing:
+def _crossing(about: Situation, costs: PhaseCosts, chosen: refills.Threshold, mixed_slots: int) -> Crossing:
     """Both predictions at every number of concurrent requests; the longest stretch won counts."""
-    top = max(chosen.slots, mixed_seats)
+    top = max(chosen.slots, mixed_slots)
     share = min(chosen.refill / chosen.slots, WHOLE)
     gains = []
     for running in range(1, top + 1):
-        mixed = prediction.mixed_rate(about.cost, about.lengths, min(running, mixed_seats), about.budget)
+        mixed = prediction.mixed_rate(about.cost, about.lengths, min(running, mixed_slots), about.budget)
         gains.append(_rate(about, min(running, chosen.slots), share) / mixed - 1)
     found = np.array(gains)
     paper = prediction.compare(costs, about.lengths).exclusive_between

@@ -106,7 +106,7 @@ Levels = Annotated[list[str] | None, flag("service levels, such as ttft=500ms@p5
 
 FLAGS = """What to set in plain vLLM, without a plug-in, and why.
 
-Seats come from KV memory and the TPOT target, the token budget from that
+Slots come from KV memory and the TPOT target, the token budget from that
 target, the queue limit from the TTFT target. --slots and --budget, where
 given, are the most to advise. With --slo the budget is computed from the
 card for the promised gap, and checked by a search around it.
@@ -363,7 +363,7 @@ FLUID_HELP = """Split a fleet between prompts and decodes; what an engine adds.
 Says which requests to serve. Solves the steady-state linear program of gate-and-route for classes of
 requests: --class flags, the classes of an experiment file with --rate, a trace cut into classes by prompt
 and output length, or the log of a router. Rates are those of the whole fleet. One percent of a price, a
-seat or a step time: what it changes.
+slot or a step time: what it changes.
 
 \b
 Examples:

@@ -52,7 +52,8 @@ def route(
     config: Annotated[str | None, typer.Option(help="TOML file; flags are laid over it")] = None,
     router: Annotated[str | None, _option(ROUTER, POLICY)] = None,
     card: Annotated[str | None, _option("cost card of the engines, for routers that plan", POLICY)] = None,
-    seats: Annotated[int | None, _option("requests at once of every --engine (256)", POLICY)] = None,
+    slots: Annotated[int | None, _option("requests at once of every --engine (256)", POLICY)] = None,
+    seats: Annotated[int | None, typer.Option("--seats", hidden=True)] = None,
     host: Annotated[str | None, _option("address (127.0.0.1)", FRONT)] = None,
     port: Annotated[int | None, _option("port, 0 for any (8000)", FRONT)] = None,
     admin: Annotated[str | None, _option("address of metrics and drain (127.0.0.1:9300)", FRONT)] = None,
@@ -78,16 +79,19 @@ def route(
         "trace": trace, "open": open or None,
     }  # fmt: skip
     flags = {"front": _given(fronts), "router": _given({"name": router, "card": card})}
+    if seats is not None:
+        logging.warning("--seats is the old name of --slots; rename it")
+        slots = seats if slots is None else slots
     if seconds is not None and not demo:
         raise InputError("--seconds belongs to --demo; drop it, or give --demo")
     if demo:
-        own = {"--engine": engine, "--config": config, "--seats": seats, "--check": check}
+        own = {"--engine": engine, "--config": config, "--slots": slots, "--check": check}
         if given := [name for name, value in own.items() if value]:
             raise InputError(f"--demo brings its own engines and settings; drop {given[0]}")
         logging.getLogger().setLevel(logging.CRITICAL)  # the view shows what happens
         asyncio.run(_demo(flags, seconds))
         return
-    urls = [{"url": url} | _given({"seats": seats}) for url in engine or []]
+    urls = [{"url": url} | _given({"slots": slots}) for url in engine or []]
 
     def read() -> Config:
         return read_config(config, flags, urls)
@@ -137,11 +141,11 @@ def _check(config: Config) -> None:
         engine_key(each)
     print(f"listen on {config.front.host}:{config.front.port}, admin on {config.front.admin}")
     many = f"{len(engines)} engine{'s' * (len(engines) != 1)}"
-    print(f"{rests_on(config, [each.seats for each in engines])}; {many}:")
+    print(f"{rests_on(config, [each.slots for each in engines])}; {many}:")
     for each in engines:
         group = f", KV group {each.kv_group}" if each.kv_group else ""
-        prompts = each.prompts_at_once or policy.prompts_at_once(each.seats)
-        print(f"  {each.url}  {each.seats} seats, {prompts} prompts at once, role {each.role}{group}")
+        prompts = each.prompts_at_once or policy.prompts_at_once(each.slots)
+        print(f"  {each.url}  {each.slots} slots, {prompts} prompts at once, role {each.role}{group}")
     names = ", ".join([*(each.name for each in config.classes), config.default.name])
     print(f"classes: {names}; queue of {config.limits.queue} each, {config.limits.queue_ttl:g} s at most")
     for line in config.doubts(keys.names):
@@ -195,13 +199,13 @@ def _engines(shown: Demo) -> Table:
     from headgate.live.route.front import described
 
     table = Table(title="engines", title_justify="left", box=SIMPLE_HEAD)
-    for name in ("engine", "status", "role", "prompts", "decodes", "seats", "KV", "TTFT", "errors"):
+    for name in ("engine", "status", "role", "prompts", "decodes", "slots", "KV", "TTFT", "errors"):
         table.add_column(name, justify="left" if name in ("status", "role") else "right")
     for upstream in shown.app.upstreams.values():
         each = described(upstream, shown.app)
         table.add_row(
             str(each["id"]), each["status"], each["role"], str(each["prompts"]), str(each["decodes"]),
-            str(each["seats"]), f"{100 * each['kv_usage']:.0f} %", f"{each['first_token_s']:.2f} s",
+            str(each["slots"]), f"{100 * each['kv_usage']:.0f} %", f"{each['first_token_s']:.2f} s",
             str(upstream.breaker.opened),
         )  # fmt: skip
     return table

@@ -165,7 +165,7 @@ def _policy_said(settings: Settings, model: str) -> str:
 
 
 def _limits_said(rest: list[str]) -> str:
-    """Seats, budget, longest request and asynchrony: as the command line says, or as vLLM decides."""
+    """Slots, budget, longest request and asynchrony: as the command line says, or as vLLM decides."""
     parts = [f"{flag[2:]} {_value(rest, flag) or 'as vLLM chooses'}" for flag in LIMITS]
     named = next((flag for flag in (OFF, ON) if flag in (word.replace("_", "-") for word in rest)), None)
     ahead = {OFF: "synchronous", ON: "asynchronous"}.get(named or "", "asynchronous where vLLM can")

@@ -19,16 +19,16 @@ STOPPED: Final = End.STOPPED
 LIMIT: Final = End.LIMIT
 
 
-def simulated_rooms(router: RoutePolicy, seats: int) -> Rooms:
+def simulated_rooms(router: RoutePolicy, slots: int) -> Rooms:
     """Engines of a simulation: endless before a router that sends at once, else one prompt at a time."""
     if router.sends_at_once:
         return endless
-    if seats < 2:
+    if slots < 2:
         raise InputError(
-            f"{type(router).__name__} needs at least 2 seats per engine, one for a prompt beside a "
+            f"{type(router).__name__} needs at least 2 slots per engine, one for a prompt beside a "
             "decode; raise --slots, or choose a router such as least-loaded"
         )
-    return lambda role: room(role, seats)
+    return lambda role: room(role, slots)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -94,14 +94,14 @@ class Dispatch:
 
     def ended(self, request: Request, engine: int, now: float, how: End) -> None:
         """It has left an engine, or its way there, for good."""
-        seat, decodes = self.roster.replicas[engine], self.roster.places[request.id].decoding
+        member, decodes = self.roster.replicas[engine], self.roster.places[request.id].decoding
         served = how is STOPPED or how is LIMIT
         if not decodes and not served:
-            self.roster.drop_prompt(request, seat)
+            self.roster.drop_prompt(request, member)
         else:
             if not decodes:  # sent for its prompt alone, and that was all
-                self.roster.end_prompt(request, seat, True)
-            self.roster.finish(request, seat)
+                self.roster.end_prompt(request, member, True)
+            self.roster.finish(request, member)
         self.pending = True
         if not served:
             self.router.left(request, now, how)
@@ -124,10 +124,10 @@ class Dispatch:
 
     def set_role(self, engine: int, role: str) -> bool:
         """It has another role from now on; False: it had that already."""
-        seat = self.roster.seat(engine)
-        if seat.role == role:
+        member = self.roster.member(engine)
+        if member.role == role:
             return False
-        self.roster.set_role(engine, role, CLOSED if seat.room == CLOSED else self._rooms(role))
+        self.roster.set_role(engine, role, CLOSED if member.room == CLOSED else self._rooms(role))
         self.engines_changed()
         return True
 
@@ -138,7 +138,7 @@ class Dispatch:
 
     def open(self, engine: int) -> None:
         """It takes requests again, as its role says."""
-        self.roster.set_room(engine, self._rooms(self.roster.seat(engine).role))
+        self.roster.set_room(engine, self._rooms(self.roster.member(engine).role))
         self.engines_changed()
 
     def engines_changed(self) -> None:
@@ -164,11 +164,11 @@ class Dispatch:
         self._asking.ask(now)
 
     def _move(self, move: Move, now: float) -> None:
-        request, seat = self.roster.find(move)
+        request, member = self.roster.find(move)
         if move.stage is DECODE:
-            self.roster.start_decode(request, seat)
+            self.roster.start_decode(request, member)
         else:
-            self.roster.start_prompt(request, seat, move.stage)
+            self.roster.start_prompt(request, member, move.stage)
         self._send(request, move)
         if self._tell_moved:
             self._tell_moved(request, move, now)

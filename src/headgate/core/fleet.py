@@ -73,16 +73,16 @@ class Room(NamedTuple):
 CLOSED: Final = Room(0, 0, 0)  # an engine that is down or drained; requests inside it stay counted
 
 
-def room(role: str, seats: int) -> Room:
-    """The room of a role on an engine with so many seats, one prompt in service at a time.
+def room(role: str, slots: int) -> Room:
+    """The room of a role on an engine with so many slots, one prompt in service at a time.
 
-    A mixed engine keeps a seat for a prompt; any other role fills its seats as they come.
+    A mixed engine keeps a slot for a prompt; any other role fills its slots as they come.
     """
     if role == MIXED:
-        return Room(1, seats - 1, seats)
+        return Room(1, slots - 1, slots)
     if role == PREFILL:
         return Room(1, 0, 1)
-    return Room(0 if role in (SOLO, DECODE) else 1, seats, seats)
+    return Room(0 if role in (SOLO, DECODE) else 1, slots, slots)
 
 
 def endless(role: str) -> Room:
@@ -107,7 +107,7 @@ class Place(Protocol):
 
     @property
     def decoding(self) -> bool:
-        """Whether it holds a decode seat: its prompt is done and its output has a place."""
+        """Whether it holds a decode slot: its prompt is done and its output has a place."""
 
 
 class Replica(Protocol):
@@ -146,7 +146,7 @@ class Replica(Protocol):
         """Whether it may be sent a prompt now."""
 
     @property
-    def seats(self) -> int:
+    def slots(self) -> int:
         """Decodes it may still take."""
 
     @property
@@ -214,7 +214,7 @@ class Fleet(Protocol):
         """Engines that can take a decode now, by role."""
 
     @property
-    def free_seats(self) -> int:
+    def free_slots(self) -> int:
         """Decodes that all engines together can still take."""
 
     def catch_up(self) -> None:

@@ -24,8 +24,19 @@ class Entry(Identity):
     """One request in the ledger; policies see it as a read-only `Request`."""
 
     __slots__ = (
-        "_joined", "_last", "_ledger", "_tokens", "cached", "end", "evictions", "hit", "loose", "queued",
-        "seat", "todo", "wasted",
+        "_joined",
+        "_last",
+        "_ledger",
+        "_tokens",
+        "admission",
+        "cached",
+        "end",
+        "evictions",
+        "hit",
+        "loose",
+        "queued",
+        "todo",
+        "wasted",
     )  # fmt: skip
 
     def __init__(
@@ -52,7 +63,7 @@ class Entry(Identity):
         self.loose = 0  # of `hit`, tokens for which admission takes memory: no request holds their blocks yet
         self.evictions = 0
         self.wasted = 0
-        self.seat = 0  # how many had been admitted before it
+        self.admission = 0  # how many had been admitted before it
         self.end = NOT_ROLLING  # tick of its last token, where the driver knows it
 
     @property
@@ -137,7 +148,7 @@ class Ledger:
         self.prefilling: dict[int, Entry] = {}
         self.decoding: dict[int, Entry] = {}
         self.held: dict[int, Entry] = {}  # decodes outside the rolling set
-        self.admitted = 0  # how often a seat was given
+        self.admitted = 0  # how often a slot was given
         self.tick = 0  # steps in which the rolling set got a token
         self.ticked = 0.0  # when the newest tick ended
         self.rolling = 0  # decodes that share the tick
@@ -162,7 +173,7 @@ class Ledger:
     def admit(self, entry: Entry) -> None:
         del self.waiting[entry.id]
         self.prefilling[entry.id] = entry
-        entry.seat = self.admitted
+        entry.admission = self.admitted
         self.admitted += 1
 
     def join(self, entry: Entry, now: float, rolling: bool) -> None:
@@ -175,7 +186,7 @@ class Ledger:
     def take_in(self, entry: Entry, rolling: bool) -> None:
         """It comes from another engine with its KV and decodes here from now on."""
         entry._ledger = self
-        entry.seat = self.admitted
+        entry.admission = self.admitted
         self.admitted += 1
         self._decode(entry, rolling)
 

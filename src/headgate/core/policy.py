@@ -58,7 +58,7 @@ class Observer:
         """It joined the queue."""
 
     def admitted(self, request: Request, now: float) -> None:
-        """It got its seat and its first KV; the step that begins now works on its prompt."""
+        """It got its slot and its first KV; the step that begins now works on its prompt."""
 
     def prefilled(self, request: Request, now: float) -> None:
         """Its prompt is done and a token came with it; again after an eviction."""

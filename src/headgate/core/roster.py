@@ -1,6 +1,6 @@
 """The one implementation of Fleet: waiting requests and their engines, kept by O(1) transitions.
 
-Drivers feed it transitions and it refuses those that cannot be: a seat taken twice, a request that is not
+Drivers feed it transitions and it refuses those that cannot be: a slot taken twice, a request that is not
 there. Engines with room stand in lists from which a router can draw by position, so neither a transition nor
 a draw depends on how many engines there are. Engines may come, go and change while requests are inside.
 """
@@ -16,7 +16,7 @@ from headgate.core.errors import RunError
 from headgate.core.fleet import CLOSED, ENDLESS, ROLES, Move, Room, Stage
 from headgate.core.request import Request
 
-__all__ = ["Roster", "Seat"]
+__all__ = ["Member", "Roster"]
 
 DECODE: Final = Stage.DECODE
 
@@ -25,7 +25,7 @@ class Roster:
     """Live state of a fleet, as routers read it."""
 
     __slots__ = (
-        "_idle", "_open", "free_seats", "handoff", "idle", "now", "open", "places", "prefilling", "queues",
+        "_idle", "_open", "free_slots", "handoff", "idle", "now", "open", "places", "prefilling", "queues",
         "replicas", "retired", "waiting",
     )  # fmt: skip
 
@@ -35,14 +35,14 @@ class Roster:
         self.handoff: OrderedDict[int, Request] = OrderedDict()
         self.places: dict[int, Stay] = {}  # requests that were sent to an engine and have not left
         self.prefilling = dict.fromkeys(kinds, 0)
-        self.replicas: list[Seat] = []
+        self.replicas: list[Member] = []
         self.retired: set[int] = set()
         self._idle: dict[str, OpenEngines] = {}
         self._open: dict[str, OpenEngines] = {}
         self.waiting: dict[int, Request] = {}  # all requests in `queues`
         self.idle: dict[str, list[int]] = {}
         self.open: dict[str, list[int]] = {}
-        self.free_seats = 0
+        self.free_slots = 0
         for role in (*ROLES, *roles):
             self._pools(role)
         for role in roles:
@@ -50,20 +50,20 @@ class Roster:
 
     # -- engines
 
-    def add(self, role: str, room: Room) -> Seat:
+    def add(self, role: str, room: Room) -> Member:
         """One more engine; it takes the number of a retired one that is empty, if there is one."""
         kept = {stay.replica for stay in self.places.values()} if self.retired else ()
         free = next((id for id in sorted(self.retired) if id not in kept), None)
         id = len(self.replicas) if free is None else free
-        seat = Seat(self, id, role, room, tuple(self.queues))
+        member = Member(self, id, role, room, tuple(self.queues))
         if free is None:
-            self.replicas.append(seat)
+            self.replicas.append(member)
         else:
             self.retired.discard(free)
-            self.replicas[free] = seat
+            self.replicas[free] = member
         self._pools(role)
-        self._count(seat)
-        return seat
+        self._count(member)
+        return member
 
     def retire(self, id: int) -> None:
         """Nothing is sent there any more; its number may be given to another engine once it is empty."""
@@ -72,30 +72,30 @@ class Roster:
 
     def set_room(self, id: int, room: Room) -> None:
         """It takes so much from now on; requests inside stay, even if they are more than that."""
-        seat = self.seat(id)
-        seat.room = room
-        self._count(seat)
+        member = self.member(id)
+        member.room = room
+        self._count(member)
 
     def set_role(self, id: int, role: str, room: Room) -> None:
         """Another role and its room. Whatever runs there ends there, so a change of role drains by itself."""
-        seat = self.seat(id)
-        self.free_seats -= seat.seats
-        seat.seats, seat.idle = 0, False
+        member = self.member(id)
+        self.free_slots -= member.slots
+        member.slots, member.idle = 0, False
         for pools in (self._idle, self._open):
-            pools[seat.role].put(id, False)
+            pools[member.role].put(id, False)
         self._pools(role)
-        seat.role, seat.room = role, room
-        self._count(seat)
+        member.role, member.room = role, room
+        self._count(member)
 
-    def seat(self, id: int) -> Seat:
+    def member(self, id: int) -> Member:
         if not 0 <= id < len(self.replicas) or id in self.retired:
             raise RunError(f"there is no engine {id} among {len(self.replicas)}")
         return self.replicas[id]
 
     def catch_up(self) -> None:
         """Tokens of requests on engines are counted up to the steps under way."""
-        for seat in self.replicas:
-            seat.inside.catch_up()
+        for member in self.replicas:
+            member.inside.catch_up()
 
     def _pools(self, role: str) -> None:
         if role not in self._idle:
@@ -112,8 +112,8 @@ class Roster:
         if name not in self.queues:
             self.queues[name] = OrderedDict()
             self.prefilling[name] = 0
-            for seat in self.replicas:
-                seat.prefilling[name] = seat.decoding[name] = 0
+            for member in self.replicas:
+                member.prefilling[name] = member.decoding[name] = 0
 
     def arrive(self, request: Request) -> None:
         self.waiting[request.id] = request
@@ -145,92 +145,92 @@ class Roster:
             raise RunError(f"request {id} does not wait for its prompt and cannot be turned away")
         return request
 
-    def find(self, move: Move) -> tuple[Request, Seat]:
+    def find(self, move: Move) -> tuple[Request, Member]:
         """The request that is moved and its engine, if the move is allowed."""
         id, engine, stage = move
         if not 0 <= engine < len(self.replicas):
             raise RunError(f"{move}: there are {len(self.replicas)} engines")
-        seat = self.replicas[engine]
+        member = self.replicas[engine]
         if stage is DECODE:
             request = self.handoff.get(id)
-            if seat.seats < 1:
-                raise RunError(f"{move}: no decode seat there")
+            if member.slots < 1:
+                raise RunError(f"{move}: no decode slot there")
         else:
             request = self.waiting.get(id)
-            if seat.prompts >= seat.room.prompts or seat.prompts + seat.decodes >= seat.room.total:
+            if member.prompts >= member.room.prompts or member.prompts + member.decodes >= member.room.total:
                 raise RunError(f"{move}: no place for a prompt there")
         if request is None:
             raise RunError(f"{move}: request {id} does not wait for that")
-        return request, seat
+        return request, member
 
-    def start_prompt(self, request: Request, seat: Seat, stage: Stage) -> None:
+    def start_prompt(self, request: Request, member: Member, stage: Stage) -> None:
         """Its prompt runs there, and its output if it was sent whole."""
         kind = request.kind
-        self.places[request.id] = Stay(request, seat.id, stage)
+        self.places[request.id] = Stay(request, member.id, stage)
         del self.waiting[request.id]
         del self.queues[kind][request.id]
-        seat.prefilling[kind] += 1
-        seat.prompts += 1
+        member.prefilling[kind] += 1
+        member.prompts += 1
         self.prefilling[kind] += 1
-        self._count(seat)
+        self._count(member)
 
-    def end_prompt(self, request: Request, seat: Seat, stays: bool) -> None:
+    def end_prompt(self, request: Request, member: Member, stays: bool) -> None:
         """It decodes in the same place, or waits for one."""
         kind = request.kind
-        self._leave_prompt(kind, seat)
+        self._leave_prompt(kind, member)
         if stays:
             self.places[request.id].decoding = True
-            seat.decoding[kind] += 1
-            seat.decodes += 1
+            member.decoding[kind] += 1
+            member.decodes += 1
         else:
             self.handoff[request.id] = request
-        self._count(seat)
+        self._count(member)
 
-    def drop_prompt(self, request: Request, seat: Seat) -> None:
+    def drop_prompt(self, request: Request, member: Member) -> None:
         """It goes away from there before its prompt is done."""
         del self.places[request.id]
-        self._leave_prompt(request.kind, seat)
-        self._count(seat)
+        self._leave_prompt(request.kind, member)
+        self._count(member)
 
-    def start_decode(self, request: Request, seat: Seat) -> None:
+    def start_decode(self, request: Request, member: Member) -> None:
         del self.handoff[request.id]
         stay = self.places[request.id]
-        stay.replica, stay.stage, stay.decoding = seat.id, DECODE, True
-        seat.decoding[request.kind] += 1
-        seat.decodes += 1
-        self._count(seat)
+        stay.replica, stay.stage, stay.decoding = member.id, DECODE, True
+        member.decoding[request.kind] += 1
+        member.decodes += 1
+        self._count(member)
 
-    def finish(self, request: Request, seat: Seat) -> None:
+    def finish(self, request: Request, member: Member) -> None:
         del self.places[request.id]
-        seat.decoding[request.kind] -= 1
-        seat.decodes -= 1
-        self._count(seat)
+        member.decoding[request.kind] -= 1
+        member.decodes -= 1
+        self._count(member)
 
-    def _leave_prompt(self, kind: str, seat: Seat) -> None:
-        seat.prefilling[kind] -= 1
-        seat.prompts -= 1
+    def _leave_prompt(self, kind: str, member: Member) -> None:
+        member.prefilling[kind] -= 1
+        member.prompts -= 1
         self.prefilling[kind] -= 1
 
-    def _count(self, seat: Seat) -> None:
-        """Its room has changed: the pools and the number of free seats follow."""
-        prompts_room, decodes_room, total = seat.room
-        prompts, decodes = seat.prompts, seat.decodes
+    def _count(self, member: Member) -> None:
+        """Its room has changed: the pools and the number of free slots follow."""
+        prompts_room, decodes_room, total = member.room
+        prompts, decodes = member.prompts, member.decodes
         left = total - prompts - decodes
-        seats = decodes_room - decodes
-        if seats > left:
-            seats = left
-        if seats < 0:
-            seats = 0
-        before = seat.seats
-        if seats != before:
-            seat.seats = seats
-            self.free_seats += seats - before
-            if not seats or not before:
-                self._open[seat.role].put(seat.id, seats > 0)
+        slots = decodes_room - decodes
+        if slots > left:
+            slots = left
+        if slots < 0:
+            slots = 0
+        before = member.slots
+        if slots != before:
+            member.slots = slots
+            self.free_slots += slots - before
+            if not slots or not before:
+                self._open[member.role].put(member.id, slots > 0)
         idle = left > 0 and prompts < prompts_room
-        if idle != seat.idle:
-            seat.idle = idle
-            self._idle[seat.role].put(seat.id, idle)
+        if idle != member.idle:
+            member.idle = idle
+            self._idle[member.role].put(member.id, idle)
 
 
 class Inside(Protocol):
@@ -280,12 +280,12 @@ class Stay:
         return f"Stay({self.request.id} on {self.replica}, {self.stage.value}, decoding={self.decoding})"
 
 
-class Seat:
+class Member:
     """One engine on the roster; routers see it as a read-only `Replica`."""
 
     __slots__ = (
         "_roster", "decodes", "decoding", "id", "idle", "inside", "prefilling", "prompts", "role", "room",
-        "seats",
+        "slots",
     )  # fmt: skip
 
     def __init__(self, roster: Roster, id: int, role: str, room: Room, kinds: Sequence[str]) -> None:
@@ -298,7 +298,7 @@ class Seat:
         self.prompts = 0  # in service
         self.decodes = 0
         self.inside: Inside = Nothing()
-        self.seats = 0  # decodes it may still take, as the roster has counted
+        self.slots = 0  # decodes it may still take, as the roster has counted
         self.idle = False  # whether a prompt may start
 
     @property

@@ -85,7 +85,7 @@ class FleetSetup:
         )
         if self.engine.running < 2 and not router.sends_at_once:
             raise InputError(
-                f"router {name} keeps a seat for a prompt beside a decode, the engine has one; raise "
+                f"router {name} keeps a slot for a prompt beside a decode, the engine has one; raise "
                 "--slots, or choose a router such as least-loaded"
             )
         return router, values
@@ -132,7 +132,7 @@ class FleetSetup:
             "kv_tokens": self.engine.kv_tokens,
             "engines": self.engines,
             "router": type(router).__name__,
-            "roles": [seat.role for seat in fleet.dispatch.roster.replicas],
+            "roles": [member.role for member in fleet.dispatch.roster.replicas],
             "transfer": self.transfer._asdict(),
             **({"outages": [outage._asdict() for outage in self.outages]} if self.outages else {}),
             "prices": {"prompt": self.prices.prompt, "output": self.prices.output},
@@ -202,7 +202,7 @@ PATH_STEPS = 4000
 def fleet_plan(engine: Engine, engines: int, workload: Workload, prices: TokenPrices) -> FluidPlan:
     """The fluid plan for these requests: a class per kind, at the rate it comes, on engines of this cost."""
     flows, (prompt, context) = _flows(workload, engines), _means(workload)
-    pace = pace_of(engine.cost, _seats(engine, context), engine.batch_tokens, prompt, context)
+    pace = pace_of(engine.cost, _slots(engine, context), engine.batch_tokens, prompt, context)
     return plan_fluid(Instance(flows, pace, prices).checked())
 
 
@@ -232,13 +232,13 @@ def prefill_engines(engine: Engine, engines: int, workload: Workload) -> int:
     prompt, context = _means(workload)
     output = float(np.minimum(workload.output, workload.limit).mean())
     budget, cost = engine.batch_tokens, engine.cost
-    seats = _seats(engine, context)
+    slots = _slots(engine, context)
     a_token = cost.seconds(Shape(prefill=budget)) / budget
-    a_step = cost.seconds(Shape(seats, round(seats * context)))
-    return best_split(engines, prompt * a_token, max(output - 1, 0.0) * a_step / seats)
+    a_step = cost.seconds(Shape(slots, round(slots * context)))
+    return best_split(engines, prompt * a_token, max(output - 1, 0.0) * a_step / slots)
 
 
-def _seats(engine: Engine, context: float) -> int:
+def _slots(engine: Engine, context: float) -> int:
     """Decodes that run at once, as memory allows."""
     return max(1, min(engine.running, int(engine.kv_tokens / max(context, 1.0))))
 

@@ -259,7 +259,7 @@ class World(NamedTuple):
     def __str__(self) -> str:
         engine = self.engine
         return (
-            f"world {self.number}: {len(self.workload)} requests, {engine.running} seats, "
+            f"world {self.number}: {len(self.workload)} requests, {engine.running} slots, "
             f"{engine.batch_tokens} tokens a step, {engine.kv_tokens} KV tokens"
         )
 
@@ -340,7 +340,7 @@ COST = LinearCost(
     PrefillTerms(constant=0.4, per_token=0.01),
     MixedTerms(constant=1.2, per_prefill=0.012, per_decode=0.06, per_context=0.001),
 )
-MOST_REQUESTS, MOST_SEATS, MOST_TOKENS = 25, 8, 64
+MOST_REQUESTS, MOST_SLOTS, MOST_TOKENS = 25, 8, 64
 LONGEST_PROMPT = 60
 NEVER = np.inf
 
@@ -348,13 +348,13 @@ NEVER = np.inf
 def world(number: int) -> World:
     """The world of that number."""
     draw = np.random.default_rng(number)
-    seats = int(draw.integers(1, MOST_SEATS + 1))
+    slots = int(draw.integers(1, MOST_SLOTS + 1))
     engine = Engine(
         cost=COST,
         kv_tokens=int(draw.integers(20, 120) if draw.random() < 0.5 else draw.integers(64, 600)),
         max_model_len=int(draw.choice([50, 100, 10_000])),
-        batch_tokens=int(draw.integers(seats, MOST_TOKENS + 1)),
-        running=seats,
+        batch_tokens=int(draw.integers(slots, MOST_TOKENS + 1)),
+        running=slots,
         block=int(draw.choice([1, 4, 16])),
     )
     return World(number, engine, _workload(draw))

@@ -160,7 +160,7 @@ def simulate_fleet(
         engines: how many.
         transfer: what it takes to hand KV from one engine to another (default: that of the command line).
         seed: for routers that draw.
-        asynchronous: policies see arrivals and free seats a step late, as in vLLM. None: as for `simulate`.
+        asynchronous: policies see arrivals and free slots a step late, as in vLLM. None: as for `simulate`.
         outages: engines that fail or drain, and when they come back.
         watchdog: seconds of the run without progress after which a starving request stops it.
 

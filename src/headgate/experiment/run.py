@@ -202,7 +202,7 @@ def _meta(
 # -- asynchronous engines
 
 IN_FLEETS = (
-    "--asynchronous in a fleet is a part of it: arrivals and seats are known a step late, but tokens are "
+    "--asynchronous in a fleet is a part of it: arrivals and slots are known a step late, but tokens are "
     "seen and KV comes free at once; one engine without --engines has all of it"
 )
 WITHOUT_HOST = (
@@ -289,7 +289,7 @@ def said(
 ) -> str:
     """The line, with every value that occurs where runs differ."""
     limits_of = list(engines)
-    names = {"running": "seats", "batch_tokens": "tokens a step", "max_model_len": "tokens a request at most"}
+    names = {"running": "slots", "batch_tokens": "tokens a step", "max_model_len": "tokens a request at most"}
     parts = [_either(cards), _either(kinds)]
     for key, word in names.items():
         if limits or key == "max_model_len":

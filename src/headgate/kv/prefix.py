@@ -269,7 +269,7 @@ class PrefixBlocks(Blocks):
         for holder in writers:
             tokens = self.identified(holder.entry)
             for block in range(holder.known + 1, tokens // self.size + 1):
-                pending.append((block * self.size - tokens, holder.entry.seat, block, holder))
+                pending.append((block * self.size - tokens, holder.entry.admission, block, holder))
         for _, _, block, holder in sorted(pending, key=lambda row: row[:3]):
             self._learn(holder, block)
 

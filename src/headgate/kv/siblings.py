@@ -24,7 +24,7 @@ class Stretch:
         self.parent, self.names, self.start, self.end = parent, names, start, end
         self.children: dict[Hashable, Stretch] = {}
         self.members = 0  # requests that have these blocks
-        self.running = 0  # of those, they have a seat
+        self.running = 0  # of those, they have a slot
 
 
 class Siblings:
@@ -34,12 +34,12 @@ class Siblings:
     its blocks; how many wait does not count.
     """
 
-    __slots__ = ("_last", "_root", "_seated")
+    __slots__ = ("_admitted", "_last", "_root")
 
     def __init__(self) -> None:
         self._root = Stretch(None, lambda block: None, 0, 0)
         self._last: dict[int, Stretch] = {}  # where each prompt ends
-        self._seated: set[int] = set()
+        self._admitted: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._last)
@@ -66,16 +66,16 @@ class Siblings:
             stretch = stretch.parent
         return shared
 
-    def seat(self, id: int) -> None:
+    def admit(self, id: int) -> None:
         """It runs from now on: each of its blocks is in the cache, or will be before one behind it enters."""
-        if id in self._last and id not in self._seated:
-            self._seated.add(id)
+        if id in self._last and id not in self._admitted:
+            self._admitted.add(id)
             self._run(id, 1)
 
-    def unseat(self, id: int) -> None:
+    def withdraw(self, id: int) -> None:
         """It waits again, and its KV is gone."""
-        if id in self._seated:
-            self._seated.discard(id)
+        if id in self._admitted:
+            self._admitted.discard(id)
             self._run(id, -1)
 
     def _run(self, id: int, by: int) -> None:
@@ -85,7 +85,7 @@ class Siblings:
             stretch = stretch.parent
 
     def drop(self, id: int) -> None:
-        self.unseat(id)
+        self.withdraw(id)
         stretch = self._last.pop(id, None)
         if stretch is None:
             return

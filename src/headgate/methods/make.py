@@ -23,6 +23,7 @@ from headgate.cost.model import StepCost
 from headgate.methods.names import BATCH, ROUTE
 
 EXAMPLES = {"policy": "eb:refill=48", "router": "split:prefill=2"}
+FORMER = {("eb-online", "seats"): "slot_rule", ("eb+", "seats"): "slot_rule"}  # old names of parameters
 GIVEN = ("plan", "engines", "draw", "sharing")  # what the run itself gives to a router; the rest are settings
 KINDS: dict[str, tuple[Callable[[str], Any], str]] = {  # how a parameter is read, by its annotation
     "int": (int, "a whole number"),
@@ -38,7 +39,7 @@ Kind = TypeVar("Kind")
 
 
 class EngineLimits(Protocol):
-    """What a policy knows of its engine: seats, tokens of one step, how long a step takes."""
+    """What a policy knows of its engine: slots, tokens of one step, how long a step takes."""
 
     @property
     def running(self) -> int: ...
@@ -69,6 +70,7 @@ def make_policy(
 ) -> tuple[BatchPolicy, dict[str, Any]]:
     """A policy by name and settings, and its parameters; slots and budget default to the engine's."""
     values: dict[str, Any] = {}
+    settings = {FORMER.get((name, key), key): value for key, value in settings.items()}
     limits = {"slots": engine.running, "budget": engine.batch_tokens}
     wanted = policy_parameters(name)
     for given in settings:

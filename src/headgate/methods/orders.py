@@ -203,9 +203,9 @@ def order_of(owner: str, name: str, ageing: float, promise: float, pace: float) 
 
 
 def entering(
-    view: View, order: PromptOrder, watermark: float, seats: int, tokens: int
+    view: View, order: PromptOrder, watermark: float, slots: int, tokens: int
 ) -> tuple[list[int], int]:
-    """New prompts for so many seats and tokens, as far as their KV is free; and the tokens left over.
+    """New prompts for so many slots and tokens, as far as their KV is free; and the tokens left over.
 
     The first that does not fit holds up those behind it. An empty engine takes any. `watermark` is the
     share of the KV that no new prompt may take.
@@ -216,14 +216,14 @@ def entering(
         room -= request.todo
     entered: list[int] = []
     for request in order.waiting(view):
-        if seats <= 0 or tokens <= 0:
+        if slots <= 0 or tokens <= 0:
             break
         room -= -(-request.room // block) * block
         if room < 0 and (entered or decoding or prefilling):
             break
         entered.append(request.id)
         tokens -= request.todo
-        seats -= 1
+        slots -= 1
     return entered, tokens
 
 

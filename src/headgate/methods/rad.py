@@ -44,9 +44,9 @@ class Rad(BatchPolicy):
             raise InputError(f"rad: slots={slots}, tile={tile}; both must be at least 1")
         if chunk < tile or chunk % tile:
             raise InputError(f"rad: chunk={chunk} is not a multiple of tile={tile}; choose whole tiles")
-        self.seats = slots // tile * tile or slots
-        if cycle is not None and cycle < self.seats:
-            raise InputError(f"rad: cycle={cycle} is below the {self.seats} seats; raise it or drop it")
+        self.slots = slots // tile * tile or slots
+        if cycle is not None and cycle < self.slots:
+            raise InputError(f"rad: cycle={cycle} is below the {self.slots} slots; raise it or drop it")
         if not output > 0:
             raise InputError(f"rad: output={output} tokens; it must be above 0")
         self.chunk = chunk
@@ -54,7 +54,7 @@ class Rad(BatchPolicy):
         self._started = 0  # prompts completed in this cycle
         self._outputs = WindowMean(REMEMBERED)
         self._expected = output
-        self._kept: dict[int, int] = {}  # tokens that each request with a seat is expected to have in the end
+        self._kept: dict[int, int] = {}  # tokens that each request with a slot is expected to have in the end
         self._all_kept = 0
 
     def admitted(self, request: Request, now: float) -> None:
@@ -83,22 +83,22 @@ class Rad(BatchPolicy):
             return self._alone(next(iter(view.prefilling)))
         if not view.decoding:
             self._started = 0
-        seats = min(self.seats, view.limits.running)
-        if not self._may_start(view, seats):
-            return Plan(ALL, until=self._decode_until(view, seats))
+        slots = min(self.slots, view.limits.running)
+        if not self._may_start(view, slots):
+            return Plan(ALL, until=self._decode_until(view, slots))
         return self._alone(next(iter(view.waiting)))
 
-    def _may_start(self, view: View, seats: int) -> bool:
-        if not view.waiting or self._started >= self.cycle or len(view.decoding) >= seats:
+    def _may_start(self, view: View, slots: int) -> bool:
+        if not view.waiting or self._started >= self.cycle or len(view.decoding) >= slots:
             return False
         return not view.decoding or self.fits(view)
 
-    def _decode_until(self, view: View, seats: int) -> Until:
+    def _decode_until(self, view: View, slots: int) -> Until:
         decodes = len(view.decoding)
         if self._started >= self.cycle:
             return Until(finishes=decodes)
-        if decodes >= seats:
-            return Until(finishes=decodes - seats + 1)
+        if decodes >= slots:
+            return Until(finishes=decodes - slots + 1)
         return Until(finishes=1) if view.waiting else Until(arrivals=1)
 
     def _alone(self, id: int) -> Plan:
@@ -154,7 +154,7 @@ class TwoPhaseRad(Rad):
         self._decode_phase = False
 
     def plan(self, view: View) -> Plan:
-        """The next piece of a prompt, or the decodes whose turn it is and those that take free seats."""
+        """The next piece of a prompt, or the decodes whose turn it is and those that take free slots."""
         half_done = next((r for r in view.prefilling.values() if r.todo > self._held_back), None)
         if half_done:
             return self._piece(half_done)
@@ -163,7 +163,7 @@ class TwoPhaseRad(Rad):
         if not self._decode_phase and self._another(view):
             return self._piece(next(iter(view.waiting.values())))
         self._decode_phase = True
-        return self._decode(view, min(self.seats, view.limits.running))
+        return self._decode(view, min(self.slots, view.limits.running))
 
     def _another(self, view: View) -> bool:
         running = len(view.decoding) + len(view.prefilling)
@@ -174,11 +174,11 @@ class TwoPhaseRad(Rad):
     def _piece(self, request: Request) -> Plan:
         return Plan(NONE, (request.id,), chunk=min(self.chunk, max(1, request.todo - self._held_back)))
 
-    def _decode(self, view: View, seats: int) -> Plan:
+    def _decode(self, view: View, slots: int) -> Plan:
         decodes = len(view.decoding)
-        if decodes > seats:
-            return Plan(frozenset(islice(view.decoding, seats)), until=Until(finishes=1))
-        entering = tuple(islice(view.prefilling, seats - decodes))
+        if decodes > slots:
+            return Plan(frozenset(islice(view.decoding, slots)), until=Until(finishes=1))
+        entering = tuple(islice(view.prefilling, slots - decodes))
         if entering:
             return Plan(ALL, entering)
         return Plan(ALL, until=Until(finishes=1 if view.prefilling else max(1, decodes)))

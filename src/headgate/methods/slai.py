@@ -23,8 +23,8 @@ SMALLEST = 64  # prompt tokens of a step whose promise cannot be kept at all; an
 TRUSTED = 0.95  # of the time there is: a prediction errs, if only because it takes contexts for equal
 COARSE = 32  # the largest chunk is found to this part of the budget
 NONE_WAITS = Until(arrivals=1)
-NO_SEAT = Until(finishes=1)
-ALL_UNTIL = {until: Plan(ALL, until=until) for until in (NONE_WAITS, NO_SEAT)}
+NO_SLOT = Until(finishes=1)
+ALL_UNTIL = {until: Plan(ALL, until=until) for until in (NONE_WAITS, NO_SLOT)}
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -47,7 +47,7 @@ class Slai(BatchPolicy):
             `cost`; "average": the mean of all steps so far, the paper's; "recent": newer steps count more.
         offset: δ, that many steps; None: 2 predicted ones, 5 average ones.
         crowded_offset: δ while it is crowded, so that decodes end sooner; the same as `offset`: fixed.
-        crowded, relaxed: shares of KV or seats in use from which it is crowded, and below which no longer.
+        crowded, relaxed: shares of KV or slots in use from which it is crowded, and below which no longer.
         shrink: cut prompts so that a step ends before a token in it is due, not only by `budget`.
         ageing: tokens by which a prompt counts as shorter with each second it waits; None: a hundredth of the
             prefill rate; 0: none (the paper's), and nothing bounds the wait of a long prompt.
@@ -142,10 +142,10 @@ class Slai(BatchPolicy):
         if not view.prefilling:
             if not view.waiting:
                 return self._all_decodes(view, NONE_WAITS)
-            seats = self._seats(view)
-            if seats <= 0:
-                return self._all_decodes(view, NO_SEAT)
-            if not entering(view, self.order, self.watermark, seats, 1)[0]:
+            slots = self._slots(view)
+            if slots <= 0:
+                return self._all_decodes(view, NO_SLOT)
+            if not entering(view, self.order, self.watermark, slots, 1)[0]:
                 return self._all_decodes(view, self.order.blocked)
         width, budget = view.limits.decode_width, min(self.budget, view.limits.batch_tokens)
         most = min(self.decodes, (budget - 1) // width)
@@ -158,7 +158,7 @@ class Slai(BatchPolicy):
             if room > 0:
                 prompts.append(request.id)
                 room -= request.todo
-        new, room = entering(view, self.order, self.watermark, self._seats(view), room)
+        new, room = entering(view, self.order, self.watermark, self._slots(view), room)
         prompts += new
         if critical is None:
             return plan_of(ALL, tuple(prompts), budget, chunk, EACH_STEP)
@@ -180,7 +180,7 @@ class Slai(BatchPolicy):
             return ALL_UNTIL.get(until) or Plan(ALL, until=until)
         return Plan(frozenset(self._earliest(view, [*view.decoding], most)), budget=self.budget)
 
-    def _seats(self, view: View) -> int:
+    def _slots(self, view: View) -> int:
         return min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
 
     def _critical(self, view: View, budget: int, most: int) -> tuple[list[int] | None, float, Promised]:
@@ -192,8 +192,8 @@ class Slai(BatchPolicy):
         if not self._running:
             return critical, inf, others
         longest = min(self._running) if self.shrink else inf
-        seats = min(self.slots, view.limits.running)
-        margin, latest = self.margin.seconds(view, budget, seats, longest), inf
+        slots = min(self.slots, view.limits.running)
+        margin, latest = self.margin.seconds(view, budget, slots, longest), inf
         if len(self._running) == 1 and longest <= margin and self._known == len(view.decoding) <= most:
             if self._served is None:
                 return None, longest + view.oldest_token, others
@@ -371,7 +371,7 @@ class Margin:
     A decode that is left out waits for one more step and is served in the next, so it is in time if the
     margin covers both: δ = 2 is enough for steps of known length, and the mean of unequal steps needs more.
 
-    It is crowded when a share of the KV is in use, or of the seats: decodes that wait hold both, and a
+    It is crowded when a share of the KV is in use, or of the slots: decodes that wait hold both, and a
     request that cannot enter for want of them gains nothing from their waiting. (The paper looks at KV only.)
 
     `pace` says how long a step is thought to be: "predicted", a full step with all requests; "average",
@@ -413,12 +413,12 @@ class Margin:
                 self._mean.update(end - before)
                 before = end
 
-    def seconds(self, view: View, budget: int, seats: int, longest: float) -> float:
+    def seconds(self, view: View, budget: int, slots: int, longest: float) -> float:
         """The margin now, when a step has `budget` tokens and takes no longer than `longest`.
 
         Ask only when the answer matters: whether it is crowded depends on when it was looked at.
         """
-        taken = (len(view.decoding) + len(view.prefilling)) / seats
+        taken = (len(view.decoding) + len(view.prefilling)) / slots
         used = max((view.kv_total - view.kv_free) / view.kv_total, taken)
         if used >= self.crowded:
             self.is_crowded = True

@@ -33,7 +33,7 @@ class TracedRequest(Identity):
     evictions: int = 0
     cached: int = 0
     wasted: int = 0
-    newest: float = -inf  # when it got its seat or its last first token
+    newest: float = -inf  # when it got its slot or its last first token
 
     @property
     def room(self) -> int:
@@ -75,11 +75,11 @@ class Replay:
             self.asides.append(line)
 
     def _later(self, seen: TracedRequest, line: dict[str, Any]) -> None:
-        """Its seat, first token and end come in this order, and after its arrival."""
+        """Its slot, first token and end come in this order, and after its arrival."""
         event, at = line["event"], line["at"]
         _forward(f"{event!r} of request {seen.id}", "its arrival", seen.arrival, at)
         if event in ORDERED:
-            _forward(f"{event!r} of request {seen.id}", "its seat or first token", seen.newest, at)
+            _forward(f"{event!r} of request {seen.id}", "its slot or first token", seen.newest, at)
             seen.newest = at
 
     def tables(self) -> dict[str, Any]:

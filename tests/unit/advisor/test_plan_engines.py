@@ -90,7 +90,7 @@ def test_what_a_plan_says():
     assert found.gives_way == level
     assert enough.shares[level].value >= 0.9 and enough.values[level] <= 0.03
     assert fewer.shares[level].value < enough.shares[level].value
-    assert 0 < enough.seats.value < fewer.seats.value <= 1
+    assert 0 < enough.slots.value < fewer.slots.value <= 1
     assert enough.load == pytest.approx(400 / (found.engines * plan.bound.rate))
     assert plan.fluid > 0
     assert plan.least == -(-400 // plan.bound.rate)
@@ -219,9 +219,9 @@ def test_shares_and_busy_of_a_run():
     assert kept.shares[0] == pytest.approx(np.mean(ttft[30:-30] <= 0.02))
     assert kept.shares[1:] == (1.0, 0.0)
     whole = run.steps["seconds"].sum() / (2 * (run.span()[1] - run.span()[0]))
-    busy, seats = utilisation(run, 2, ENGINE.running)
+    busy, slots = utilisation(run, 2, ENGINE.running)
     assert busy == pytest.approx(whole, rel=0.2)
-    assert 0 < seats < busy
+    assert 0 < slots < busy
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from headgate.advisor.flags import check_flags, plan_flags, safe_mixed_seats
+from headgate.advisor.flags import check_flags, plan_flags, safe_mixed_slots
 from headgate.advisor.situation import Held, situation
 from headgate.core.errors import InputError
 from headgate.cost.model import Shape
@@ -14,13 +14,13 @@ from headgate.experiment.settings import experiment
 
 def test_flags_keep_their_targets() -> None:
     plan = plan_flags(experiment({"trace": "azure-conv", "tpot": 0.05, "ttft": 0.5}))
-    about, seats, budget = plan.situation, plan.seats.value, plan.budget.value
-    assert seats <= safe_mixed_seats(about)
+    about, slots, budget = plan.situation, plan.slots.value, plan.budget.value
+    assert slots <= safe_mixed_slots(about)
     assert plan.per_token <= 0.05
-    assert budget % 256 == 0 and budget >= seats
-    context = round(seats * about.lengths.context)
-    assert about.cost.seconds(Shape(seats, context, budget - seats)) <= 0.05
-    assert about.cost.seconds(Shape(seats, context, budget + 256 - seats)) > 0.05
+    assert budget % 256 == 0 and budget >= slots
+    context = round(slots * about.lengths.context)
+    assert about.cost.seconds(Shape(slots, context, budget - slots)) <= 0.05
+    assert about.cost.seconds(Shape(slots, context, budget + 256 - slots)) > 0.05
     drain = plan.rate * about.lengths.prompt
     assert (plan.queue.value + about.lengths.prompt) / drain + plan.per_token <= 0.5
     assert plan.waiting == round(plan.queue.value / about.lengths.prompt)
@@ -28,23 +28,23 @@ def test_flags_keep_their_targets() -> None:
 
 def test_flags_without_targets_come_from_memory() -> None:
     plan = plan_flags(experiment({"trace": "azure-conv"}))
-    assert plan.seats.value == safe_mixed_seats(plan.situation) < 1024
+    assert plan.slots.value == safe_mixed_slots(plan.situation) < 1024
     assert plan.budget.value == 8192
     assert plan.queue is None and plan.waiting is None
-    assert "No --tpot" in plan.seats.why
+    assert "No --tpot" in plan.slots.why
 
 
 def test_flags_stay_below_what_was_given() -> None:
     plan = plan_flags(experiment({"prompt": 64.0, "output": 64.0, "slots": 100, "budget": 300, "tpot": 1.0}))
-    assert (plan.seats.value, plan.budget.value) == (100, 256)
-    assert "100 is the most" in plan.seats.why
+    assert (plan.slots.value, plan.budget.value) == (100, 256)
+    assert "100 is the most" in plan.slots.why
 
 
-def test_safe_mixed_seats_by_hand() -> None:
+def test_safe_mixed_slots_by_hand() -> None:
     """Mean 640 + half a block, no spread: 64,800 tokens hold exactly 100."""
     about = situation(experiment({"kv_tokens": 64_800}))
-    assert safe_mixed_seats(replace(about, held=Held(640.0, 0.0))) == 100
-    assert safe_mixed_seats(replace(about, held=Held(640.0, 300.0))) < 100
+    assert safe_mixed_slots(replace(about, held=Held(640.0, 0.0))) == 100
+    assert safe_mixed_slots(replace(about, held=Held(640.0, 300.0))) < 100
 
 
 def test_the_queue_limit_meets_its_target_in_simulation() -> None:

@@ -27,7 +27,7 @@ TOY = CostSettings(
 
 
 def toy(**changes) -> Situation:
-    """A toy set: geometric outputs of 256 iterations, 256 seats, no memory."""
+    """A toy set: geometric outputs of 256 iterations, 256 slots, no memory."""
     about = Situation(
         source="toy",
         workload="toy",
@@ -133,7 +133,7 @@ def test_bound_on_gaps() -> None:
     assert plan_threshold(toy(), max_gap=0.02).gap.refill == 0
 
 
-def test_memory_bounds_the_seats() -> None:
+def test_memory_bounds_the_slots() -> None:
     plan = plan_threshold(toy(kv_tokens=60_000))
     assert plan.memory.safe < 256
     assert plan.thresholds.chosen.slots == plan.memory.safe == plan.exclusive.running
@@ -141,7 +141,7 @@ def test_memory_bounds_the_seats() -> None:
     assert plan_threshold(toy()).memory == (None, None, None)
 
 
-def test_a_single_seat() -> None:
+def test_a_single_slot() -> None:
     plan = plan_threshold(toy(slots=1))
     assert plan.thresholds.chosen == (1.0, 1, 1)
     assert plan.crossing.searched == 1

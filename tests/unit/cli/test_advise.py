@@ -111,10 +111,10 @@ def test_plain_vllm_is_tried_at_several_flags_and_at_its_defaults(headgate):
         ).out
     )
     tried = {each["policy"] for each in found["first_round"]}
-    assert "mixed, 1024 seats, 8192 tokens" in tried
+    assert "mixed, 1024 slots, 8192 tokens" in tried
     assert len([name for name in tried if name.startswith("mixed")]) >= 5
     final = {each["found"]["policy"]: each["found"]["rate"]["value"] for each in found["final"]}
-    assert found["default"] == "mixed, 1024 seats, 8192 tokens" and found["default"] in final
+    assert found["default"] == "mixed, 1024 slots, 8192 tokens" and found["default"] in final
     plain = [rate for name, rate in final.items() if name.startswith("mixed,")]
     assert final[found["plain"]] == max(plain)
     assert final[found["best"]] >= final[found["plain"]]
@@ -132,11 +132,11 @@ def test_advise_and_find_engines_count_alike(headgate):
     words = ["advise", *traffic, "--policy", "mixed", "--slots", 64, "--cache", "none", "--json", "-"]
     (one,) = (each for each in json.loads(headgate(*words).out)["final"] if each["counted"])
     assert one["engines"] == 1 and min(one["found"]["by_seed"]) > 40
-    assert engines_of(headgate, [*traffic, "--slots", one["seats"]], one["policy"]) == 1
+    assert engines_of(headgate, [*traffic, "--slots", one["slots"]], one["policy"]) == 1
 
 
 def test_advise_and_plan_flags_give_plain_vllm_the_same_flags(headgate):
-    """Long requests, so that memory and not the card bounds the seats."""
+    """Long requests, so that memory and not the card bounds the slots."""
     traffic = ["--prompt", 6000, "--output", 300, "--slo", "ttft=4s@p95,tbt=150ms@p99", "--requests", 60]
     traffic += ["--seeds", 2, "--jobs", 1, "--json", "-"]
     advice = json.loads(headgate("advise", *traffic, "--policy", "mixed", "--cache", "none").out)
@@ -145,8 +145,8 @@ def test_advise_and_plan_flags_give_plain_vllm_the_same_flags(headgate):
     plain = {each["found"]["policy"]: each["found"]["rate"] for each in advice["final"]}
     assert tried == plain and advice["plain"] in plain
     most = json.loads(headgate("plan", "flags", *traffic[:4], "--json", "-").out)["flags"]["--max-num-seqs"]
-    seats = {each["seats"] for each in advice["final"] if each["found"]["policy"] != advice["default"]}
-    assert most["value"] < 256 and seats == {most["value"]}
+    slots = {each["slots"] for each in advice["final"] if each["found"]["policy"] != advice["default"]}
+    assert most["value"] < 256 and slots == {most["value"]}
 
 
 def found_rates(name: str, *by_seed: float) -> PolicyRate:
@@ -165,10 +165,10 @@ def test_one_criterion_tells_rates_apart():
 
 def test_what_is_not_significantly_better_is_no_reason_for_a_plug_in():
     start = SimpleNamespace(card=load_card("cal-h200-qwen3-8b"))
-    default = Advised("mixed", {}, 1024, 8192, found_rates("mixed, 1024 seats, 8192 tokens", 3.0, 3.1, 3.2))
-    plain = Advised("mixed", {}, 64, 2048, found_rates("mixed, 64 seats, 2048 tokens", 9.0, 11.0, 9.5))
-    better = Advised("keep", {}, 64, 8192, found_rates("keep, 64 seats, 8192 tokens", 9.5, 10.6, 10.4))
-    best = Advised("keep", {}, 64, 8192, found_rates("keep, 64 seats, 8192 tokens", 10.0, 12.1, 10.4))
+    default = Advised("mixed", {}, 1024, 8192, found_rates("mixed, 1024 slots, 8192 tokens", 3.0, 3.1, 3.2))
+    plain = Advised("mixed", {}, 64, 2048, found_rates("mixed, 64 slots, 2048 tokens", 9.0, 11.0, 9.5))
+    better = Advised("keep", {}, 64, 8192, found_rates("keep, 64 slots, 8192 tokens", 9.5, 10.6, 10.4))
+    best = Advised("keep", {}, 64, 8192, found_rates("keep, 64 slots, 8192 tokens", 10.0, 12.1, 10.4))
 
     def advice(*final: Advised) -> Advice:
         return Advice(start, (), None, 9.0, 32, (), (*final, default), (), 300)

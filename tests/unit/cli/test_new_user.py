@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 DATA = Path(__file__).parents[2] / "data"
-SETUP = "Card cal-h200-qwen3-8b (Qwen3-8B on NVIDIA H200), asynchronous engine, 256 seats"
+SETUP = "Card cal-h200-qwen3-8b (Qwen3-8B on NVIDIA H200), asynchronous engine, 256 slots"
 QUICK = ("--seeds", 1, "--jobs", 1, "--precision", 0.1)
 
 
@@ -121,8 +121,8 @@ from headgate import ALL, BatchPolicy, Plan, View
 
 class Eager(BatchPolicy):
     def plan(self, view: View) -> Plan:
-        seats = view.limits.running - len(view.decoding) - len(view.prefilling)
-        return Plan(ALL, (*view.prefilling, *list(view.waiting)[: max(seats, 0)]))
+        slots = view.limits.running - len(view.decoding) - len(view.prefilling)
+        return Plan(ALL, (*view.prefilling, *list(view.waiting)[: max(slots, 0)]))
 """
 
 
@@ -169,7 +169,7 @@ def test_fleet(told, headgate):
         "3 engines" in said and "round-robin" in said and "No router is seen to serve more requests" in said
     )
     checked = told("route", "--engine", "http://127.0.0.1:1", "--engine", "http://127.0.0.1:2", "--check")
-    assert "router least-loaded, no card, 256 seats an engine; 2 engines:" in checked
+    assert "router least-loaded, no card, 256 slots an engine; 2 engines:" in checked
     assert "keys: none" in checked
 
 

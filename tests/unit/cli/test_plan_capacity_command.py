@@ -28,7 +28,7 @@ def test_a_table_and_a_verdict(headgate):
         said,
         "Capacity: card cal-h200-qwen3-8b, uniform lengths",
         "Levels p50 TTFT <= 200 ms",
-        "Engine 16 seats, 8,192 tokens a step",
+        "Engine 16 slots, 8,192 tokens a step",
         "No policy above λ* =",
         "policy per s 95 % interval of λ* limited by runs",
         "sustains most:",

@@ -140,7 +140,7 @@ def test_flags_check_and_json() -> None:
         "headgate's",
         "vLLM's",
     ]
-    assert found["flags"]["--max-num-seqs"]["value"] == found["check"]["runs"][0]["seats"]
+    assert found["flags"]["--max-num-seqs"]["value"] == found["check"]["runs"][0]["slots"]
 
 
 @pytest.mark.parametrize(

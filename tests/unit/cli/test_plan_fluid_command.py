@@ -56,12 +56,12 @@ def test_it_says_all_of_it():
         "Engines: 5 take prompts and up to 15 decodes each, 15 only decode",
         "8 and 12",
         "Revenue: 5,954 /s, 297.7 per engine",
-        "24.29 ms over seats",
+        "24.29 ms over slots",
         "The next engine adds 145.",
         "and should only decode; one fewer costs 165.5 /s",
         "20.88 engines serve all requests",
         "gate-and-route+ holds back code; the literal gate would over-serve code",
-        "a decode seat alone 10.34, one beside prompts 6.839; an engine that prefills takes 62.89",
+        "a decode slot alone 10.34, one beside prompts 6.839; an engine that prefills takes 62.89",
         "price of output tokens +0.449 %",
     ):
         assert part in out, part
@@ -122,7 +122,7 @@ def test_levels_and_frontiers():
     out = flat(run(*BASE, *MONEY, "--tpot", "23ms", "--tpot-over", "slots", "--frontier", "tpot"))
     assert "Revenue: 3,750 /s, 187.5 per engine" in out
     assert "Level: time per token costs 91.16 per engine and ms" in out
-    assert "Router: token-bucket; a gate that fills every free seat would break the levels" in out
+    assert "Router: token-bucket; a gate that fills every free slot would break the levels" in out
     fair = document(*BASE, *MONEY, "--decode-fairness", "1", "--frontier", "decode-fairness")
     assert fair["revenue_per_engine"] == pytest.approx(268.040143, rel=1e-6)
     slopes = [point["slope"] for point in fair["frontier"]]
@@ -210,7 +210,7 @@ def test_no_crumbs_where_every_engine_prefills():
         (["--class", CODE, "--rate", "5"], "--class and --rate"),
         ([*BASE, "--prompt-price", "-1"], "price of a prompt token is -1; give at least 0"),
         ([*BASE, "--prompt-price", "0", "--output-price", "0"], "both prices are 0"),
-        ([*BASE, "--slots", "1"], "--slots 1; give at least 2 seats"),
+        ([*BASE, "--slots", "1"], "--slots 1; give at least 2 slots"),
         ([*BASE, "--engines", "0"], "--engines 0; give at least 1"),
         ([*BASE, "--engines", "1000000000"], "a plan is exact up to 1,000,000"),
         ([*BASE, "--clusters", "0"], "--clusters 0; give 1 to 50"),
@@ -230,7 +230,7 @@ def test_no_crumbs_where_every_engine_prefills():
         ),
         ([*BASE, "--serve", "cod=90%"], "unknown class 'cod'; did you mean 'code'?"),
         ([*BASE, "--serve", "code"], "'code' is not CLASS=SHARE"),
-        ([*BASE, "--tpot", "30ms", "--tpot-over", "seats"], "unknown average for TPOT 'seats'"),
+        ([*BASE, "--tpot", "30ms", "--tpot-over", "slots"], "unknown average for TPOT 'slots'"),
         ([*BASE, "--frontier", "tpots"], "unknown service level 'tpots'; did you mean 'tpot'?"),
         ([*BASE, "--decode-fairness", "-1"], "decode fairness is -1"),
         ([*BASE, "--chunk", "0"], "a chunk of 0 tokens"),

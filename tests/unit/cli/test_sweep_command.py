@@ -32,7 +32,7 @@ def test_parameters_of_policies_make_variants_and_the_load_is_the_axis(headgate)
     assert {point["at"] for point in points} == {4, 16}
     labels = {point["label"] for point in points}
     assert labels == {
-        f"{one}, slots={seats}" for one in ("mixed", "eb:refill=2", "eb:refill=4") for seats in (8, 16)
+        f"{one}, slots={slots}" for one in ("mixed", "eb:refill=2", "eb:refill=4") for slots in (8, 16)
     }
 
 

@@ -15,8 +15,8 @@ def request(id: int, kind: str = "a"):
     return SimpleNamespace(id=id, kind=kind)
 
 
-def roster(*roles: str, seats: int = 3) -> Roster:
-    return Roster(roles, lambda role: room(role, seats), ("a", "b"))
+def roster(*roles: str, slots: int = 3) -> Roster:
+    return Roster(roles, lambda role: room(role, slots), ("a", "b"))
 
 
 def test_rooms_by_role():
@@ -28,35 +28,35 @@ def test_rooms_by_role():
 
 def test_a_request_goes_through_a_fleet():
     fleet = roster(MIXED, SOLO)
-    assert (fleet.idle[MIXED], fleet.open[MIXED], fleet.open[SOLO], fleet.free_seats) == ([0], [0], [1], 5)
+    assert (fleet.idle[MIXED], fleet.open[MIXED], fleet.open[SOLO], fleet.free_slots) == ([0], [0], [1], 5)
     one = request(7, "b")
     fleet.arrive(one)
     assert list(fleet.queues["b"]) == [7] and not fleet.queues["a"]
-    found, seat = fleet.find(Move(7, 0, Stage.PREFILL))
+    found, slot = fleet.find(Move(7, 0, Stage.PREFILL))
     assert found is one
-    fleet.start_prompt(one, seat, Stage.PREFILL)
+    fleet.start_prompt(one, slot, Stage.PREFILL)
     assert fleet.idle[MIXED] == [] and fleet.prefilling == {"a": 0, "b": 1}
-    assert seat.prefilling["b"] == 1 and fleet.free_seats == 5
-    fleet.end_prompt(one, seat, stays=False)
+    assert slot.prefilling["b"] == 1 and fleet.free_slots == 5
+    fleet.end_prompt(one, slot, stays=False)
     assert list(fleet.handoff) == [7] and fleet.idle[MIXED] == [0]
     _, other = fleet.find(Move(7, 1, Stage.DECODE))
     fleet.start_decode(one, other)
-    assert (other.seats, other.decoding["b"], fleet.free_seats) == (2, 1, 4)
+    assert (other.slots, other.decoding["b"], fleet.free_slots) == (2, 1, 4)
     fleet.finish(one, other)
-    assert fleet.free_seats == 5 and not fleet.handoff
-    assert seat.seen == fleet.now
+    assert fleet.free_slots == 5 and not fleet.handoff
+    assert slot.seen == fleet.now
 
 
 def test_a_whole_request_stays():
-    fleet = roster(ANY, seats=2)
-    seat = fleet.replicas[0]
+    fleet = roster(ANY, slots=2)
+    slot = fleet.replicas[0]
     for id in (0, 1):
         fleet.arrive(request(id))
         found, _ = fleet.find(Move(id, 0))
-        fleet.start_prompt(found, seat, Stage.PREFILL)
+        fleet.start_prompt(found, slot, Stage.PREFILL)
         assert fleet.idle[ANY] == []
-        fleet.end_prompt(found, seat, stays=True)
-    assert (seat.decodes, seat.seats, fleet.idle[ANY], fleet.open[ANY]) == (2, 0, [], [])
+        fleet.end_prompt(found, slot, stays=True)
+    assert (slot.decodes, slot.slots, fleet.idle[ANY], fleet.open[ANY]) == (2, 0, [], [])
 
 
 def test_those_who_wait_may_leave():
@@ -76,7 +76,7 @@ def test_those_who_wait_may_leave():
 
 
 def test_what_cannot_be_is_refused():
-    fleet = roster(MIXED, SOLO, seats=2)
+    fleet = roster(MIXED, SOLO, slots=2)
     fleet.arrive(request(1))
     fleet.arrive(request(2))
     for move, said in (
@@ -88,16 +88,16 @@ def test_what_cannot_be_is_refused():
     ):
         with pytest.raises(RunError, match=said):
             fleet.find(move)
-    first, seat = fleet.find(Move(1, 0, Stage.PREFILL))
-    fleet.start_prompt(first, seat, Stage.PREFILL)
+    first, slot = fleet.find(Move(1, 0, Stage.PREFILL))
+    fleet.start_prompt(first, slot, Stage.PREFILL)
     with pytest.raises(RunError, match="no place for a prompt"):
         fleet.find(Move(2, 0, Stage.PREFILL))
-    fleet.end_prompt(first, seat, stays=False)
-    fleet.start_decode(first, seat)
+    fleet.end_prompt(first, slot, stays=False)
+    fleet.start_decode(first, slot)
     second, _ = fleet.find(Move(2, 0, Stage.PREFILL))
-    fleet.start_prompt(second, seat, Stage.PREFILL)
-    fleet.end_prompt(second, seat, stays=False)
-    with pytest.raises(RunError, match="no decode seat"):
+    fleet.start_prompt(second, slot, Stage.PREFILL)
+    fleet.end_prompt(second, slot, stays=False)
+    with pytest.raises(RunError, match="no decode slot"):
         fleet.find(Move(2, 0, Stage.DECODE))
 
 
@@ -114,7 +114,7 @@ def test_pools_are_sets_without_holes(steps):
 def test_pools_and_counts_follow_every_transition(data):
     """Against a count from scratch, for random walks through random fleets."""
     roles = data.draw(st.lists(st.sampled_from(ROLES), min_size=1, max_size=4))
-    fleet = roster(*roles, seats=data.draw(st.integers(2, 3)))
+    fleet = roster(*roles, slots=data.draw(st.integers(2, 3)))
     running: list[tuple[SimpleNamespace, object, bool]] = []
     decoding: list[tuple[SimpleNamespace, object]] = []
     for id in range(data.draw(st.integers(1, 12))):
@@ -124,50 +124,50 @@ def test_pools_and_counts_follow_every_transition(data):
             waiting = [r for queue in fleet.queues.values() for r in queue.values()]
             places = [engine for pool in fleet.open.values() for engine in pool]
             if step == "prompt" and idle and waiting:
-                who, seat = fleet.find(Move(waiting[0].id, idle[0]))
-                fleet.start_prompt(who, seat, Stage.PREFILL)
-                running.append((who, seat, data.draw(st.booleans()) and seat.role == ANY))
+                who, slot = fleet.find(Move(waiting[0].id, idle[0]))
+                fleet.start_prompt(who, slot, Stage.PREFILL)
+                running.append((who, slot, data.draw(st.booleans()) and slot.role == ANY))
             elif step == "done" and running:
-                who, seat, stays = running.pop()
-                fleet.end_prompt(who, seat, stays)
+                who, slot, stays = running.pop()
+                fleet.end_prompt(who, slot, stays)
                 if stays:
-                    decoding.append((who, seat))
+                    decoding.append((who, slot))
             elif step == "decode" and fleet.handoff and places:
-                who, seat = fleet.find(Move(next(iter(fleet.handoff)), places[0], Stage.DECODE))
-                fleet.start_decode(who, seat)
-                decoding.append((who, seat))
+                who, slot = fleet.find(Move(next(iter(fleet.handoff)), places[0], Stage.DECODE))
+                fleet.start_decode(who, slot)
+                decoding.append((who, slot))
             elif step == "finish" and decoding:
                 fleet.finish(*decoding.pop())
             audit(fleet)
 
 
 def audit(fleet: Roster) -> None:
-    seats = 0
-    for seat in fleet.replicas:
-        assert seat.prompts == sum(seat.prefilling.values()) <= seat.room.prompts
-        assert seat.decodes == sum(seat.decoding.values())
-        left = seat.room.total - seat.prompts - seat.decodes
+    slots = 0
+    for slot in fleet.replicas:
+        assert slot.prompts == sum(slot.prefilling.values()) <= slot.room.prompts
+        assert slot.decodes == sum(slot.decoding.values())
+        left = slot.room.total - slot.prompts - slot.decodes
         assert left >= 0
-        assert (seat.id in fleet.idle[seat.role]) == (left > 0 and seat.prompts < seat.room.prompts)
-        assert seat.seats == max(0, min(left, seat.room.decodes - seat.decodes))
-        assert (seat.id in fleet.open[seat.role]) == (seat.seats > 0)
-        seats += seat.seats
-    assert fleet.free_seats == seats
-    assert sum(fleet.prefilling.values()) == sum(seat.prompts for seat in fleet.replicas)
+        assert (slot.id in fleet.idle[slot.role]) == (left > 0 and slot.prompts < slot.room.prompts)
+        assert slot.slots == max(0, min(left, slot.room.decodes - slot.decodes))
+        assert (slot.id in fleet.open[slot.role]) == (slot.slots > 0)
+        slots += slot.slots
+    assert fleet.free_slots == slots
+    assert sum(fleet.prefilling.values()) == sum(slot.prompts for slot in fleet.replicas)
 
 
 def test_engines_come_go_and_change():
     fleet = roster(MIXED, SOLO)
-    free = fleet.free_seats
+    free = fleet.free_slots
     added = fleet.add("any", Room(1, 4, 4))
-    assert added.id == 2 and fleet.open["any"] == [2] and fleet.free_seats == free + 4
+    assert added.id == 2 and fleet.open["any"] == [2] and fleet.free_slots == free + 4
     fleet.set_role(2, SOLO, Room(0, 4, 4))
     assert not fleet.open["any"] and not fleet.idle["any"] and sorted(fleet.open[SOLO]) == [1, 2]
-    assert fleet.free_seats == free + 4
+    assert fleet.free_slots == free + 4
     fleet.set_role(2, "odd", Room(1, 1, 1))
     assert fleet.idle["odd"] == [2]
     fleet.set_room(2, CLOSED)
-    assert not fleet.idle["odd"] and fleet.free_seats == free
+    assert not fleet.idle["odd"] and fleet.free_slots == free
     fleet.retire(2)
     with pytest.raises(RunError, match="no engine 2"):
         fleet.set_room(2, Room(1, 1, 1))
@@ -179,16 +179,16 @@ def test_those_inside_stay_counted_when_room_shrinks():
     one, two = request(0, "a"), request(1, "a")
     for who in (one, two):
         fleet.arrive(who)
-    seat = fleet.replicas[0]
-    fleet.start_prompt(one, seat, Stage.WHOLE)
-    fleet.end_prompt(one, seat, True)
-    fleet.start_prompt(two, seat, Stage.WHOLE)
+    slot = fleet.replicas[0]
+    fleet.start_prompt(one, slot, Stage.WHOLE)
+    fleet.end_prompt(one, slot, True)
+    fleet.start_prompt(two, slot, Stage.WHOLE)
     fleet.set_room(0, CLOSED)
-    assert (seat.prompts, seat.decodes, seat.seats, seat.idle, fleet.free_seats) == (1, 1, 0, False, 0)
+    assert (slot.prompts, slot.decodes, slot.slots, slot.idle, fleet.free_slots) == (1, 1, 0, False, 0)
     fleet.retire(0)
     assert fleet.add(MIXED, Room(1, 3, 4)).id == 1  # its number is not free yet
-    fleet.finish(one, seat)
-    fleet.drop_prompt(two, seat)
+    fleet.finish(one, slot)
+    fleet.drop_prompt(two, slot)
     assert fleet.add(MIXED, Room(1, 3, 4)).id == 0
 
 
@@ -197,11 +197,11 @@ def test_taken_back_to_the_head_of_its_queue(where):
     fleet = roster(MIXED, SOLO)
     first, other = request(0, "a"), request(1, "a")
     fleet.arrive(first)
-    seat = fleet.replicas[0]
-    fleet.start_prompt(first, seat, Stage.PREFILL)
+    slot = fleet.replicas[0]
+    fleet.start_prompt(first, slot, Stage.PREFILL)
     assert fleet.places[0].replica == 0 and not fleet.places[0].decoding
     if where != "prompt":
-        fleet.end_prompt(first, seat, False)
+        fleet.end_prompt(first, slot, False)
         assert fleet.places[0].replica == 0  # where its KV is
     if where == "decode":
         fleet.start_decode(first, fleet.replicas[1])

@@ -136,7 +136,7 @@ def test_public_runs_of_a_synchronous_engine(degree):
     assert np.mean(np.abs(errors)) <= 0.05 and abs(errors.mean()) <= 0.02
 
 
-def test_a_4090_takes_the_seats_and_the_prompts_of_its_public_run():
+def test_a_4090_takes_the_slots_and_the_prompts_of_its_public_run():
     card = load_card("derived:llama-3.1-8b@rtx-4090:util0.9")
     assert engine_of_card(card, slots=256).running == 256
     errors = public_engines()["rtx-4090 tp 1"]

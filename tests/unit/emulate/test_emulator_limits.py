@@ -56,7 +56,7 @@ def test_requests_and_connections_beyond_the_limit_get_503(loops):
 
 @pytest.mark.parametrize(("clients", "asynchronous"), [(500, False), (150, True)])
 def test_five_hundred_clients_of_whom_some_hang_up(clients, asynchronous):
-    """At random phases: before the answer, in the queue, in the middle. Seats and KV return to zero."""
+    """At random phases: before the answer, in the queue, in the middle. Slots and KV return to zero."""
     chance = random.Random(7)
 
     async def one(client, url, number):
@@ -92,7 +92,7 @@ def test_five_hundred_clients_of_whom_some_hang_up(clients, asynchronous):
             found = await asyncio.gather(
                 *(one(client, urls[number % 2], number) for number in range(clients))
             )
-            await until(lambda: urls.at_rest, "seats and KV never came back")
+            await until(lambda: urls.at_rest, "slots and KV never came back")
             assert 0.6 * clients <= sum(found) < 0.8 * clients
             for port in urls.ports:
                 assert port.place.inside == 0

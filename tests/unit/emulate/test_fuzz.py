@@ -76,7 +76,7 @@ def port():
         yield int(urls[0].rpartition(":")[2])
         end = time.monotonic() + PATIENCE
         while not urls.at_rest:  # the last clients have just gone
-            assert time.monotonic() < end, "a seat or a block never came back"
+            assert time.monotonic() < end, "a slot or a block never came back"
             time.sleep(0.01)
 
 

@@ -127,7 +127,7 @@ def test_with_little_memory_too(seed, rate, slots, kv, policy, asynchronous):
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_requests_that_come_with_their_kv_never_block_each_other(seed, asynchronous):
-    """Memory full of KV that waits for a seat, and an evicted request before it: everybody is served."""
+    """Memory full of KV that waits for a slot, and an evicted request before it: everybody is served."""
     chance = np.random.default_rng(seed)
     engine = card_engine("cal-h200-qwen3-8b", slots=4, budget=256, kv_tokens=32 * 16)
     sinks = [Counted() for _ in range(14)]

@@ -133,10 +133,10 @@ def test_late_entry_with_one_at_risk_does_not_end_the_curve() -> None:
     assert survival.curve[-1] == 0.5
 
 
-def seats(
+def slots(
     law, slots: int, count: int, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Seats that are refilled at once: when each request left, how long it was, ages at the end."""
+    """Slots that are refilled at once: when each request left, how long it was, ages at the end."""
     drawn = law(np.random.default_rng(seed), (slots, 8 + 4 * count // slots))
     left = drawn.cumsum(axis=1)
     order = np.argsort(left, axis=None, kind="stable")[:count]
@@ -165,7 +165,7 @@ def test_cold_start(slots: int) -> None:
     runs = 6
     plain, exposed = np.zeros(5), np.zeros(5)
     for seed in range(runs):
-        ends, sizes, _ = seats(geometric, slots, 5000, seed)
+        ends, sizes, _ = slots(geometric, slots, 5000, seed)
         for i, count in enumerate(counts):
             plain[i] += sizes[:count].mean() / runs
             exposed[i] += slots * ends[count - 1] / count / runs
@@ -186,7 +186,7 @@ def test_cold_start(slots: int) -> None:
 )
 def test_running_requests_mend_the_estimate(law, count: int, window: int) -> None:
     """After a start, and in a steady state, where only iterations inside the window may count."""
-    ends, sizes, ages = seats(law, 1024, count, 3)
+    ends, sizes, ages = slots(law, 1024, count, 3)
     hazard = OutputHazard(window)
     for end, size in zip(ends.tolist(), sizes.tolist(), strict=True):
         hazard.update(size, at=end)

@@ -15,9 +15,9 @@ from headgate.methods.split.split import Split
 from still_loop import Still, placed
 
 
-def gate(router=None, engines=2, seats=2, kinds=("chat",), prompts=1, **more):
+def gate(router=None, engines=2, slots=2, kinds=("chat",), prompts=1, **more):
     loop = Still()
-    states = [EngineState(seats, prompts) for _ in range(engines)]
+    states = [EngineState(slots, prompts) for _ in range(engines)]
     made = Gate(
         router or LeastLoaded(engines),
         kinds,
@@ -70,7 +70,7 @@ def test_a_router_learns_patience_from_requests_whose_time_in_the_queue_is_over(
 
 
 def test_the_least_loaded_engine_takes_it_and_full_ones_make_it_wait():
-    made, loop = gate(seats=2)  # and one more inside each engine's own queue
+    made, loop = gate(slots=2)  # and one more inside each engine's own queue
     tickets = [made.arrive("chat", 10, 100) for _ in range(7)]
     assert [placed(made, ticket).replica for ticket in tickets[:6]] == [0, 1, 0, 1, 0, 1]
     assert tickets[6].state is TicketState.QUEUED
@@ -114,7 +114,7 @@ def test_split_over_two_engines_and_a_deadline():
     assert placed(made, ticket) == Move(0, 1, Stage.DECODE)
     made.end(ticket, End.LIMIT, 3)
     made.set_engine(1, up=False)
-    made.set_engine(0, seats=1)
+    made.set_engine(0, slots=1)
     loop.turn()
     sound(made)
 
@@ -140,7 +140,7 @@ def test_a_request_is_split_only_where_another_engine_of_the_group_is_up():
 
 
 def test_kv_that_lapses_is_given_up_and_the_request_is_sent_whole():
-    made, loop = gate(Split(2, 1), seats=1)
+    made, loop = gate(Split(2, 1), slots=1)
     fill = [made.arrive("chat", 1, 1) for _ in range(4)]
     for ticket in fill[:2]:
         placed(made, ticket)
@@ -161,7 +161,7 @@ def test_kv_that_lapses_is_given_up_and_the_request_is_sent_whole():
 
 
 def test_a_failed_leg_goes_to_the_head_of_the_queue_and_elsewhere():
-    made, loop = gate(engines=2, seats=1)
+    made, loop = gate(engines=2, slots=1)
     tickets = [made.arrive("chat", 1, 1) for _ in range(6)]
     first = tickets[0]
     assert placed(made, first).replica == 0
@@ -178,7 +178,7 @@ def test_a_failed_leg_goes_to_the_head_of_the_queue_and_elsewhere():
 
 
 def test_full_queues_refuse_with_the_time_they_take():
-    made, loop = gate(engines=1, seats=1, limits={"chat": ClassLimits(queue=1, ttl=30.0)})
+    made, loop = gate(engines=1, slots=1, limits={"chat": ClassLimits(queue=1, ttl=30.0)})
     tickets = [made.arrive("chat", 1, 1) for _ in range(3)]
     for turn in range(40):  # one is served every ten seconds
         loop.go(10.0 * (turn + 1))
@@ -197,7 +197,7 @@ def test_full_queues_refuse_with_the_time_they_take():
 
 
 def test_nobody_waits_longer_than_the_queue_allows():
-    made, loop = gate(engines=1, seats=1, limits={"chat": ClassLimits(ttl=5.0)})
+    made, loop = gate(engines=1, slots=1, limits={"chat": ClassLimits(ttl=5.0)})
     tickets = [made.arrive("chat", 1, 1) for _ in range(3)]
     loop.go(6.0)
     with pytest.raises(Refused, match="429 queue time"):
@@ -264,7 +264,7 @@ def test_a_bad_router_is_disabled_once_and_nobody_is_lost(fault, caplog):
     assert len(reasons) == 1 and made.fallen == reasons[0] and made.counts["disabled"] == 1
     assert caplog.text.count("is disabled, least-loaded takes over") == 1
     assert [placed(made, ticket).stage for ticket in tickets] == [Stage.WHOLE] * 5
-    loads = [seat.load for seat in made.roster.replicas]
+    loads = [slot.load for slot in made.roster.replicas]
     assert made.router.loads.load == loads and sum(loads) == 5
     sound(made)
     made.swap(LeastLoaded(2))
@@ -318,7 +318,7 @@ def test_hooks_that_raise_are_guarded_too():
 
 
 def test_a_fall_back_takes_those_between_two_engines():
-    made, loop = gate(Split(2, 1), seats=4)
+    made, loop = gate(Split(2, 1), slots=4)
     one = made.arrive("chat", 1, 1)
     made.parted(one, lease=100.0)
     made.swap(LeastLoaded(2))
@@ -333,8 +333,8 @@ def test_a_fall_back_takes_those_between_two_engines():
 @pytest.mark.parametrize("routes", [lambda: Split(4, 2), Handing])
 def test_hand_overs_from_a_drained_engine_are_placed_first(routes, how):
     """Two engines do prompts, the others are full; the later hand-over is the drained engine's."""
-    made, loop = gate(routes(), engines=4, seats=1, prompts=4)
-    full = [made.arrive("chat", 1, 1) for _ in range(4)]  # a seat and one more inside, on each of two engines
+    made, loop = gate(routes(), engines=4, slots=1, prompts=4)
+    full = [made.arrive("chat", 1, 1) for _ in range(4)]  # a slot and one more inside, on each of two engines
     for ticket in full:
         placed(made, ticket)
         made.parted(ticket)
@@ -366,7 +366,7 @@ def test_hand_overs_from_a_drained_engine_are_placed_first(routes, how):
 
 
 def test_engines_come_and_go():
-    made, loop = gate(engines=1, seats=1)
+    made, loop = gate(engines=1, slots=1)
     first = made.arrive("chat", 1, 1)
     assert made.add_engine(EngineState(4)) == 1
     loop.turn()
@@ -380,14 +380,14 @@ def test_engines_come_and_go():
     assert made.add_engine(EngineState(4)) == 0
     with pytest.raises(InputError, match="no engine 7"):
         made.set_engine(7, up=False)
-    with pytest.raises(InputError, match="at least 1 seat"):
-        made.set_engine(1, seats=0)
-    assert made.desk.engines[1].seats == 4
+    with pytest.raises(InputError, match="at least 1 slot"):
+        made.set_engine(1, slots=0)
+    assert made.desk.engines[1].slots == 4
     sound(made)
 
 
 def test_requests_given_to_an_engine_that_goes_down_are_given_to_another():
-    made, loop = gate(engines=2, seats=1)
+    made, loop = gate(engines=2, slots=1)
     tickets = [made.arrive("chat", 1, 1) for _ in range(6)]  # 4 placed, one waits for each engine
     made.set_engine(0, up=False)
     loop.turn()

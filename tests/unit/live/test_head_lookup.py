@@ -196,7 +196,7 @@ class Looks:
 
 @pytest.mark.parametrize("found_nothing", [True, False])
 def test_decodes_alone_do_not_look_again_at_a_head_that_had_nothing(found_nothing):
-    """It has a seat, and the policy lets it wait: what prompts, arrivals or departures bring is looked up."""
+    """It has a slot, and the policy lets it wait: what prompts, arrivals or departures bring is looked up."""
     engine = StubEngine(Exclusive(slots=8, refill=7))
     engine.books._lookup = looks = Looks(found_nothing)
     engine.add("first", 20, 60)

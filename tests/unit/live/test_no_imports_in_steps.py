@@ -18,7 +18,7 @@ from headgate.live.vllm import VLLM
 from stub_engine import StubEngine
 limits = {"kv_tokens": 8000 * 16, "block": 16, "max_model_len": 8192, "batch_tokens": 2048, "running": 16}
 policy = build_policy(Settings(policy=sys.argv[1], card="linear-h200-qwen3-8b"), VLLM, **limits)[0]
-engine = StubEngine(policy, seats=16, budget=2048, block=16, blocks=8001)
+engine = StubEngine(policy, slots=16, budget=2048, block=16, blocks=8001)
 engine.add("first", 100, 20)
 engine.drain()
 before = set(sys.modules)

@@ -34,7 +34,7 @@ LARGE = Ground(decodes=1024, budget=16384, kv_tokens=812_000, longest=17_408)
 
 def engine(ground: Ground, block: int = 16) -> Engine:
     cost = load_card("linear-h200-qwen3-8b").cost
-    return Engine(cost, ground.kv_tokens, ground.longest, ground.budget, ground.seats, block)
+    return Engine(cost, ground.kv_tokens, ground.longest, ground.budget, ground.slots, block)
 
 
 def requests(walk: ProbeWalk, output: int) -> Workload:
@@ -58,7 +58,7 @@ class Shapes(Observer):
 
 def walked(walk: ProbeWalk, ground: Ground, leases: bool = True, output: int = 500) -> list[tuple[int, int]]:
     seen = Shapes()
-    probe = Probe(walk, ground.seats, ground.budget)
+    probe = Probe(walk, ground.slots, ground.budget)
     simulate(engine(ground), probe, requests(walk, output), leases=leases, observers=(seen,))
     assert probe.position == len(walk.cells)
     return seen.steps
@@ -120,14 +120,14 @@ def test_asked_twice_it_answers_the_same() -> None:
             return first
 
     walk = grid(SMALL)
-    policy = Twice(Probe(walk, SMALL.seats, SMALL.budget))
+    policy = Twice(Probe(walk, SMALL.slots, SMALL.budget))
     simulate(engine(SMALL), policy, requests(walk, 300), leases=False)
     assert policy.inner.position == len(walk.cells)
 
 
 def test_every_request_is_served_when_the_walk_is_over() -> None:
     walk = grid(SMALL)
-    run = simulate(engine(SMALL), Probe(walk, SMALL.seats, SMALL.budget), requests(walk, 400))
+    run = simulate(engine(SMALL), Probe(walk, SMALL.slots, SMALL.budget), requests(walk, 400))
     assert run.completed().all()
 
 

@@ -161,7 +161,7 @@ CAME = '{"event":"arrived","id":0,"at":0,"kind":"","prompt":3,"limit":9,"priorit
         ),
         (
             FIRST + CAME + '{"event":"admitted","id":0,"at":3}\n{"event":"prefilled","id":0,"at":2}\n',
-            ":4: 'prefilled' of request 0 at 2 s, before its seat or first token at 3 s: the clock goes back",
+            ":4: 'prefilled' of request 0 at 2 s, before its slot or first token at 3 s: the clock goes back",
         ),
         (
             FIRST + CAME + STEP + STEP,

@@ -20,13 +20,13 @@ from stub_engine import StubEngine
 from stub_requests import RequestStatus
 from worlds import POLICIES, PRICES, EveryOther
 
-SEATS, BUDGET, BLOCK = 6, 64, 8
+SLOTS, BUDGET, BLOCK = 6, 64, 8
 TIGHT, AMPLE = 33, 401  # blocks
-WORDS = {"seats": SEATS, "budget": BUDGET, "block": BLOCK, "blocks": AMPLE}
+WORDS = {"slots": SLOTS, "budget": BUDGET, "block": BLOCK, "blocks": AMPLE}
 
 
 def engine_of(blocks: int) -> Engine:
-    return Engine(PRICES, (blocks - 1) * BLOCK, 10_000, BUDGET, SEATS, BLOCK)
+    return Engine(PRICES, (blocks - 1) * BLOCK, 10_000, BUDGET, SLOTS, BLOCK)
 
 
 def audit(engine: StubEngine) -> None:
@@ -102,7 +102,7 @@ def test_books_do_not_grow_with_requests_served(asynchronous):
         most = max(most, len(engine.live._last_tokens))
     engine.drain()
     assert not any(engine.sizes().values())
-    assert most <= 2 * SEATS + 64 + 1
+    assert most <= 2 * SLOTS + 64 + 1
 
 
 @pytest.mark.parametrize("name", ["eb+", "slai", "wait"])
@@ -211,12 +211,12 @@ def test_urgent_requests_go_first_and_starve_nobody_for_ever(name):
     """--scheduling-policy priority: a flood of urgent requests delays the others and disables no policy."""
     policy = make_policy(name, {}, engine_of(AMPLE))[0]
     engine = StubEngine(policy, watchdog=1.0, **WORDS, by_priority=True)
-    for number in range(SEATS):
+    for number in range(SLOTS):
         engine.add(f"first{number}", 5, 40, priority=0)
     engine.step()
     engine.add("patient", 5, 4, priority=9)
     for number in range(300):
-        if len(engine.scheduler.requests) < 3 * SEATS:
+        if len(engine.scheduler.requests) < 3 * SLOTS:
             engine.add(f"urgent{number}", 5, 4, priority=-(2**31))
         engine.step()
         audit(engine)

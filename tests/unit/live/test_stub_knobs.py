@@ -23,8 +23,8 @@ class Told(BatchPolicy):
 
     def plan(self, view):
         plan, self.next = self.next, None
-        seats = view.limits.running - len(view.decoding) - len(view.prefilling)
-        usual = Plan(ALL, (*view.prefilling, *[*view.waiting][: max(0, seats)]), until=Until(steps=1))
+        slots = view.limits.running - len(view.decoding) - len(view.prefilling)
+        usual = Plan(ALL, (*view.prefilling, *[*view.waiting][: max(0, slots)]), until=Until(steps=1))
         return plan or usual
 
 
@@ -305,16 +305,16 @@ class Patient(BatchPolicy):
 
     def plan(self, view):
         self.asked += 1
-        seats = view.limits.running - len(view.decoding) - len(view.prefilling)
-        prompts = (*view.prefilling, *[*view.waiting][: max(0, seats)])
+        slots = view.limits.running - len(view.decoding) - len(view.prefilling)
+        prompts = (*view.prefilling, *[*view.waiting][: max(0, slots)])
         return Plan(ALL, prompts, until=Until(steps=1) if prompts else Until(finishes=1))
 
 
-def full(seats: int = 4) -> tuple[StubEngine, Patient]:
-    """An engine without a free seat under a lease, and one request in its queue."""
+def full(slots: int = 4) -> tuple[StubEngine, Patient]:
+    """An engine without a free slot under a lease, and one request in its queue."""
     policy = Patient()
-    engine = StubEngine(policy, seats=seats)
-    for number in range(seats):
+    engine = StubEngine(policy, slots=slots)
+    for number in range(slots):
         engine.add(f"d{number}", 10, 50)
     engine.step()
     engine.add("w", 40, 5)
@@ -323,7 +323,7 @@ def full(seats: int = 4) -> tuple[StubEngine, Patient]:
     return engine, policy
 
 
-def test_a_lease_ends_when_the_seats_change():
+def test_a_lease_ends_when_the_slots_change():
     engine, policy = full()
     engine.scheduler.max_num_running_reqs = 5
     engine.scheduler.num_waiting_for_streaming_input = 1  # a session has the fifth
@@ -335,12 +335,12 @@ def test_a_lease_ends_when_the_seats_change():
     assert policy.asked == before + 1 and engine.live.ledger.limits.running == 5
 
 
-def test_the_head_of_the_queue_is_not_looked_up_without_a_free_seat(monkeypatch):
+def test_the_head_of_the_queue_is_not_looked_up_without_a_free_slot(monkeypatch):
     engine, _ = full()
     looked: list[int] = []
     monkeypatch.setattr(engine.books._lookup, "look_at_head", lambda entry, _: looked.append(entry.id))
     engine.step()
-    assert looked == []  # no seat, and the lease holds
+    assert looked == []  # no slot, and the lease holds
     engine.live.lease.ended = True
     engine.step()
     assert looked == [4]  # the policy is asked, and sees what is in the cache

@@ -15,7 +15,7 @@ from headgate.estimators.hazard import Survival
 from headgate.methods.eb.adaptive import AdaptiveExclusive
 from headgate.methods.eb.costs import Lengths, phase_costs
 from headgate.methods.eb.prediction import exclusive_rate, exclusive_throughput, mixed_rate, whole_steps
-from headgate.methods.eb.thresholds import Seats, Threshold, stationary_plan
+from headgate.methods.eb.thresholds import SlotBounds, Threshold, stationary_plan
 from headgate.methods.keep.policy import Keep
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.slai import Slai
@@ -45,11 +45,11 @@ def test_eb_pays_for_what_is_computed():
     assert whole_steps(plan, FOUND, 2.0, 2048) != whole_steps(plan, WHOLE, 2.0, 2048)
 
 
-def test_eb_has_seats_for_what_is_held():
+def test_eb_has_slots_for_what_is_held():
     survival = Survival(np.array([0.99**age for age in range(400)]), 0.01)
-    seats = Seats(60_000, 512, block=16)
-    assert stationary_plan(phase_costs(FLAT, FOUND, 64), FOUND, survival, seats) == stationary_plan(
-        phase_costs(FLAT, WHOLE, 64), WHOLE, survival, seats
+    slots = SlotBounds(60_000, 512, block=16)
+    assert stationary_plan(phase_costs(FLAT, FOUND, 64), FOUND, survival, slots) == stationary_plan(
+        phase_costs(FLAT, WHOLE, 64), WHOLE, survival, slots
     )
     assert FOUND.context == WHOLE.context
 

@@ -29,9 +29,9 @@ def test_a_run_comes_back_as_it_was_saved(tmp_path):
 
 
 def test_numpy_numbers_in_the_description_become_plain(tmp_path):
-    run = make_run(rate=np.float64(2.5), seats=np.int64(3), sizes=np.array([1, 2]))
+    run = make_run(rate=np.float64(2.5), slots=np.int64(3), sizes=np.array([1, 2]))
     run.save(tmp_path / "run")
-    assert Run.load(tmp_path / "run").meta == {"rate": 2.5, "seats": 3, "sizes": [1, 2]}
+    assert Run.load(tmp_path / "run").meta == {"rate": 2.5, "slots": 3, "sizes": [1, 2]}
 
 
 def test_a_full_folder_is_kept_unless_overwriting_is_allowed(tmp_path):

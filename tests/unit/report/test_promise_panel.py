@@ -52,7 +52,7 @@ def test_the_answer_is_one_bold_sentence_and_the_setup_is_in_sight():
     bold = page.partition('<p class="verdict"><strong>')[2].partition("</strong>")[0]
     assert bold.startswith("mixed serves ") and bold.endswith(".") and bold.count(". ") == 0
     assert page.index('<p class="verdict">') < page.index("<table>")
-    for part in ("asynchronous engine", "16 seats", "8,192 tokens a step", "17,408 tokens a request at most"):
+    for part in ("asynchronous engine", "16 slots", "8,192 tokens a step", "17,408 tokens a request at most"):
         assert part in page.partition('<p class="setup">')[2].partition("</p>")[0]
     assert "<h3>Promises</h3>" in page
 

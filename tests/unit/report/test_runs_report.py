@@ -113,7 +113,7 @@ def test_classes_promises_and_fleets_have_panels():
         "Goodput by class",
         "Decoding by class",
         "The fleet",
-        "Seats in use across the fleet",
+        "Slots in use across the fleet",
     ):
         assert title in found.text
     assert "promised: 50 ms (chat)" in found.text and "promised: 20 ms (chat)" in found.text
@@ -233,7 +233,7 @@ def test_what_is_compared_is_said():
     text = read(render(routers)).text
     assert routers.title == "2 routers compared" and "policies compared" not in text
     assert "No router is seen to serve more" in routers.chapters[0].verdict
-    assert "Routers split; round-robin" in text and "2 engines, each with 32 seats" in text
+    assert "Routers split; round-robin" in text and "2 engines, each with 32 slots" in text
     assert "What the engines did" in text and " and 2 engines no policy serves more than" in text
     both = gather([routed("split"), routed("round-robin", "eb")], ["split mixed", "round-robin eb"])
     assert runs_page(both).title == "2 combinations of router and policy compared"

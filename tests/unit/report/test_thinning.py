@@ -51,7 +51,7 @@ def test_changes_keep_extremes_and_drop_repeats():
 def unpacked(run: dict, line: dict) -> dict[str, np.ndarray]:
     """As timeline.js reads it."""
     raw = np.frombuffer(zlib.decompress(base64.b64decode(run["data"])), np.uint8).reshape(6, 4, run["rows"])
-    seats, queue, kv, idle, seconds, phase = (
+    slots, queue, kv, idle, seconds, phase = (
         column.T.copy().view("<i4").ravel().astype(float) for column in raw
     )
     ends = np.cumsum(idle + seconds)
@@ -61,7 +61,7 @@ def unpacked(run: dict, line: dict) -> dict[str, np.ndarray]:
         "phase": phase,
     }
     return found | {
-        "seats": np.cumsum(seats),
+        "slots": np.cumsum(slots),
         "queue": np.cumsum(queue),
         "kv": np.cumsum(kv) * line["kv_tick"],
     }
@@ -75,7 +75,7 @@ def test_the_timeline_carries_every_step():
     assert found["seconds"] == pytest.approx(run.steps["seconds"], abs=2e-5)
     assert found["kv"] == pytest.approx(run.steps["kv"], abs=line["kv_tick"])
     assert set(found["phase"]) == {0.0, 1.0}  # exclusive batches never mix
-    assert found["seats"].max() <= 32 and found["queue"].min() >= 0
+    assert found["slots"].max() <= 32 and found["queue"].min() >= 0
 
 
 def test_a_long_run_is_drawn_by_stretches_with_the_same_time_in_each_phase():

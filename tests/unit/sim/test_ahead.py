@@ -21,13 +21,13 @@ from worlds import Log
 SECOND = WorkTerms(constant=1.0, per_token=0.0)  # every step takes the GPU a second
 
 
-def served(prompt, output, arrival=None, *, host=None, seats=4, kv=1600, terms=SECOND, clients=None, more=0):
+def served(prompt, output, arrival=None, *, host=None, slots=4, kv=1600, terms=SECOND, clients=None, more=0):
     """Under mixed batching, outputs `more` tokens shorter than their limit; the run and all that was told."""
-    engine = Engine(WorkCost(terms, host), kv, 800, 512, seats, 16).checked()
+    engine = Engine(WorkCost(terms, host), kv, 800, 512, slots, 16).checked()
     log = Log()
     load = {"clients": clients} if clients else {"arrival": arrival or [0.0] * len(prompt)}
     workload = Workload.of(prompt, output, limit=[tokens + more for tokens in output], **load)
-    return simulate(engine, Mixed(seats, 512), workload, asynchronous=True, observers=(log,)), log
+    return simulate(engine, Mixed(slots, 512), workload, asynchronous=True, observers=(log,)), log
 
 
 def firsts(*args, **words):
@@ -38,8 +38,8 @@ def test_who_comes_during_a_step_enters_in_the_one_after_the_next():
     assert firsts([10, 10], [6, 2], [0.0, 1.5]) == [1.0, 4.0]  # the step from 2 to 3 was composed at 1
 
 
-def test_a_seat_that_came_free_is_given_away_one_step_later():
-    assert firsts([10, 10, 10], [2, 9, 1], seats=2) == [1.0, 1.0, 4.0]
+def test_a_slot_that_came_free_is_given_away_one_step_later():
+    assert firsts([10, 10, 10], [2, 9, 1], slots=2) == [1.0, 1.0, 4.0]
 
 
 def test_memory_that_came_free_is_given_away_one_step_later():

@@ -34,7 +34,7 @@ def test_what_is_lost_is_brought_again(lost, steps):
 
 
 def test_a_prompt_that_is_evicted_half_way_loses_nothing_more():
-    """Four seats grow into 26 tokens: whoever is thrown out in the middle of its prompt has no new token."""
+    """Four slots grow into 26 tokens: whoever is thrown out in the middle of its prompt has no new token."""
     work = Workload.of([3] * 6, [9] * 6, arrival=np.zeros(6))
     engine = ENGINE._replace(kv_tokens=26, batch_tokens=4, running=4)
     runs = [simulate(engine, Mixed(4, 4), work, lost=lost) for lost in (0, 1, EVERYTHING)]

@@ -41,7 +41,7 @@ class Seen(Observer):
 
 
 def served(
-    pieces, output=1, *, block=16, blocks=1000, budget=256, seats=8, arrival=None, cost=None, **options
+    pieces, output=1, *, block=16, blocks=1000, budget=256, slots=8, arrival=None, cost=None, **options
 ):
     contents = Contents.of(pieces)
     prompts = [sum(tokens for _, tokens in row) for row in pieces]
@@ -49,8 +49,8 @@ def served(
     times = [APART * place for place in range(len(prompts))] if arrival is None else arrival
     workload = Workload.of(prompts, outputs, arrival=times, contents=contents)
     cache = options.pop("prefix_cache", True)
-    engine = Engine(cost or Line(), block * blocks, 10_000, budget, seats, block, cache)
-    simulator = Simulator(engine, Mixed(slots=seats, budget=budget), workload, (seen := Seen(),), **options)
+    engine = Engine(cost or Line(), block * blocks, 10_000, budget, slots, block, cache)
+    simulator = Simulator(engine, Mixed(slots=slots, budget=budget), workload, (seen := Seen(),), **options)
     simulator.run()
     blocks_left = simulator.replica.blocks
     assert blocks_left.free == blocks_left.total
@@ -96,7 +96,7 @@ def test_the_next_turn_finds_the_output():
 
 def test_a_preempted_request_finds_its_own_blocks():
     seen, blocks = served(
-        [[(n, 8)] for n in (1, 2, 3)], 12, block=4, blocks=9, seats=4, budget=64, arrival=[0.0] * 3
+        [[(n, 8)] for n in (1, 2, 3)], 12, block=4, blocks=9, slots=4, budget=64, arrival=[0.0] * 3
     )
     assert seen.evicted_requests == 2
     assert seen.hits == {0: [0], 1: [0, 16], 2: [0, 0]}

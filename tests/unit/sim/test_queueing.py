@@ -1,4 +1,4 @@
-"""The simulator against queueing theory: one seat is M/G/1, and every run obeys Little's law."""
+"""The simulator against queueing theory: one slot is M/G/1, and every run obeys Little's law."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def recorded(engine: Engine, policy, workload: Workload, **options) -> Run:
     return Run({}, **recorder.tables())
 
 
-def one_seat(cost: Line) -> Engine:
+def one_slot(cost: Line) -> Engine:
     return Engine(cost, kv_tokens=10**6, max_model_len=10**6, batch_tokens=4096, running=1, block=16)
 
 
@@ -53,14 +53,14 @@ def short_or_long(rng: np.random.Generator) -> tuple[np.ndarray, float, float]:
 
 
 @pytest.mark.parametrize(("law", "name"), [(geometric, "v0"), (short_or_long, "mixed")])
-def test_one_seat_waits_as_pollaczek_and_khinchine_say(law, name):
+def test_one_slot_waits_as_pollaczek_and_khinchine_say(law, name):
     rng = np.random.default_rng(6)
     output, mean, square = law(rng)
     load = 0.6
     rate = load / (STEP * mean)
     workload = Workload.of(np.full(COUNT, 7), output, arrival=np.cumsum(rng.exponential(1 / rate, COUNT)))
     cost = Line(fixed=STEP, prefill=0.0, decode=0.0, context=0.0, behind=0.0)
-    run = recorded(one_seat(cost), POLICIES[name](1), workload)
+    run = recorded(one_slot(cost), POLICIES[name](1), workload)
 
     wait = run.requests["admitted"] - run.requests["arrival"]
     expected = rate * STEP**2 * square / (2 * (1 - load))
@@ -76,14 +76,14 @@ def test_one_seat_waits_as_pollaczek_and_khinchine_say(law, name):
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("leases", [True, False])
-def test_one_seat_follows_lindley_to_the_last_bit(name, leases):
+def test_one_slot_follows_lindley_to_the_last_bit(name, leases):
     rng = np.random.default_rng(11)
     count = 300
     prompt, output = rng.integers(1, 200, count), rng.integers(1, 150, count)
     arrival = np.cumsum(rng.exponential(70.0, count))
     cost = Line()
     workload = Workload.of(prompt, output, arrival=arrival)
-    run = recorded(one_seat(cost), POLICIES[name](1), workload, leases=leases)
+    run = recorded(one_slot(cost), POLICIES[name](1), workload, leases=leases)
     free = 0.0
     begun, ended = [], []
     for id in range(count):
@@ -105,20 +105,20 @@ def test_one_seat_follows_lindley_to_the_last_bit(name, leases):
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize(("prompt", "output"), [(1, 40), (1, 2), (30, 17)])
 def test_saturated_closed_loop_of_equal_requests(name, prompt, output):
-    """All seats start and end together: one step of prompts, then output - 1 of decodes, again and again.
+    """All slots start and end together: one step of prompts, then output - 1 of decodes, again and again.
 
     With sums of powers of two for costs every time is exact, so is the comparison.
     """
-    seats, rounds = 16, 25
+    slots, rounds = 16, 25
     cost = Line(fixed=1.0, prefill=1 / 64, decode=1 / 16, context=1 / 1024, behind=1 / 2048)
-    engine = Engine(cost, 10**6, 10**6, batch_tokens=4096, running=seats, block=16)
-    workload = Workload.of([prompt] * seats * rounds, [output] * seats * rounds, clients=seats)
-    run = recorded(engine, POLICIES[name](seats), workload)
-    prompts = 1.0 + seats * prompt / 64
-    decodes = (output - 1) * (1.0 + seats / 16) + sum(seats * (prompt + t) for t in range(1, output)) / 1024
+    engine = Engine(cost, 10**6, 10**6, batch_tokens=4096, running=slots, block=16)
+    workload = Workload.of([prompt] * slots * rounds, [output] * slots * rounds, clients=slots)
+    run = recorded(engine, POLICIES[name](slots), workload)
+    prompts = 1.0 + slots * prompt / 64
+    decodes = (output - 1) * (1.0 + slots / 16) + sum(slots * (prompt + t) for t in range(1, output)) / 1024
     assert run.requests["finished"].max() == rounds * (prompts + decodes)
     rate = summarise(run, "all").output_rate.value
-    assert rate == pytest.approx(seats * output / (prompts + decodes), rel=1e-12)
+    assert rate == pytest.approx(slots * output / (prompts + decodes), rel=1e-12)
     assert run.requests["finished"].tolist() == [
-        (prompts + decodes) * (1 + id // seats) for id in range(seats * rounds)
+        (prompts + decodes) * (1 + id // slots) for id in range(slots * rounds)
     ]

@@ -207,7 +207,7 @@ def test_whole_prompt_rule_counts_blocks_and_the_decodes_beside_it():
     assert when(four, "admitted") == [(0, 0.0), (1, 1.0)]
 
 
-def test_no_more_seats_than_the_engine_has():
+def test_no_more_slots_than_the_engine_has():
     log = run(engine(running=2), Greedy(), Workload.of([1, 1, 1], [3, 2, 1]))
     assert when(log, "admitted") == [(0, 0.0), (1, 0.0), (2, 2.0)]
 
@@ -429,7 +429,7 @@ def test_abort_of_somebody_who_has_left_means_nothing():
 
 @pytest.mark.parametrize("leases", [True, False])
 def test_patience_ends_only_in_the_queue(leases):
-    """One seat. 0 is admitted before its patience ends and stays; 1 gives up; 2 is more patient."""
+    """One slot. 0 is admitted before its patience ends and stays; 1 gives up; 2 is more patient."""
     workload = Workload.of([4, 4, 4], [9, 1, 1], patience=[3.0, 3.5, 30.0])
     log = run(engine(running=1), Greedy(), workload, leases=leases)
     assert finish(log) == {
@@ -751,7 +751,7 @@ def test_a_policy_that_runs_nothing_stops_with_the_state():
 
 @pytest.mark.parametrize("leases", [True, False])
 def test_patience_that_ends_within_the_step_of_the_arrival(leases):
-    """1 comes at 0.25 into a step that ends at 1 and waits until 0.75: it is gone when a seat is free."""
+    """1 comes at 0.25 into a step that ends at 1 and waits until 0.75: it is gone when a slot is free."""
     workload = Workload.of([4, 4, 4], [1, 1, 1], arrival=[0.0, 0.25, 0.5], patience=[9.0, 0.5, 9.0])
     log = run(engine(running=1), Greedy(), workload, leases=leases)
     assert finish(log)[1] == (0.75, End.ABANDONED, 0)

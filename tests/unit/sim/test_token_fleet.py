@@ -151,7 +151,7 @@ def test_memory_is_reserved_at_the_receiver_before_the_copy_begins():
     assert served(tables) == ([1.0, 2.5], [4.5, 8.0])
 
 
-def test_a_seat_that_an_eviction_left_goes_to_whoever_has_kv_there():
+def test_a_slot_that_an_eviction_left_goes_to_whoever_has_kv_there():
     """A outgrows the memory that is left beside B's KV. It is evicted, and fits again when B has gone."""
     engine = Engine(SECOND, 40, 40, 64, 1, block=10)
     workload = Workload.of([10, 10], [25, 3], arrival=[0.0, 0.0])
@@ -270,11 +270,11 @@ def test_token_level_agrees_with_the_stochastic_network(name):
     They differ by the steps: who comes waits for the one under way, and tokens come at their ends. With
     steps of 1 % of a service the mean time in the system agrees within 1.5 %.
     """
-    chunk, mixed, solo, seats, count, engines, rate = 20, 0.03, 0.02, 6, 2000, 5, 1.5
+    chunk, mixed, solo, slots, count, engines, rate = 20, 0.03, 0.02, 6, 2000, 5, 1.5
     rng = np.random.default_rng(1)
     arrival = np.cumsum(rng.exponential(1 / (rate * engines), count))
     prompt, output = rng.geometric(1 / 200, count), 1 + rng.geometric(1 / 100, count)
-    pace = EnginePace(seats, chunk, 0.0, mixed / chunk, 1 / solo)
+    pace = EnginePace(slots, chunk, 0.0, mixed / chunk, 1 / solo)
     plan = plan_fluid(Instance((Flow("", 200.0, 100.0, rate),), pace, TokenPrices(1.0, 2.0)))
     draw = draws(0)
 
@@ -288,7 +288,7 @@ def test_token_level_agrees_with_the_stochastic_network(name):
     network = Network(plan.instance, engines, router(), Listed(*rows))
     page = network.run()[-1]
     there = page.spent.sum() / count
-    engine = Engine(TwoSpeeds(mixed, solo), 10**7, 10**6, 64, seats, block=1)
+    engine = Engine(TwoSpeeds(mixed, solo), 10**7, 10**6, 64, slots, block=1)
     workload = Workload.of(prompt, output, arrival=arrival)
     requests = fleet_of(engine, engines, Chunked(chunk), router(), workload)["requests"]
     here = float((requests["finished"] - requests["arrival"]).mean())
@@ -319,7 +319,7 @@ def test_what_cannot_be_is_said():
         fleet_of(engine, 1, Mixed(8, 64), Stubborn(), workload)
     with pytest.raises(RunError, match="there are 2 engines"):
         fleet_of(engine, 2, Mixed(8, 64), Wrong(), workload)
-    with pytest.raises(InputError, match="at least 2 seats"):
+    with pytest.raises(InputError, match="at least 2 slots"):
         fleet_of(Engine(SECOND, 1000, 1000, 64, 1), 1, Mixed(1, 64), Stubborn(), workload)
     with pytest.raises(InputError, match="1 engine cannot be split"):
         Split(1, 1)
@@ -332,11 +332,11 @@ def test_a_prompt_that_never_fits_is_refused_at_the_door():
     tables = fleet_of(engine, 2, Mixed(8, 64), LeastLoaded(2), Workload.of([25, 5], [4, 2]))
     assert tables["requests"]["how"].tolist() == [4, 0]
     assert tables["requests"]["replica"].tolist() == [-1, 0]
-    assert ANY in {seat for seat in RoundRobin(2).roles(2)}
+    assert ANY in {slot for slot in RoundRobin(2).roles(2)}
 
 
 def test_kv_that_waits_for_a_place_gives_way_when_nothing_else_can_run():
-    """13 was evicted and needs all memory but one token; 14 keeps two of them while it waits for a seat."""
+    """13 was evicted and needs all memory but one token; 14 keeps two of them while it waits for a slot."""
     engine = Engine(Line(context=0.0), 20, 50, 2, 2, block=1)
     prompt, output = [1] * 14 + [2, 1], [1] * 13 + [30, 2, 1]
     pace = EnginePace(2, 16, 0.8, 0.02, 1.0)

@@ -237,7 +237,7 @@ def test_littles_law_by_hand():
     assert peak(run) == 2
 
 
-def test_a_seat_taken_at_once_is_no_peak():
+def test_a_slot_taken_at_once_is_no_peak():
     run = make_run([request(0, 0, 0, 1, 2, 1, 1), request(1, 2, 2, 3, 4, 1, 1)])
     assert peak(run) == 1
 

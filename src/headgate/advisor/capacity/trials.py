@@ -25,7 +25,7 @@ class RateTrial(NamedTuple):
 
     policy: str
     settings: dict[str, Any]
-    limits: tuple[int, int] | None  # seats and tokens of a step, where they are not the engine's
+    limits: tuple[int, int] | None  # slots and tokens of a step, where they are not the engine's
     seed: int
     rate: float
 
@@ -48,8 +48,8 @@ class Case(NamedTuple):
     asynchronous: bool = False
 
     def run(self, task: RateTrial) -> RateOutcome:
-        seats, budget = task.limits or (self.engine.running, self.engine.batch_tokens)
-        engine = self.engine._replace(running=seats, batch_tokens=budget)
+        slots, budget = task.limits or (self.engine.running, self.engine.batch_tokens)
+        engine = self.engine._replace(running=slots, batch_tokens=budget)
         policy, _ = make_policy(task.policy, task.settings, engine)
         requests = self.traffic.at(task.rate, task.seed)
         try:
@@ -67,7 +67,7 @@ def longest_stay(run: Run) -> float:
 
 
 class Contender(NamedTuple):
-    """What is searched for its highest rate: a policy, and seats and budget where not the engine's."""
+    """What is searched for its highest rate: a policy, and slots and budget where not the engine's."""
 
     policy: str
     settings: dict[str, Any]

@@ -83,7 +83,7 @@ MIXED = ((16, 64, 128, 256, 512), (256, 1024, 2048, 8192), (512, 2048))  # decod
 
 
 def shapes(kv_tokens: int, running: int, budget: int) -> list[Shape]:
-    """Decodes alone within KV and seats, prompts alone (one, four, a piece behind KV), both."""
+    """Decodes alone within KV and slots, prompts alone (one, four, a piece behind KV), both."""
     alone = [
         Shape(decodes, decodes * context)
         for decodes, context in product(DECODES, CONTEXTS)

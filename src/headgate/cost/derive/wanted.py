@@ -18,7 +18,7 @@ KV_DTYPES = (BF16, FP8)
 DEGREES = (1, 2, 4, 8)
 QUARTER = 0.5  # bytes of a weight in four bits
 UTILISATION = 0.92  # vLLM's default from 0.22 on
-GRAPH = 512  # tokens of vLLM's largest CUDA graph, from 256 seats on
+GRAPH = 512  # tokens of vLLM's largest CUDA graph, from 256 slots on
 
 
 @dataclass(frozen=True)

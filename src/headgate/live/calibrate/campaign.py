@@ -60,7 +60,7 @@ class Campaign:
         rng = np.random.default_rng(self.seed)
         order = [place for _ in range(self.passes) for place in rng.permutation(self.each).tolist()]
         self.walk = one.ordered(order)
-        self.probe = Probe(self.walk, self.ground.seats, self.ground.budget)
+        self.probe = Probe(self.walk, self.ground.slots, self.ground.budget)
         vocabulary = int(self.llm.llm_engine.vllm_config.model_config.get_vocab_size())
         self._words = rng.integers(2, vocabulary, 2 * self.ground.longest).tolist()
         self._sent, self._saved = 0, 0.0
@@ -157,7 +157,7 @@ class Campaign:
         grown = sum(move.decodes * move.steps for cell in cells for move in cell.moves)
         pool = self.scheduler.kv_cache_manager.block_pool
         free = pool.get_num_free_blocks() * self.scheduler.block_size
-        spread = self.ground.seats * self.scheduler.block_size  # each request may begin one more block
+        spread = self.ground.slots * self.scheduler.block_size  # each request may begin one more block
         return bool(free > grown + spread + max(sum(cell.feed) for cell in cells))
 
     def _good(self, said: About) -> bool:
@@ -216,7 +216,7 @@ def measured(
     slots, budget, longest, quick = ground
     wide = Ground(slots, budget, ANY_KV, longest, min(passes, FEWEST_PASSES), quick)
     grid(wide)  # refuse before the engine is started
-    wanted = WantedEngine(model, wide.seats, budget, longest, dummy, more=more)
+    wanted = WantedEngine(model, wide.slots, budget, longest, dummy, more=more)
     llm = start(wanted)
     said = about(llm, wanted, steps_file.name, slots)
     heat = 1.0 if "experts" in said.model_shape and said.settings["weights"] == "made up" else 0.0

@@ -22,7 +22,7 @@ class WantedEngine:
     """What engine to start. Everything that changes step times should be as it will be when serving."""
 
     model: str  # a name or folder vLLM knows, or a config.json whose weights are then made up
-    seats: int  # requests that may run at once (`max_num_seqs`)
+    slots: int  # requests that may run at once (`max_num_seqs`)
     budget: int  # tokens in one step (`max_num_batched_tokens`)
     longest: int  # tokens of one request (`max_model_len`)
     dummy: bool = False  # make weights up; the times of dense models do not depend on them
@@ -42,7 +42,7 @@ def start(wanted: WantedEngine) -> Any:
         "skip_tokenizer_init": True,
         "load_format": "dummy" if dummy else "auto",
         "max_model_len": wanted.longest,
-        "max_num_seqs": wanted.seats,
+        "max_num_seqs": wanted.slots,
         "max_num_batched_tokens": wanted.budget,
         "enable_prefix_caching": False,
         "generation_config": "vllm",

@@ -190,7 +190,7 @@ def _found(id: int, view: View) -> Request | None:
 SHORT, MIDDLE, LONG, LONGEST = "short", "middle", "long", "longest"  # the pools, by context
 LEAD = 64  # decodes of the step before prompts alone
 TOGETHER = 16  # most prompts of a cell in one step
-SPARE = 2 * TOGETHER  # seats for them: those of a step are let go when the next one is under way
+SPARE = 2 * TOGETHER  # slots for them: those of a step are let go when the next one is under way
 ROOM = 0.92  # of the KV is planned to be used
 LEAST_SHARE, LEAST_CONTEXT = 0.3, 96  # to which the pools shrink before the batches do
 FEWEST_SLOTS, FEWEST_TOKENS, FEWEST_KV = 4, 64, 2048
@@ -227,7 +227,7 @@ class Ground:
         return replace(self, kv_tokens=tokens)
 
     @property
-    def seats(self) -> int:
+    def slots(self) -> int:
         """Requests the engine must be able to run at once."""
         return self.decodes + _many(self.decodes, 40) + _many(self.decodes, 160) + SPARE
 

@@ -102,7 +102,7 @@ class EmulatedEngine:
         self.ring()
 
     def abort(self, job: EmulatedJob) -> None:
-        """Its client has gone; seat and KV come free at the end of the step under way."""
+        """Its client has gone; slot and KV come free at the end of the step under way."""
         if job.how is None:
             self._gone.append(job)
             self.ring()
@@ -535,7 +535,7 @@ class KvMemory:
             self._replica.lease.ended = True
 
     def unblock(self) -> bool:
-        """Nothing runs because KV that waits for a seat fills the memory: the newest is computed again."""
+        """Nothing runs because KV that waits for a slot fills the memory: the newest is computed again."""
         ledger, blocks = self._replica.ledger, self._replica.blocks
         head = next(iter(ledger.waiting.values()), None)
         if head is None or ledger.decoding or ledger.prefilling or blocks.of(head.room) <= blocks.free:

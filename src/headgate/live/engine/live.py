@@ -119,7 +119,7 @@ class Live:
         self.lease.arrival()
 
     def admitted(self, entry: Entry, cached: int) -> None:
-        """The step being composed gives it a seat; `cached` of its tokens are there already."""
+        """The step being composed gives it a slot; `cached` of its tokens are there already."""
         self.ledger.admit(entry)
         if entry.evictions:
             entry.wasted = max(0, entry.wasted - cached)  # found again: nothing was lost

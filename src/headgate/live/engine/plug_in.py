@@ -116,7 +116,7 @@ class PlugIn:
     def _announce(self) -> None:
         settings, facts = self.settings, self._facts
         LOG.info(
-            "headgate: policy %s(%s), card %s, %s scheduling, %d seats, %d tokens a step, %d KV tokens",
+            "headgate: policy %s(%s), card %s, %s scheduling, %d slots, %d tokens a step, %d KV tokens",
             settings.policy,
             ", ".join(f"{name}={value}" for name, value in self._parameters.items()),
             settings.card or ("none, step times are learned" if settings.learns() else "none"),

@@ -103,7 +103,7 @@ class Tally(LiveObserver):
         self._move(request.id, WAITING)
 
     def admitted(self, request: Request, now: float) -> None:
-        """It has a seat; what the prefix cache has of it is not computed, and was not lost."""
+        """It has a slot; what the prefix cache has of it is not computed, and was not lost."""
         if request.evictions:
             found_again = self._thrown.get(request.id, 0) - request.wasted
             if found_again > 0:

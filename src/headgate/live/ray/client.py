@@ -30,7 +30,7 @@ class Remote(Protocol):
     """A shared gate in another process: as `SharedGate`, and `close` when it is not asked any more."""
 
     async def join(
-        self, name: str, seats: Counts, busy: Counts, clients: int, given: dict[str, Any], deployed: float
+        self, name: str, slots: Counts, busy: Counts, clients: int, given: dict[str, Any], deployed: float
     ) -> int: ...
     async def tell(self, name: str, events: Sequence[Event]) -> Heard | None: ...
     async def news(self, name: str, seconds: float) -> Heard | None: ...
@@ -56,7 +56,7 @@ class GateClient:
     """Asks the shared gate where requests go. Used from one event loop.
 
     When the shared gate is lost, a gate in this process takes over at once: requests that waited wait there,
-    and each replica takes the share of its seats that falls to this router, so that all routers together
+    and each replica takes the share of its slots that falls to this router, so that all routers together
     admit no more than before. Once there is a shared gate again, everything moves back.
     """
 
@@ -68,17 +68,17 @@ class GateClient:
         self.local: SharedGate | None = None
         self._remote: Remote | None = None
         self._clients = 1
-        self._seats: dict[str, int] = {}
+        self._slots: dict[str, int] = {}
         self._outbox: list[Event] = []
         self._telling, self._number = False, 0
         self._others_wait = self._later = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = False
 
-    def set_replicas(self, seats: Counts) -> None:
-        if seats == self._seats and self._started:
+    def set_replicas(self, slots: Counts) -> None:
+        if slots == self._slots and self._started:
             return
-        self._seats = dict(seats)
+        self._slots = dict(slots)
         if not self._started:
             self._started = True
             if self._connect is None:
@@ -86,10 +86,10 @@ class GateClient:
             else:
                 self._run(self._reach(FIRST))
             return
-        self._say("replicas", self._seats)
+        self._say("replicas", self._slots)
 
     def dead(self, replica: str) -> None:
-        self._seats.pop(replica, None)
+        self._slots.pop(replica, None)
         self._say("dead", replica)
 
     async def place(self, about: tuple[str, str, int, int, int]) -> ClientRequest:
@@ -214,7 +214,7 @@ class GateClient:
         busy = self._next_term()
         share = 1.0 if self._connect is None else 1 / max(1, self._clients)
         gate = SharedGate(self.config.model_dump(), share)
-        gate.enter(self.name, self._seats, busy)
+        gate.enter(self.name, self._slots, busy)
         gate.clients[self.name].deliver = self._hear
         self.local, events = gate, self._outbox
         self._outbox = []
@@ -245,7 +245,7 @@ class GateClient:
         try:
             async with asyncio.timeout(self.config.timeout):
                 self._clients = await remote.join(
-                    self.name, dict(self._seats), busy, self._clients, given, self._deployed
+                    self.name, dict(self._slots), busy, self._clients, given, self._deployed
                 )
         except Exception as error:
             log.warning("the shared gate does not answer: %s", one_line(error))

@@ -46,8 +46,8 @@ Heard = tuple[list[Placement], int, bool]  # and how many clients there are, and
 class Client:
     """One router: its requests, the replicas it sees, and what it has not been told yet."""
 
-    def __init__(self, seats: Counts, busy: Counts) -> None:
-        self.seats = dict(seats)
+    def __init__(self, slots: Counts, busy: Counts) -> None:
+        self.slots = dict(slots)
         self.busy = Counter(busy)  # requests that another gate has placed
         self.tickets: dict[int, Ticket] = {}
         self.requests: dict[int, str] = {}
@@ -76,7 +76,7 @@ class Client:
 class SharedGate:
     """A `Gate` with several clients.
 
-    A replica takes `share` of its seats from here: all, unless this gate stands in for a lost one. Replicas
+    A replica takes `share` of its slots from here: all, unless this gate stands in for a lost one. Replicas
     are those that any client sees and none has found dead.
     """
 
@@ -112,7 +112,7 @@ class SharedGate:
     # -- clients
 
     async def join(
-        self, name: str, seats: Counts, busy: Counts, clients: int, given: dict[str, Any], deployed: float
+        self, name: str, slots: Counts, busy: Counts, clients: int, given: dict[str, Any], deployed: float
     ) -> int:
         """A router comes, or comes again: what it had here is gone, what runs elsewhere is `busy`.
 
@@ -128,12 +128,12 @@ class SharedGate:
                     self.forget(known)
                 self.config, self._gate, self.numbers, self.names = config, None, {}, {}
                 self._born, self._expected = time.monotonic(), 1
-        return self.enter(name, seats, busy, clients)
+        return self.enter(name, slots, busy, clients)
 
-    def enter(self, name: str, seats: Counts, busy: Counts, clients: int = 1) -> int:
+    def enter(self, name: str, slots: Counts, busy: Counts, clients: int = 1) -> int:
         """`join`, for a client in the same process."""
         self.forget(name)
-        self.clients[name] = Client(seats, busy)
+        self.clients[name] = Client(slots, busy)
         if clients > self._expected:
             self._expected = clients
             asyncio.get_running_loop().call_later(GRACE, self._arrange)
@@ -153,7 +153,7 @@ class SharedGate:
         """Events of one router in their order; None: it is not known (any more) and must join.
 
         `arrive, key, request, class, prompt, limit, priority`; `end, key`; `back, key` (its replica could not
-        take it); `freed, replica` (a request placed by another gate has ended); `replicas, seats by name`;
+        take it); `freed, replica` (a request placed by another gate has ended); `replicas, slots by name`;
         `dead, replica`.
         """
         if not self.book(name, events):
@@ -266,8 +266,8 @@ class SharedGate:
         own.busy[replica] -= 1
         self._arrange()
 
-    def _replicas(self, own: Client, seats: Counts) -> None:
-        own.seats = dict(seats)
+    def _replicas(self, own: Client, slots: Counts) -> None:
+        own.slots = dict(slots)
         self._arrange()
 
     def _died(self, own: Client, replica: str) -> None:
@@ -275,9 +275,9 @@ class SharedGate:
         self._arrange()
 
     def _seen(self) -> dict[str, int]:
-        listed = {name: seats for own in self.clients.values() for name, seats in own.seats.items()}
+        listed = {name: slots for own in self.clients.values() for name, slots in own.slots.items()}
         self._dead &= listed.keys()
-        return {name: seats for name, seats in listed.items() if name not in self._dead}
+        return {name: slots for name, slots in listed.items() if name not in self._dead}
 
     def _arrange(self) -> None:
         """The gate's engines follow what clients see and what they have running from before."""
@@ -288,39 +288,39 @@ class SharedGate:
         share = len(self.clients) / self._expected if waiting else self.share
         for name, most in seen.items():
             taken = sum(max(0, own.busy[name]) for own in self.clients.values())
-            seats = min(self.config.seats or most, most)
-            left = max(0, max(1, int(seats * share)) - taken)
+            slots = min(self.config.slots or most, most)
+            left = max(0, max(1, int(slots * share)) - taken)
             if name not in self.numbers:
-                state = EngineState(seats, min(self.config.prompts_at_once or seats, seats))
+                state = EngineState(slots, min(self.config.prompts_at_once or slots, slots))
                 state.most = left
                 self.numbers[name] = gate.add_engine(state)
                 self.names[self.numbers[name]] = name
                 continue
             state = gate.desk.engines[self.numbers[name]]
-            if (state.seats, state.most) != (seats, left):
-                gate.set_engine(self.numbers[name], seats=seats, most=left)
+            if (state.slots, state.most) != (slots, left):
+                gate.set_engine(self.numbers[name], slots=slots, most=left)
 
 
 # -- `request_router_kwargs`
 
-SEATS = 256  # of a replica, for a first plan, where it is not known
+SLOTS = 256  # of a replica, for a first plan, where it is not known
 
 
 class RayConfig(GateConfig):
     """Router, classes and queues as in the file of `headgate route`, and what is Ray's own.
 
     `prompts_at_once` is for deployments that tell the gate of first tokens (`ray_replica.Reports`). Without
-    it a replica may have all its seats in prompts, because nothing would say that one is done.
+    it a replica may have all its slots in prompts, because nothing would say that one is done.
     """
 
-    seats: Count | None = None  # requests a replica serves at once (default: its max_ongoing_requests)
+    slots: Count | None = None  # requests a replica serves at once (default: its max_ongoing_requests)
     prompts_at_once: Count | None = None
     gate: Literal["shared", "local"] = "shared"  # one for all proxies, or one in each
     timeout: Seconds = 2.0  # a gate actor that is silent for so long is lost
 
     @property
-    def fewest_seats(self) -> int:
-        return self.seats or SEATS
+    def fewest_slots(self) -> int:
+        return self.slots or SLOTS
 
 
 VERBS: Mapping[str, Callable[..., None]] = {

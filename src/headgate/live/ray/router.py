@@ -32,7 +32,7 @@ from headgate.live.route.gate.queue import Refused
 
 log = logging.getLogger("ray.serve")
 NAMESPACE = "headgate"
-SEATS = "headgate_seats"  # among a replica's routing stats
+SLOTS = "headgate_slots"  # among a replica's routing stats
 PATH = "headgate.live.ray.router:HeadgateRouter"
 PAUSE, LONGEST_PAUSE = 0.005, 0.5  # seconds before a request that was rejected is placed again
 IDLE = 60.0  # seconds between two looks of a gate actor whether it has routers
@@ -95,7 +95,7 @@ class HeadgateRouter(RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
         self._by_name = {each.replica_id.unique_id: each for each in replicas}
-        self._gate.set_replicas({name: _seats(each) for name, each in self._by_name.items()})
+        self._gate.set_replicas({name: _slots(each) for name, each in self._by_name.items()})
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
@@ -240,11 +240,11 @@ class _Held:
         self.request, self.entry, self.future, self.tries = request, entry, request.future, 0
 
 
-def _seats(replica: RunningReplica) -> int:
+def _slots(replica: RunningReplica) -> int:
     """Requests it may have: what it says of itself (`ray_replica.Reports`), else Ray's own limit."""
-    seats = replica.routing_stats.get(SEATS, 0)
+    slots = replica.routing_stats.get(SLOTS, 0)
     most: int = replica.max_ongoing_requests
-    return min(seats, most) if isinstance(seats, int) and seats > 0 else most
+    return min(slots, most) if isinstance(slots, int) and slots > 0 else most
 
 
 class GateActor(SharedGate):
@@ -286,7 +286,7 @@ def gate_actor(name: str, config: RayConfig) -> Any:
     return made.options(**options).remote(config.model_dump(mode="json"))
 
 
-# -- what a replica tells: seats, prompts that are done
+# -- what a replica tells: slots, prompts that are done
 
 Item = TypeVar("Item")
 GATHER = 0.005  # seconds in which first tokens are gathered for one call
@@ -296,19 +296,19 @@ FOUND = 5.0  # seconds for which a gate actor that was found is used
 class Reports:
     """Mixin for the class of a deployment with HeadgateRouter.
 
-    Set `seats` to what the engine takes at once, and pass every answer through `reported`: policies that
+    Set `slots` to what the engine takes at once, and pass every answer through `reported`: policies that
     keep prompts and decodes apart (gate-and-route, density-first with `prompts_at_once`) need to know when
     a prompt is done.
     """
 
-    seats: int = 0  # 0: as many as Ray's max_ongoing_requests
+    slots: int = 0  # 0: as many as Ray's max_ongoing_requests
     _done: list[str]
     _gate: Any = None
     _found_until = 0.0
 
     def record_routing_stats(self) -> dict[str, Any]:
         """Ray asks for it every `request_routing_stats_period_s` and shows it to all routers."""
-        return {SEATS: self.seats} if self.seats else {}
+        return {SLOTS: self.slots} if self.slots else {}
 
     async def reported(self, stream: AsyncIterator[Item]) -> AsyncIterator[Item]:
         """The same stream; the gate hears of its first item."""

@@ -133,9 +133,9 @@ class WiredGate:
             self._calls.pop(number, None)
 
     async def join(
-        self, name: str, seats: Counts, busy: Counts, clients: int, given: dict[str, Any], deployed: float
+        self, name: str, slots: Counts, busy: Counts, clients: int, given: dict[str, Any], deployed: float
     ) -> int:
-        joined: int = await self._call("join", name, dict(seats), dict(busy), clients, given, deployed)
+        joined: int = await self._call("join", name, dict(slots), dict(busy), clients, given, deployed)
         return joined
 
     async def tell(self, name: str, events: Sequence[Event]) -> Heard | None:

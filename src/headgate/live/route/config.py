@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import tomllib
 from collections import Counter
@@ -26,6 +27,8 @@ from headgate.core.errors import InputError, first_fault
 from headgate.estimators.traffic import WindowRate
 from headgate.live.files import read_regular
 from headgate.settings_base import seconds
+
+log = logging.getLogger("headgate.route")
 
 # -- sizes and durations
 
@@ -124,6 +127,17 @@ class ConfigTable(BaseModel):
     """A table of the file; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _former_names(cls, values: Any) -> Any:
+        """`seats`, which are `slots` now."""
+        if not isinstance(values, dict) or "seats" not in values or "slots" not in cls.model_fields:
+            return values
+        if "slots" in values:
+            raise InputError("slots and seats are one setting; drop seats, the old name")
+        log.warning("seats is the old name of slots; rename it")
+        return {("slots" if name == "seats" else name): value for name, value in values.items()}
 
 
 Whole = TypeVar("Whole", bound=ConfigTable)
@@ -231,7 +245,7 @@ class EngineAt(ConfigTable):
     """One engine."""
 
     url: Url
-    seats: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 256
+    slots: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 256
     prompts_at_once: Count | None = None
     role: Literal["auto", "any", "mixed", "solo", "prefill", "decode"] = "auto"
     kv_group: str | None = None
@@ -252,7 +266,7 @@ class Discovery(ConfigTable):
     file: str | None = None  # one URL a line, or the [[engines]] tables of a TOML file
     dns: str | None = None  # HOST:PORT, one engine per address
     every: Seconds = 5.0
-    seats: Count = 256
+    slots: Count = 256
     kv_group: str | None = None
 
     @model_validator(mode="after")
@@ -291,7 +305,7 @@ class GateConfig(ConfigTable):
         return self
 
     @property
-    def fewest_seats(self) -> int:
+    def fewest_slots(self) -> int:
         raise NotImplementedError
 
     @property
@@ -317,8 +331,8 @@ class Config(GateConfig):
     health: Health = Health()
 
     @property
-    def fewest_seats(self) -> int:
-        return min((each.seats for each in self.engines), default=self.discovery.seats)
+    def fewest_slots(self) -> int:
+        return min((each.slots for each in self.engines), default=self.discovery.slots)
 
     def doubts(self, key_names: Collection[str]) -> list[str]:
         doubts = []
@@ -449,7 +463,7 @@ class Changes(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        lines = [f"engine {engine.url} is added with {engine.seats} seats" for engine in self.added]
+        lines = [f"engine {engine.url} is added with {engine.slots} slots" for engine in self.added]
         lines += [f"engine {url} is drained and retired" for url in self.retired]
         lines += [f"engine {engine.url} has new settings" for engine in self.changed]
         return lines + [f"[{table}] has new settings" for table in self.tables] or ["nothing changes"]

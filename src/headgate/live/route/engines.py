@@ -84,9 +84,9 @@ class EngineWatch:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def tell(self, engine: Upstream) -> None:
-        seats = engine.seats(self._now())
-        if self._said.get(engine.id) != seats:
-            self._said[engine.id] = seats
+        slots = engine.slots(self._now())
+        if self._said.get(engine.id) != slots:
+            self._said[engine.id] = slots
             self._changed(engine)
 
     async def _watch(self, engine: Upstream) -> None:
@@ -168,7 +168,7 @@ class EngineWatch:
 
 def outliers(engines: list[Upstream], health: Health, now: float) -> list[Upstream]:
     """Engines whose first tokens take several times the median of all, slowest first, at most a share."""
-    judged = [each for each in engines if each.samples >= ENOUGH and each.seats(now)]
+    judged = [each for each in engines if each.samples >= ENOUGH and each.slots(now)]
     if len(judged) < 3:
         return []
     typical = median(each.first_token for each in judged)
@@ -394,7 +394,7 @@ class Upstream:
     def _out(self, now: float) -> bool:
         return self.retired or self.draining or not self.healthy or self.ejected_until > now
 
-    def seats(self, now: float) -> int:
+    def slots(self, now: float) -> int:
         """How many requests of ours it may have in all; 0 while it is down, drained or ejected."""
         if self._out(now):
             return 0
@@ -403,7 +403,7 @@ class Upstream:
             return self.legs + allowed if allowed else 0
         if self.busy:
             return self.legs
-        return max(self.spec.seats - self.foreign, 0)
+        return max(self.spec.slots - self.foreign, 0)
 
     def took_first_token(self, seconds: float) -> None:
         self.samples += 1
@@ -477,4 +477,4 @@ async def from_dns(discovery: Discovery) -> list[EngineAt]:
 
 
 def _defaults(discovery: Discovery) -> dict[str, Any]:
-    return {"seats": discovery.seats, "kv_group": discovery.kv_group}
+    return {"slots": discovery.slots, "kv_group": discovery.kv_group}

@@ -412,15 +412,15 @@ def _is_loopback(host: str) -> bool:
 def described(upstream: Upstream, app: RouterApp) -> dict[str, Any]:
     """One engine, for people and for scripts."""
     now = app.now()
-    seat = app.gate.roster.replicas[upstream.id]
+    member = app.gate.roster.replicas[upstream.id]
     return {
         "id": upstream.id,
         "url": upstream.url,
         "status": upstream.status(now),
-        "role": seat.role,
-        "seats": upstream.seats(now),
-        "prompts": seat.prompts,
-        "decodes": seat.decodes,
+        "role": member.role,
+        "slots": upstream.slots(now),
+        "prompts": member.prompts,
+        "decodes": member.decodes,
         "legs": upstream.legs,
         "foreign": upstream.foreign,
         "running": upstream.load.running,
@@ -449,10 +449,11 @@ def measure(app: RouterApp) -> None:
     """Set the gauges that are read rather than counted."""
     now, metrics = app.now(), app.metrics
     for upstream in app.upstreams.values():
-        seats, load = upstream.seats(now), upstream.load
+        slots, load = upstream.slots(now), upstream.load
         values = {
             "up": float(upstream.up(now)),
-            "seats": seats,
+            "slots": slots,
+            "seats": slots,
             "legs": upstream.legs,
             "foreign": upstream.foreign,
             "running": load.running,

@@ -55,7 +55,8 @@ class RouterMetrics:
             name: Gauge(f"headgate_engine_{name}", text, ["engine"], registry=self.registry)
             for name, text in (
                 ("up", "1 while it may be sent requests"),
-                ("seats", "Requests of ours it may have"),
+                ("slots", "Requests of ours it may have"),
+                ("seats", "Old name of headgate_engine_slots"),
                 ("legs", "Calls of ours that are open"),
                 ("foreign", "Requests there that are not ours"),
                 ("running", "Its running requests, scraped"),

@@ -9,13 +9,13 @@ import secrets
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 from multidict import CIMultiDict, MultiMapping
 
-from headgate.kv.prefix import Pieces
+from headgate.live.route.gate.queue import Content
 
 # -- the body: read once, passed on untouched
 
@@ -382,14 +382,6 @@ KEY = (1 << 62) - 1
 
 _numbers = count(1)
 _ids = msgspec.json.Decoder(list[int])
-
-
-class Content(NamedTuple):
-    """A prompt for a prefix index: its pieces, and its tokens in their measure, four bytes each."""
-
-    pieces: Pieces
-    tokens: int
-    session: bytes | None
 
 
 def content_of(asked: AskedRequest) -> Content:

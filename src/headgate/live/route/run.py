@@ -76,8 +76,8 @@ async def _serve(
         await app.start()
         loop.add_signal_handler(signal.SIGHUP, reload)
         up = sum(each.up(app.now()) for each in app.upstreams.values())
-        seats = [each.spec.seats for each in app.upstreams.values()]
-        say(f"{up} of {len(app.upstreams)} engines are up, {rests_on(config, seats)}")
+        slots = [each.spec.slots for each in app.upstreams.values()]
+        say(f"{up} of {len(app.upstreams)} engines are up, {rests_on(config, slots)}")
         scheme = "https" if config.front.tls_cert else "http"
         say(f"listening on {scheme}://{config.front.host}:{app.port}, admin on port {app.admin_port}")
         gc.collect()
@@ -226,7 +226,7 @@ async def demo(flags: dict[str, dict[str, Any]]) -> AsyncIterator[Demo]:
              "rate": RATES[name], "queue": 40}
             for name in RATES
         ]  # fmt: skip
-        engines = [{"url": url, "seats": SLOTS} for url in fleet]
+        engines = [{"url": url, "slots": SLOTS} for url in fleet]
         health = {"every": 0.5, "fails": 1}
         given = {"front": front, "router": router, "classes": classes, "engines": engines, "health": health}
         app = RouterApp(checked(given))

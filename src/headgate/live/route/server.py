@@ -113,8 +113,8 @@ class RouterApp:
 
     def _add(self, spec: EngineAt) -> Upstream:
         engine_key(spec)  # a missing key is an error before the gate knows the engine
-        prompts = spec.prompts_at_once or self.policy.prompts_at_once(spec.seats)
-        state = EngineState(spec.seats, prompts, spec.role, group=spec.kv_group or "")
+        prompts = spec.prompts_at_once or self.policy.prompts_at_once(spec.slots)
+        state = EngineState(spec.slots, prompts, spec.role, group=spec.kv_group or "")
         state.up = False
         upstream = Upstream(self.gate.add_engine(state), spec)
         self.upstreams[upstream.id] = upstream
@@ -124,8 +124,8 @@ class RouterApp:
         if upstream.retired:
             return
         now = self.now()
-        allowed = upstream.seats(now)
-        most = allowed if allowed < upstream.spec.seats else UNBOUNDED
+        allowed = upstream.slots(now)
+        most = allowed if allowed < upstream.spec.slots else UNBOUNDED
         self.gate.set_engine(upstream.id, up=upstream.up(now), most=most)
 
     def drain_engine(self, upstream: Upstream, draining: bool) -> None:
@@ -146,7 +146,7 @@ class RouterApp:
                 known.spec = spec
                 self.gate.set_engine(
                     known.id,
-                    seats=spec.seats,
+                    slots=spec.slots,
                     prompts=spec.prompts_at_once,
                     role=spec.role,
                     group=spec.kv_group or "",

@@ -160,7 +160,7 @@ class Knobs:
     def undo(self, seen: list[Request]) -> None:
         """VLLM's `schedule` failed half-way: undo what it had done to those that wait and those that run.
 
-        Of the requests that it had seated the worker knows nothing: they wait again, as before. The others
+        Of the requests that it had admitted the worker knows nothing: they wait again, as before. The others
         may have got blocks that the worker was never told of, and blocks may be listed in the prefix cache
         that were never computed: vLLM preempts all that run and empties the cache, which it refuses where
         KV is held by requests that wait.
@@ -168,13 +168,13 @@ class Knobs:
         scheduler = self._scheduler
         free = scheduler.kv_cache_manager.free
         queued = {request for queue in self._queues for request in queue.members}
-        seated = {request for queue in self._queues for request in queue.put_back(queued)}
+        admitted = {request for queue in self._queues for request in queue.put_back(queued)}
         self.restore()
-        scheduler.running[:] = [request for request in scheduler.running if request not in seated]
+        scheduler.running[:] = [request for request in scheduler.running if request not in admitted]
         for request in seen:
             free(request)
             request.num_computed_tokens = 0
-            if request in seated:
+            if request in admitted:
                 request.status = PREEMPTED if request.num_preemptions else WAITING
                 getattr(scheduler, "_inflight_prefills", set()).discard(request)
         scheduler.reset_prefix_cache(reset_running_requests=True)

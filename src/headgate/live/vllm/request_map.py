@@ -122,7 +122,7 @@ class RequestMap:
             if not self._look_again and self._lookup.found_nothing:
                 return  # decodes alone bring none of a prompt that had nothing there
             if len(ledger.decoding) + len(ledger.prefilling) >= ledger.limits.running:
-                return  # it has no seat: what there is of it changes nothing
+                return  # it has no slot: what there is of it changes nothing
         self._look_again = False
         for entry in ledger.waiting.values():
             if self._lookup.look_at_head(entry, self.requests[entry.id]):
@@ -200,7 +200,7 @@ class RequestMap:
             if resumed:  # a set; the step itself has them in the order in which they entered
                 entered = {*names, *resumed}
                 names = [name for name in scheduled if name in entered]
-            self._seat(names, scheduled)
+            self._admit(names, scheduled)
         for request in seen:
             if self._scheduler._is_blocked_waiting_status(request.status):  # its KV is being loaded
                 self._away(request)
@@ -233,7 +233,7 @@ class RequestMap:
                 self._lookup.look(entry, request)
                 return
 
-    def _seat(self, names: list[str], scheduled: dict[str, int]) -> None:
+    def _admit(self, names: list[str], scheduled: dict[str, int]) -> None:
         for name in names:
             if name in self._unready:  # it became ready, and vLLM saw it, while the step was composed
                 self._join(self._unready.pop(name))
@@ -370,12 +370,12 @@ class Lookup:
             entry.expect(hit, loose, shared, arrives=True)
 
     def admitted(self, entry: Entry) -> None:
-        """It has a seat: what it has in common with others will be in the cache."""
-        self._siblings.seat(entry.id)
+        """It has a slot: what it has in common with others will be in the cache."""
+        self._siblings.admit(entry.id)
 
     def evicted(self, entry: Entry) -> None:
-        """Its KV was dropped: what it has in common with others will be there when it has a seat again."""
-        self._siblings.unseat(entry.id)
+        """Its KV was dropped: what it has in common with others will be there when it has a slot again."""
+        self._siblings.withdraw(entry.id)
 
     def gone(self, entry: Entry) -> None:
         self._siblings.drop(entry.id)

@@ -305,7 +305,7 @@ class Assigned:
             engine = self._touched[-1]
             line = self._lines[engine]
             replica = fleet.replicas[engine]
-            if line and (replica.seats > 0 if self._decodes else replica.idle):
+            if line and (replica.slots > 0 if self._decodes else replica.idle):
                 id, _ = line.popitem(last=False)
                 del self._given[id]
                 if not line:  # it may not be asked again while no request waits

@@ -188,11 +188,11 @@ class PrefixAware(KnowsPrefixes):
         super().finished(request, replica, now)
 
     def _decoding(self, backlog: Backlog, there: int, output: float) -> int:
-        """Requests that its prefill would stall: those there, as far as seats and KV let them run at once."""
+        """Requests that its prefill would stall: those there, as far as slots and KV let them run at once."""
         if not there:
             return 0
         each = backlog.context / there + output / 2
-        return min(there, self.sharing.seats - 1, int(self.sharing.kv_tokens / max(each, 1.0)))
+        return min(there, self.sharing.slots - 1, int(self.sharing.kv_tokens / max(each, 1.0)))
 
     def _output(self, request: Request) -> float:
         if request.guess is not None:

@@ -19,7 +19,7 @@ class Sharing(NamedTuple):
     cost: StepCost | None  # None: every token costs the same
     kv_tokens: int  # of one engine
     block: int
-    seats: int = 256  # of one engine
+    slots: int = 256  # of one engine
     session: Callable[[Request], Hashable | None] = lambda request: None
     measure: Callable[[Request], int] = lambda request: request.prompt  # tokens of its prompt in its pieces
 

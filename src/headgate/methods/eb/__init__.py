@@ -1,1 +1,1 @@
-"""Exclusive batching: decode until enough seats are idle, then prefill."""
+"""Exclusive batching: decode until enough slots are idle, then prefill."""

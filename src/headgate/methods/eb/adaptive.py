@@ -1,4 +1,4 @@
-"""EB(k̂*): exclusive batches whose threshold and seats follow the traffic."""
+"""EB(k̂*): exclusive batches whose threshold and slots follow the traffic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headgate.methods.eb.exclusive import Exclusive
 from headgate.methods.eb.prediction import whole_steps
 from headgate.methods.eb.refill import kv_reserve
 from headgate.methods.eb.thresholds import (
-    Seats,
+    SlotBounds,
     Threshold,
     base_share,
     paper_plan,
@@ -30,23 +30,23 @@ from headgate.methods.eb.thresholds import (
 
 MODES = ("stationary", "paper", "literal")
 GATES = ("forecast", "paper", "fit")
-SEATS = ("forecast", "planned", "fixed")
-GATE_OF, SEATS_OF = {"paper": "paper", "literal": "paper"}, {"paper": "planned", "literal": "fixed"}
+SLOT_RULES = ("forecast", "planned", "fixed")
+GATE_OF, SLOT_RULE_OF = {"paper": "paper", "literal": "paper"}, {"paper": "planned", "literal": "fixed"}
 NEWEST = 0.3  # weight of the newest share in the smoothed one, as in the paper's public code
 LEARNED_AT_ONCE = 64  # requests that left
-LEAST_SEATS = 16  # and a tenth of the most: fewer would starve the engine
+LEAST_SLOTS = 16  # and a tenth of the most: fewer would starve the engine
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class AdaptiveExclusive(Exclusive):
-    """EB whose threshold k and seats N are planned anew from the requests that left and those that run.
+    """EB whose threshold k and slots N are planned anew from the requests that left and those that run.
 
     Every `review` completions the output law is estimated (those still running count as censored, so that
-    a cold start or a shift does not look short), the share of seats to refill is planned, smoothed, and put
+    a cold start or a shift does not look short), the share of slots to refill is planned, smoothed, and put
     into force when the next refill is complete, never inside a phase.
 
     Parameters:
-        slots: the most seats, N_max.
+        slots: the most slots, N_max.
         cost: what steps cost.
         mode: "stationary" plans for the steady state of the estimated law (ours); "paper" is the paper's
             θ0 + Δθ with guards, its gate (23) and its bound (6); "literal" has no guards and keeps its
@@ -54,10 +54,10 @@ class AdaptiveExclusive(Exclusive):
         gate: which prompts may enter. "forecast": as many as fit now and, by a forecast over the next
             phase, at the peak of memory; "paper": equation (23), a refill only while a share of KV is free;
             "fit": as many as fit now. Default: "forecast", in the modes of the paper "paper".
-        seats: N. "forecast": as many as memory will hold by the same forecast, taken anew when a refill is
-            complete; "planned": `safe_slots` (mode "paper": bound (6)) from the estimated lengths;
+        slot_rule: N. "forecast": as many as memory will hold by the same forecast, taken anew when a refill
+            is complete; "planned": `safe_slots` (mode "paper": bound (6)) from the estimated lengths;
             "fixed": `slots`. Default: "forecast", in mode "paper" "planned", in mode "literal" "fixed".
-            With more seats than memory holds, seats are always idle and k means nothing.
+            With more slots than memory holds, slots are always idle and k means nothing.
         window, warm: completions remembered, and needed before the first plan.
         review: completions between two plans.
         prior: mean output expected before anything is known.
@@ -74,7 +74,7 @@ class AdaptiveExclusive(Exclusive):
         cost: StepCost,
         mode: str = "stationary",
         gate: str | None = None,
-        seats: str | None = None,
+        slot_rule: str | None = None,
         window: int = 500,
         warm: int = 100,
         review: int = 100,
@@ -83,10 +83,13 @@ class AdaptiveExclusive(Exclusive):
         max_gap: float | None = None,
     ) -> None:
         super().__init__(slots, 1, max_gap, cost)
-        gate, seats = gate or GATE_OF.get(mode, "forecast"), seats or SEATS_OF.get(mode, "forecast")
-        _check(mode, gate, seats, warm, review, prior, miss)
+        gate, slot_rule = (
+            gate or GATE_OF.get(mode, "forecast"),
+            slot_rule or SLOT_RULE_OF.get(mode, "forecast"),
+        )
+        _check(mode, gate, slot_rule, warm, review, prior, miss)
         self.most = slots
-        self.mode, self.gate, self.seats = mode, gate, seats
+        self.mode, self.gate, self.slot_rule = mode, gate, slot_rule
         self.review, self.warm, self.miss = review, warm, miss
         self._cost = cost
         self._hazard = OutputHazard(window)
@@ -100,7 +103,7 @@ class AdaptiveExclusive(Exclusive):
         self._left = 0  # completions since the last plan
         self._memory: tuple[int, int] | None = None  # KV tokens and block, once seen
         self._step_tokens = inf  # the most in a step, once seen
-        self._seats_known = seats != "forecast"
+        self._slots_known = slot_rule != "forecast"
         self._margin = NormalDist().inv_cdf(1 - miss)
         self.lengths = Lengths(prior, prior)
         self._share = base_share(self.costs(slots).overhead / prior)
@@ -155,7 +158,7 @@ class AdaptiveExclusive(Exclusive):
     # -- what it plans
 
     def _plan_anew(self) -> None:
-        """Estimate lengths, plan the share and the seats; they wait for the refill to be complete."""
+        """Estimate lengths, plan the share and the slots; they wait for the refill to be complete."""
         ages = [request.generated - 1 for request in self._running.values()]
         mean = self._hazard.mean(ages, self._iterations)
         if mean is None or self._memory is None:
@@ -167,31 +170,31 @@ class AdaptiveExclusive(Exclusive):
         uncached = self._computed.value or 1.0, self._computed.spread or 0.0
         self.lengths = Lengths(prompt, output, spread, output_sd, uncached)
         capacity, block = self._memory
-        least = min(self.most, max(LEAST_SEATS, self.most // 10))
-        seats = Seats(max(capacity, prompt + block + mean + 1), self.most, least, self.miss, block)
-        planned = self._planned(survival, seats)
+        least = min(self.most, max(LEAST_SLOTS, self.most // 10))
+        bounds = SlotBounds(max(capacity, prompt + block + mean + 1), self.most, least, self.miss, block)
+        planned = self._planned(survival, bounds)
         if planned is None:
             return
         self._share += NEWEST * (planned.share - self._share)
-        slots = {"planned": planned.slots, "fixed": self.most}.get(self.seats, self.slots)
+        slots = {"planned": planned.slots, "fixed": self.most}.get(self.slot_rule, self.slots)
         self._next = self._settled(slots)
 
     def _settled(self, slots: int) -> Threshold:
-        """The smoothed share as whole seats, and whole prefill steps where those are cheaper."""
+        """The smoothed share as whole slots, and whole prefill steps where those are cheaper."""
         plan = settle(self._share, slots)
         if self.mode != "stationary" or self.pieces or self._step_tokens == inf:
             return plan
         return whole_steps(plan, self.lengths, self.costs(slots).overhead, self._step_tokens)
 
-    def _planned(self, survival: Survival | None, seats: Seats) -> Threshold | None:
+    def _planned(self, survival: Survival | None, bounds: SlotBounds) -> Threshold | None:
         costs = self.costs(self.slots)
         if self.mode == "stationary":
-            return survival and stationary_plan(costs, self.lengths, survival, seats)
+            return survival and stationary_plan(costs, self.lengths, survival, bounds)
         fit = self._completed.fit()
         if fit is None or fit.base >= 1:
             return None
         if self.mode == "paper":
-            return paper_plan(costs, self.lengths, guarded(fit, self.lengths.output), seats, self.slots)
+            return paper_plan(costs, self.lengths, guarded(fit, self.lengths.output), bounds, self.slots)
         if fit.base <= 0:
             return None  # the paper's formulas have no answer here
         share = paper_share(costs.overhead, fit, costs.load(self.slots), cap=inf)
@@ -204,11 +207,11 @@ class AdaptiveExclusive(Exclusive):
     def take_over(self) -> None:
         """Begin at a moment that is not the end of a refill: what was planned comes into force."""
         self._adopt_plan()
-        self._seats_known = self.seats != "forecast"
+        self._slots_known = self.slot_rule != "forecast"
 
     @property
     def share(self) -> float:
-        """Of the seats, how many a refill fills: by the newest plan, in force or not."""
+        """Of the slots, how many a refill fills: by the newest plan, in force or not."""
         plan = self._next or self
         return plan.refill / plan.slots
 
@@ -226,15 +229,15 @@ class AdaptiveExclusive(Exclusive):
 
     def _next_batch(self, view: View) -> list[int]:
         self.look(view)
-        if not self._seats_known and view.decoding:
+        if not self._slots_known and view.decoding:
             held = (view.kv_total - view.kv_free) / len(view.decoding)
-            seats = min(self.most, self.seats_that_fit(held, view.kv_total))
-            self._next = self._settled(max(1, seats))
+            slots = min(self.most, self.slots_that_fit(held, view.kv_total))
+            self._next = self._settled(max(1, slots))
             self._adopt_plan()
-            self._seats_known = True
+            self._slots_known = True
         return super()._next_batch(view)
 
-    def seats_that_fit(self, held: float, capacity: float) -> int:
+    def slots_that_fit(self, held: float, capacity: float) -> int:
         """How many requests of `held` KV tokens each fit at the peak of the coming phase."""
         fewest = inf
         for expected, deviation in self._crests(held):
@@ -282,8 +285,12 @@ class AdaptiveExclusive(Exclusive):
         return crests
 
 
-def _check(mode: str, gate: str, seats: str, warm: int, review: int, prior: float, miss: float) -> None:
-    for name, given, known in (("mode", mode, MODES), ("gate", gate, GATES), ("seats", seats, SEATS)):
+def _check(mode: str, gate: str, slot_rule: str, warm: int, review: int, prior: float, miss: float) -> None:
+    for name, given, known in (
+        ("mode", mode, MODES),
+        ("gate", gate, GATES),
+        ("slot_rule", slot_rule, SLOT_RULES),
+    ):
         if given not in known:
             raise unknown(f"{name} of eb-online", given, known)
     if warm < 1 or review < 1:

@@ -191,7 +191,7 @@ def _line(constant: float, each: float, free: int, ends: tuple[int, int]) -> tup
 
 # -- any step cost as straight lines
 
-SIZES = 9  # numbers of decodes, from half the seats on, that a line is laid through
+SIZES = 9  # numbers of decodes, from half the slots on, that a line is laid through
 PROMPTS = 8  # from one prompt to so many in a step
 POINTS = 16
 
@@ -207,7 +207,7 @@ class Lines(NamedTuple):
 def nearest_lines(cost: StepCost, prompt: float, context: float, slots: int, cached: float = 0.0) -> Lines:
     """Least-squares lines through steps of mean requests.
 
-    Decodes from half the seats to all of them, each with `context`; one to eight prompts of `prompt` tokens,
+    Decodes from half the slots to all of them, each with `context`; one to eight prompts of `prompt` tokens,
     each behind `cached` ones, the last one cut so that tiles are met at all their sides. None of the numbers
     is negative.
     """

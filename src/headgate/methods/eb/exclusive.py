@@ -1,4 +1,4 @@
-"""EB(k): decode until enough seats are idle, then prefill prompts into them, never both at once."""
+"""EB(k): decode until enough slots are idle, then prefill prompts into them, never both at once."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ ONE_STEP = Plan(ALL, until=Until(steps=1))
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Exclusive(BatchPolicy):
-    """Decode until `refill` of `slots` seats could be filled at once; then prefill that many prompts.
+    """Decode until `refill` of `slots` could be filled at once; then prefill that many prompts.
 
     While prompts run, decodes keep their KV and get nothing; while decodes run, no prompt does. With a
-    long queue a refill begins when `refill` seats are idle. With a short one the same *share* decides:
+    long queue a refill begins when `refill` slots are idle. With a short one the same *share* decides:
     a refill begins when the prompts that could enter are at least refill/slots of the batch they would
     make (`fillable * (slots - refill) >= decoding * refill`, integers only). Where nothing has arrived since
-    the last refill began and all that wait have a seat, waiting for more idle seats gains nothing: they
+    the last refill began and all that wait have a slot, waiting for more idle slots gains nothing: they
     enter.
 
     Parameters:
@@ -125,7 +125,7 @@ class Exclusive(BatchPolicy):
                 self._refilled()
 
     def _may_enter(self, view: View) -> bool:
-        """Has the engine still a seat and the KV for the next prompt of the refill?
+        """Has the engine still a slot and the KV for the next prompt of the refill?
 
         On one engine always; in a fleet others may have come meanwhile with KV of their own.
         """
@@ -170,16 +170,16 @@ class Exclusive(BatchPolicy):
         """Every decode, until enough have left (or come) for the switch to be worth another look."""
         slots, refill = self._threshold(view)
         decodes = len(view.decoding)
-        by_seats = refill - (slots - decodes)
+        by_slots = refill - (slots - decodes)
         if self._drains(slots, refill) and len(view.waiting) < refill:
-            by_seats = min(by_seats, len(view.waiting) - (slots - decodes))
-            return Plan(ALL, until=Until(finishes=max(1, by_seats), arrivals=1))
+            by_slots = min(by_slots, len(view.waiting) - (slots - decodes))
+            return Plan(ALL, until=Until(finishes=max(1, by_slots), arrivals=1))
         by_queue = -(-(decodes * refill - len(view.waiting) * (slots - refill)) // refill)
-        if by_queue > by_seats:  # the queue is too short: an arrival may bring the switch forward
+        if by_queue > by_slots:  # the queue is too short: an arrival may bring the switch forward
             return Plan(ALL, until=Until(finishes=max(1, by_queue), arrivals=1))
-        if by_seats > 1:
-            return Plan(ALL, until=Until(finishes=by_seats))
-        return ONE_MUST_LEAVE  # seats are there, memory is not
+        if by_slots > 1:
+            return Plan(ALL, until=Until(finishes=by_slots))
+        return ONE_MUST_LEAVE  # slots are there, memory is not
 
     def _threshold(self, view: View) -> tuple[int, int]:
         slots = min(self.slots, view.limits.running)
@@ -214,7 +214,7 @@ class PrefillFirst(Exclusive):
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class RequestLevel(Exclusive):
-    """Request-level batching: fill all seats, run the batch until it is empty. EB with k = N.
+    """Request-level batching: fill all slots, run the batch until it is empty. EB with k = N.
 
     Examples:
         >>> import headgate

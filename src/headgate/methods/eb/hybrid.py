@@ -45,7 +45,7 @@ class ExclusivePlus(BatchPolicy):
         review: as in `eb-online`, like the next four. `eb+:mode=paper` is the paper's EB+.
         mode: of its thresholds.
         gate: of its refills.
-        seats: how many requests it may hold.
+        slot_rule: how many requests it may hold.
         max_gap: seconds a refill may keep any decode waiting.
 
     Source: EB+ of arXiv 2606.00516; the machine of modes is ours where the paper is silent (start, dwell,
@@ -73,7 +73,7 @@ class ExclusivePlus(BatchPolicy):
         review: int = 100,
         mode: str = "stationary",
         gate: str | None = None,
-        seats: str | None = None,
+        slot_rule: str | None = None,
         max_gap: float | None = None,
     ) -> None:
         rule = rule or ("paper" if mode == "paper" else "predicted")
@@ -86,7 +86,7 @@ class ExclusivePlus(BatchPolicy):
                 f"eb+: margin={margin}, dwell={dwell}, light={light}; need -1 < margin < 1, others >= 0"
             )
         self.mixed = Mixed(slots, budget)
-        self.exclusive = AdaptiveExclusive(slots, cost, mode, gate, seats, review=review, max_gap=max_gap)
+        self.exclusive = AdaptiveExclusive(slots, cost, mode, gate, slot_rule, review=review, max_gap=max_gap)
         self.slots, self.budget, self.rule, self.review = slots, budget, rule, review
         self.margin, self.dwell, self.light = margin, dwell, light
         self._cost = cost
@@ -162,35 +162,35 @@ class ExclusivePlus(BatchPolicy):
         self._surge = float(ceil(SURGE * max(demand, self._demand, self.light)))
         if now - self._changed < self.dwell and self._changed:
             return
-        seats = max(1.0, min(demand, self._seats()))
+        slots = max(1.0, min(demand, self._slots()))
         if demand < self.light:
             self._wants_exclusive = False
         elif self.rule == "paper":
-            terms = compare(self.exclusive.costs(round(seats)), self.exclusive.lengths)
-            self._gain = terms.gain(seats) / (1 if self._literal else terms.pure)
+            terms = compare(self.exclusive.costs(round(slots)), self.exclusive.lengths)
+            self._gain = terms.gain(slots) / (1 if self._literal else terms.pure)
         else:
-            self._gain = self._predicted_gain(demand, seats)
+            self._gain = self._predicted_gain(demand, slots)
         if demand >= self.light:
             held = self._in_exclusive and not self._literal
             self._wants_exclusive = wants_exclusive(self._gain, self.margin, held)
 
-    def _predicted_gain(self, demand: float, seats: float) -> float:
+    def _predicted_gain(self, demand: float, slots: float) -> float:
         """How much more EB would serve, as a share of what mixed batching would.
 
         Where memory holds fewer than there are, mixed batching evicts and computes prompts again, as often as
         it was last seen to; EB's forecast spares nearly all of that.
         """
         lengths, share = self.exclusive.lengths, self.exclusive.share
-        again = (self._wasted.value or 0.0) if demand > seats else 0.0
-        mixed = mixed_rate(self._cost, lengths.longer(again), seats, self.budget)
-        return exclusive_rate(self._cost, lengths, seats, min(share, 0.99), self.budget) / mixed - 1
+        again = (self._wasted.value or 0.0) if demand > slots else 0.0
+        mixed = mixed_rate(self._cost, lengths.longer(again), slots, self.budget)
+        return exclusive_rate(self._cost, lengths, slots, min(share, 0.99), self.budget) / mixed - 1
 
-    def _seats(self) -> int:
+    def _slots(self) -> int:
         """How many requests memory holds in either mode, at the mean context less what they share."""
         if self._capacity == inf:
             return self.slots
         held = max(1.0, self.exclusive.lengths.context - self._shared)
-        fit = self.exclusive.seats_that_fit(held, self._capacity)
+        fit = self.exclusive.slots_that_fit(held, self._capacity)
         return max(1, min(self.slots, fit))
 
     def _count(self, now: float, by: int) -> None:

@@ -36,10 +36,10 @@ def mixed_rate(cost: StepCost, lengths: Lengths, running: float, budget: int) ->
 
 
 def exclusive_rate(cost: StepCost, lengths: Lengths, slots: float, share: float, budget: int) -> float:
-    """Exclusive batching with `slots` seats, a `share` of which is refilled at once.
+    """Exclusive batching with `slots`, a `share` of which is refilled at once.
 
     A cycle refills share * slots requests, each of which needs its mean output: the decodes of a phase of
-    ζ * output iterations (ζ = -ln(1 - share)) average share/ζ of the seats. Prompts take as many steps as the
+    ζ * output iterations (ζ = -ln(1 - share)) average share/ζ of the slots. Prompts take as many steps as the
     budget asks for. Unlike equation (4), every step is priced by the cost itself, knees and context included.
     """
     slots = _checked(lengths, slots, budget)
@@ -71,7 +71,7 @@ def prefill_steps(lengths: Lengths, refilled: float, budget: float) -> float:
 
 
 def whole_steps(plan: Threshold, lengths: Lengths, overhead: float, budget: float) -> Threshold:
-    """The plan, or one whose refill just fills its last prefill step, where that costs less per seat.
+    """The plan, or one whose refill just fills its last prefill step, where that costs less per slot.
 
     The paper's (3) takes a refill as one step. Each step of it costs `overhead` (in decode
     iterations), so a nearly empty last one is paid for little: up to 2 % with published costs. We
@@ -183,4 +183,4 @@ def _check(costs: PhaseCosts, lengths: Lengths, batch: float) -> None:
     checked_costs(costs)
     checked_lengths(lengths)
     if not batch > 0:
-        raise InputError(f"a batch of {batch} requests; need > 0, give the seats or the mean number running")
+        raise InputError(f"a batch of {batch} requests; need > 0, give the slots or the mean number running")

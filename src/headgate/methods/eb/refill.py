@@ -28,7 +28,7 @@ def refill_due(slots: int, refill: int, decoding: int, waiting: int) -> bool:
 def kv_reserve(slots: int, output: float, capacity: float) -> float:
     """The share of KV that must be free before a refill, from 0.05 to 0.6: f_KV of equation (23).
 
-    Room for half the output of every seat. The paper's rule; it ignores the prompts about to enter
+    Room for half the output of every slot. The paper's rule; it ignores the prompts about to enter
     and starves the batch when outputs are long.
     """
     if not (slots >= 1 and output > 0 and capacity > 0):

@@ -18,7 +18,7 @@ CORRECTION_CAP = 5.0  # the correction may be at most this many times the base s
 
 
 class Threshold(NamedTuple):
-    """When to refill: as soon as `refill` of `slots` seats are idle. theta, k and N of the paper."""
+    """When to refill: as soon as `refill` of `slots` are idle. theta, k and N of the paper."""
 
     share: float
     refill: int
@@ -26,7 +26,7 @@ class Threshold(NamedTuple):
 
 
 def base_share(ratio: float) -> float:
-    """The best share of seats to let run idle when ends do not depend on age: theta_0 of (3).
+    """The best share of slots to let run idle when ends do not depend on age: theta_0 of (3).
 
     It solves theta / (1 - theta) + log(1 - theta) = gamma, where gamma = p0 alpha_p / alpha_d, here `ratio`,
     is the fixed cost of a refill in decode iterations by the mean output. Batch size, prompts and all costs
@@ -84,7 +84,7 @@ def paper_share(overhead: float, hazard: LinearHazard, load: float, cap: float =
 
 
 def settle(share: float, slots: int, lowest: float = LOWEST, highest: float = HIGHEST) -> Threshold:
-    """A share as whole seats: clipped to [max(lowest, 1/N), highest], then rounded, from 1 to N.
+    """A share as whole slots: clipped to [max(lowest, 1/N), highest], then rounded, from 1 to N.
 
     The paper takes the floor. Rounding costs at most 0.05 % where the floor costs 0.6 %.
     """
@@ -111,7 +111,7 @@ TERMS = 8  # cohorts counted in the quick bound that rules most phase lengths ou
 
 
 class StationaryShare(NamedTuple):
-    """The best share, the iterations of its phase, its fixed cost per seat in iterations."""
+    """The best share, the iterations of its phase, its fixed cost per slot in iterations."""
 
     share: float
     phase: int
@@ -122,7 +122,7 @@ def stationary_share(survival: Survival, overhead: float) -> StationaryShare:
     """Minimises (T + g) M(T) over whole T >= 1, where g is `overhead`; the share is 1 / M(T).
 
     When a phase of T iterations begins, those admitted m refills ago are alive with probability S(mT). All
-    seats are full then, so each refill is 1 / M(T) of them, M(T) = S(0) + S(T) + S(2T) + ...; a request costs
+    slots are full then, so each refill is 1 / M(T) of them, M(T) = S(0) + S(T) + S(2T) + ...; a request costs
     (alpha_d T + alpha_p) M(T) / N plus what no threshold changes. Ages carry over from phase to phase; the
     paper's equation (5) begins each at zero, which in a steady state asks for twice the refill or more and
     costs up to 12 %. For geometric outputs this is (3) in whole iterations.
@@ -146,7 +146,7 @@ def stationary_share(survival: Survival, overhead: float) -> StationaryShare:
 
 
 def phase_share(survival: Survival, phase: int) -> float:
-    """The share of seats that end in a phase of that many iterations, in a steady state: 1 / M(T)."""
+    """The share of slots that end in a phase of that many iterations, in a steady state: 1 / M(T)."""
     if phase < 1:
         raise InputError(f"phase={phase}; need >= 1, a phase is at least one iteration")
     return 1 / survival.renewals(phase)
@@ -165,7 +165,7 @@ def _at(survival: Survival, ages: NDArray[np.int64]) -> NDArray[np.float64]:
 class PaperSlots(NamedTuple):
     """The bounds of equation (6), before any clamp; with little memory they are negative."""
 
-    per_slot: float  # D, KV tokens per seat when a phase begins
+    per_slot: float  # D, KV tokens per slot when a phase begins
     overshoot: float  # v-bar, the mean of the exponential bound on the excess, KV tokens
     static: int
     expected: int
@@ -177,15 +177,15 @@ class SafeSlots(NamedTuple):
 
     slots: int
     exact: float  # before rounding down and clamping
-    peak: float  # KV tokens per seat at the worst moment of a phase, on average
-    spread: float  # their standard deviation per seat
+    peak: float  # KV tokens per slot at the worst moment of a phase, on average
+    spread: float  # their standard deviation per slot
     peak_at: float  # that moment, in iterations after the phase begins
 
 
 def paper_slots(
     share: float, ending: float, prompt: float, capacity: float, miss: float = 0.01
 ) -> PaperSlots:
-    """Equation (6): seats so that a cycle overflows `capacity` KV tokens with chance `miss`, or so it says.
+    """Equation (6): slots so that a cycle overflows `capacity` KV tokens with chance `miss`, or so it says.
 
     Here to compare: the claim does not hold (up to 88 % of cycles overflow at 1 %: docs/policies/eb.md),
     because the spread at the phase start is left out and memory is taken to fall from there on.
@@ -212,10 +212,10 @@ def safe_slots(
     least: int = 1,
     most: float = inf,
 ) -> SafeSlots:
-    """Seats so that KV at its peak, plus as many deviations as `miss` asks for, fits: N_safe.
+    """Slots so that KV at its peak, plus as many deviations as `miss` asks for, fits: N_safe.
 
     Ours, with the inputs of (6). The peak is where the fluid memory of a phase is highest, which is inside
-    the phase when outputs are long; the sum over seats is taken as normal. Simulated at 1 % it overflows in
+    the phase when outputs are long; the sum over slots is taken as normal. Simulated at 1 % it overflows in
     0 to 3.4 % of cycles. `ending` should be one over the mean output, not the fitted base of a rising hazard.
 
     Half a `block` of KV is added to each prompt for rounding; 0 counts tokens. The answer is clamped to
@@ -257,8 +257,8 @@ def _check(share: float, ending: float, prompt: float, capacity: float, miss: fl
 # -- the whole plan
 
 
-class Seats(NamedTuple):
-    """What bounds the seats: KV `capacity` in tokens, `most` of them, and no fewer than `least`."""
+class SlotBounds(NamedTuple):
+    """What bounds the slots: KV `capacity` in tokens, `most` of them, and no fewer than `least`."""
 
     capacity: float
     most: int
@@ -267,47 +267,47 @@ class Seats(NamedTuple):
     block: int = 0  # KV tokens per block; 0 counts tokens
 
 
-def stationary_plan(costs: PhaseCosts, lengths: Lengths, survival: Survival, seats: Seats) -> Threshold:
-    """Mode "stationary", our default: the steady-state share, and seats that are safe."""
+def stationary_plan(costs: PhaseCosts, lengths: Lengths, survival: Survival, bounds: SlotBounds) -> Threshold:
+    """Mode "stationary", our default: the steady-state share, and slots that are safe."""
     share = stationary_share(survival, checked_costs(costs).overhead).share
-    return settle(share, _safe(settle(share, _checked(seats).most).share, lengths, seats))
+    return settle(share, _safe(settle(share, _checked(bounds).most).share, lengths, bounds))
 
 
 def paper_plan(
-    costs: PhaseCosts, lengths: Lengths, hazard: LinearHazard, seats: Seats, previous: int | None = None
+    costs: PhaseCosts, lengths: Lengths, hazard: LinearHazard, bounds: SlotBounds, previous: int | None = None
 ) -> Threshold:
     """Mode "paper": Algorithm 1 with the guards its public code has: (3), (5) and (6).
 
-    Give a `guarded` hazard. The correction (5) contains the number of seats, which follows from the share;
+    Give a `guarded` hazard. The correction (5) contains the number of slots, which follows from the share;
     the paper uses that of the review before, `previous`, else the most.
     """
-    slots = _checked(seats).most if previous is None else previous
+    slots = _checked(bounds).most if previous is None else previous
     share = paper_share(checked_costs(costs).overhead, hazard, costs.load(slots))
     clipped = settle(share, slots).share
-    if clipped >= 1:  # one seat: no other request to wait for
+    if clipped >= 1:  # one slot: no other request to wait for
         return settle(share, 1)
-    bound = paper_slots(clipped, hazard.base, checked_lengths(lengths).prompt, seats.capacity, seats.miss)
-    return settle(share, min(max(bound.overflow, 1, seats.least), seats.most))
+    bound = paper_slots(clipped, hazard.base, checked_lengths(lengths).prompt, bounds.capacity, bounds.miss)
+    return settle(share, min(max(bound.overflow, 1, bounds.least), bounds.most))
 
 
-def _safe(share: float, lengths: Lengths, seats: Seats) -> int:
+def _safe(share: float, lengths: Lengths, bounds: SlotBounds) -> int:
     checked_lengths(lengths)
-    if share >= 1:  # one seat, as above
+    if share >= 1:  # one slot, as above
         return 1
     return safe_slots(
         share,
         1 / lengths.output,
         lengths.prompt,
         lengths.prompt_sd,
-        seats.capacity,
-        miss=seats.miss,
-        block=seats.block,
-        least=seats.least,
-        most=seats.most,
+        bounds.capacity,
+        miss=bounds.miss,
+        block=bounds.block,
+        least=bounds.least,
+        most=bounds.most,
     ).slots
 
 
-def _checked(seats: Seats) -> Seats:
-    if not 1 <= seats.least <= seats.most:
-        raise InputError(f"least={seats.least}, most={seats.most} seats; need 1 <= least <= most")
-    return seats
+def _checked(bounds: SlotBounds) -> SlotBounds:
+    if not 1 <= bounds.least <= bounds.most:
+        raise InputError(f"least={bounds.least}, most={bounds.most} slots; need 1 <= least <= most")
+    return bounds

@@ -25,7 +25,7 @@ class Flow:
     output: float  # D, mean tokens
     rate: float  # λ, arrivals per second and engine
     impatience: float = 0.0  # θ, 1 / mean patience of waiting requests; 0: none gives up
-    decode_impatience: float | None = None  # θ of requests that wait for a decode seat; None: the same
+    decode_impatience: float | None = None  # θ of requests that wait for a decode slot; None: the same
     cached: float = 0.0  # of P, mean tokens that engines find in their prefix caches; they are paid for
 
     @property
@@ -35,7 +35,7 @@ class Flow:
 
     @property
     def gives_up(self) -> float:
-        """How fast a request that waits for a decode seat gives up."""
+        """How fast a request that waits for a decode slot gives up."""
         return self.impatience if self.decode_impatience is None else self.decode_impatience
 
 
@@ -48,17 +48,17 @@ class EnginePace:
     the chunks of a mean prompt instead of its tokens, `decodes_count` adds the decodes to the chunk.
     """
 
-    seats: int  # B, requests of any kind at once
+    slots: int  # B, requests of any kind at once
     chunk: int  # C, prompt tokens in a mixed step
     mixed_fixed: float  # α
     mixed_per_token: float  # β
-    solo_speed: float  # γ, tokens per second and seat
+    solo_speed: float  # γ, tokens per second and slot
     whole_chunks: bool = False
     decodes_count: bool = False
 
     @property
     def mixed_step(self) -> float:
-        beside = self.seats - 1 if self.decodes_count else 0
+        beside = self.slots - 1 if self.decodes_count else 0
         return self.mixed_fixed + self.mixed_per_token * (self.chunk + beside)
 
     @property
@@ -68,13 +68,13 @@ class EnginePace:
 
     @property
     def keeps_up(self) -> bool:
-        """Proposition 1: then the best bundled plan has no queue for decode seats."""
-        return self.seats * self.ratio >= self.seats - 1
+        """Proposition 1: then the best bundled plan has no queue for decode slots."""
+        return self.slots * self.ratio >= self.slots - 1
 
     @property
     def displaced(self) -> float:
         """Decode tokens per second that one engine loses while it prefills."""
-        return self.seats * self.solo_speed - (self.seats - 1) / self.mixed_step
+        return self.slots * self.solo_speed - (self.slots - 1) / self.mixed_step
 
     def prefill_seconds(self, flow: Flow) -> float:
         """1/μ_p, the time one prompt keeps an engine mixed."""
@@ -160,7 +160,7 @@ def _check_flow(flow: Flow) -> None:
 
 
 def _check_pace(pace: EnginePace) -> None:
-    _need(pace.seats >= 1, f"{pace.seats} seats per engine", "at least 1")
+    _need(pace.slots >= 1, f"{pace.slots} slots per engine", "at least 1")
     _need(pace.chunk >= 1, f"a chunk of {pace.chunk} tokens", "at least 1")
     for name in ("mixed_fixed", "mixed_per_token"):
         seconds = getattr(pace, name)
@@ -175,27 +175,27 @@ def _need(right: bool, what: str, wanted: str) -> None:
         raise InputError(f"{what}; give {wanted}")
 
 
-def pace_of(cost: StepCost, seats: int, budget: int, prompt: float, context: float) -> EnginePace:
+def pace_of(cost: StepCost, slots: int, budget: int, prompt: float, context: float) -> EnginePace:
     """Steps with one mean prompt, and steps without.
 
     A mean prompt runs in one step if the budget allows, as in a token-level engine, not in small chunks.
 
     Args:
         cost: how long a step takes.
-        seats: decodes that run at once, as memory allows.
+        slots: decodes that run at once, as memory allows.
         budget: tokens of one step.
         prompt: mean prompt tokens.
         context: KV tokens that a running decode reads at a random moment.
     """
-    if seats < 2:
+    if slots < 2:
         raise InputError(
-            f"routers that plan need at least 2 seats per engine, one for a prompt beside a decode; here are "
-            f"{seats}: raise --slots or --kv-tokens, or choose another router such as least-loaded"
+            f"routers that plan need at least 2 slots per engine, one for a prompt beside a decode; here are "
+            f"{slots}: raise --slots or --kv-tokens, or choose another router such as least-loaded"
         )
-    chunk = max(1, min(budget - seats + 1, round(prompt)))
-    read, half = round((seats - 1) * context), max(1, chunk // 2)
-    whole, part = (cost.seconds(Shape(seats - 1, read, tokens)) for tokens in (chunk, half))
+    chunk = max(1, min(budget - slots + 1, round(prompt)))
+    read, half = round((slots - 1) * context), max(1, chunk // 2)
+    whole, part = (cost.seconds(Shape(slots - 1, read, tokens)) for tokens in (chunk, half))
     slope = (whole - part) / (chunk - half) if chunk > half else 0.0
     slope = min(max(slope, 0.0), whole / chunk)
-    alone = cost.seconds(Shape(seats, round(seats * context)))
-    return EnginePace(seats, chunk, whole - slope * chunk, slope, 1 / alone)
+    alone = cost.seconds(Shape(slots, round(slots * context)))
+    return EnginePace(slots, chunk, whole - slope * chunk, slope, 1 / alone)

@@ -46,7 +46,7 @@ class Gated(RoutePolicy):
             self.placement.prefilled(request)
 
     def finished(self, request: Request, replica: int, now: float) -> None:
-        """One whose first token was its last never looked for a seat."""
+        """One whose first token was its last never looked for a slot."""
         self._apart.discard(request.id)
 
     def left(self, request: Request, now: float, how: End) -> None:
@@ -55,7 +55,7 @@ class Gated(RoutePolicy):
             self.placement.gone(request)
 
     def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
-        """Those between two engines look for a seat; a token bucket goes on from the level it had."""
+        """Those between two engines look for a slot; a token bucket goes on from the level it had."""
         for id, place in fleet.places.items():
             if self.placement is None:
                 break
@@ -72,7 +72,7 @@ class Gated(RoutePolicy):
             self.placement.engines_changed(fleet)
 
     def route(self, fleet: Fleet) -> Routing:
-        """One move at a time: a decode if there is a seat for one, else a prompt."""
+        """One move at a time: a decode if there is a slot for one, else a prompt."""
         move = self.placement.next(fleet) if fleet.handoff and self.placement else None
         return Routing((move,)) if move else self.start_prompt(fleet)
 
@@ -107,7 +107,7 @@ class Partitioned(Gated):
 
 
 class GateAndRoute(Partitioned):
-    """GG-SP, the paper's policy: ceil(nX*) mixed engines, occupancy gate, solo seats first.
+    """GG-SP, the paper's policy: ceil(nX*) mixed engines, occupancy gate, solo slots first.
 
     Its revenue tends to the fluid optimum as the fleet grows (Theorem 2), slowly where a throttled kind
     needs less than one engine's prefill time.
@@ -160,7 +160,7 @@ class ServiceLevelRoute(Partitioned):
 
 
 class GeneralRoute(ServiceLevelRoute):
-    """The same for plans with a queue before decode (EC.6): the kind that gets a seat is drawn."""
+    """The same for plans with a queue before decode (EC.6): the kind that gets a slot is drawn."""
 
     def placement_of(self, plan: FluidPlan, draw: Draw) -> ByPool:
         return ByPoolAndKind(plan, draw)
@@ -218,7 +218,7 @@ class Occupancy(Admission):
     planned length most, then the plan's order. It never holds back a kind that the plan serves at all. A
     kind the plan does not serve (x* = 0, or not in the plan) is closed; those of it that never give up are
     turned away, and so is what a throttled kind of that sort has waiting beyond some seconds of its rate.
-    With `spill` a closed kind enters while no other could and decode seats are plenty.
+    With `spill` a closed kind enters while no other could and decode slots are plenty.
 
     Ours: where engines take several prompts at once (real ones do), prompts of all kinds stand in one queue
     inside the engine and are in service equally long. Shares of engines would then give a kind with long
@@ -284,27 +284,27 @@ class Occupancy(Admission):
         return tuple(refused)
 
     def _closed_one(self, fleet: Fleet) -> str | None:
-        """A kind the plan does not serve, while no request waits for a decode seat and enough are free."""
-        if fleet.handoff or fleet.free_seats <= sum(fleet.prefilling.values()):
+        """A kind the plan does not serve, while no request waits for a decode slot and enough are free."""
+        if fleet.handoff or fleet.free_slots <= sum(fleet.prefilling.values()):
             return None
         return next((k for k, queue in fleet.queues.items() if queue and k not in self.targets), None)
 
 
 class BackPressure(Occupancy):
-    """The same, but a throttled kind enters only while no request waits for a decode seat and one is free.
+    """The same, but a throttled kind enters only while no request waits for a decode slot and one is free.
 
     Ours (GG-SP+). The paper's gate fills every prompt place that happens to be idle, which at finite n
     over-serves kinds whose prompts are cheap and whose decodes are not.
     """
 
     def lets_in(self, kind: str, fleet: Fleet) -> bool:
-        return kind not in self.throttled or (not fleet.handoff and fleet.free_seats > 0)
+        return kind not in self.throttled or (not fleet.handoff and fleet.free_slots > 0)
 
 
 class TokenBucket(Occupancy):
     """The same, but a throttled kind enters at its planned rate: one token each, a few may be saved up.
 
-    Ours, for plans that leave decode seats idle on purpose (fairness, TPOT caps), where a free seat is no
+    Ours, for plans that leave decode slots idle on purpose (fairness, TPOT caps), where a free slot is no
     licence to admit.
     """
 
@@ -383,7 +383,7 @@ class Placement:
 
 
 class SoloFirst(Placement):
-    """The greedy router (section 4.2): a free seat on a solo engine, else on a mixed one, else one queue."""
+    """The greedy router (section 4.2): a free slot on a solo engine, else on a mixed one, else one queue."""
 
     def next(self, fleet: Fleet) -> Move | None:
         places = fleet.open[SOLO] or fleet.open[MIXED]
@@ -394,7 +394,7 @@ class SoloFirst(Placement):
 
 
 class ByPool(Placement):
-    """The randomised router (section 5.2): each request draws its pool once and waits for a seat there.
+    """The randomised router (section 5.2): each request draws its pool once and waits for a slot there.
 
     So the decodes of every kind come to stand where the plan wants them, which the greedy router only does
     for their totals.
@@ -416,7 +416,7 @@ class ByPool(Placement):
             waiting.pop(request.id, None)
 
     def next(self, fleet: Fleet) -> Move | None:
-        """The next of a pool that has a seat; a pool without engines leaves its requests to the other."""
+        """The next of a pool that has a slot; a pool without engines leaves its requests to the other."""
         for pool, other in ((SOLO, MIXED), (MIXED, SOLO)):
             waiting = self._waiting[pool]
             if not waiting:
@@ -441,9 +441,9 @@ class ByPool(Placement):
 
 
 class ByPoolAndKind(ByPool):
-    """The general router (EC.6), for plans that let requests wait for decode seats.
+    """The general router (EC.6), for plans that let requests wait for decode slots.
 
-    When a seat is free in a pool the kind is drawn by its planned rate there, among waiting kinds.
+    When a slot is free in a pool the kind is drawn by its planned rate there, among waiting kinds.
     """
 
     def __init__(self, plan: FluidPlan, draw: Draw) -> None:
@@ -493,12 +493,12 @@ def solo_shares(plan: FluidPlan) -> dict[str, float]:
 
 
 def at_home(fleet: Fleet, id: int, places: Sequence[int], draw: Draw) -> int:
-    """The engine that did its prompt if that is among these, which have a seat: nothing need be copied then.
+    """The engine that did its prompt if that is among these, which have a slot: nothing need be copied then.
 
     Ours: the paper draws among all, because its model moves KV in no time.
     """
     home = fleet.replicas[fleet.places[id].replica]
-    at_hand = home.seats > 0 and fleet.open[home.role] is places
+    at_hand = home.slots > 0 and fleet.open[home.role] is places
     return home.id if at_hand else pick(places, draw)
 
 

@@ -28,7 +28,7 @@ class Levels:
     """What a plan must keep, or pays for: section 4 of the paper, (43) to (49).
 
     The first three are caps; the next three, penalties subtracted from revenue for each unit of the same
-    thing. Differences: TPOT by `tokens` is the mean over tokens that users see, (47) averages over seats
+    thing. Differences: TPOT by `tokens` is the mean over tokens that users see, (47) averages over slots
     as if all were busy; `served` and `prefilling` are ours.
     """
 
@@ -52,7 +52,7 @@ class Levels:
 
     @property
     def decode_queue(self) -> bool:
-        """May requests be planned to wait for a decode seat? The paper's service levels forbid it."""
+        """May requests be planned to wait for a decode slot? The paper's service levels forbid it."""
         return self.none if self.decodes_may_wait is None else self.decodes_may_wait
 
     @property
@@ -85,16 +85,16 @@ class Levels:
 
 
 def slot_tpot(pace: EnginePace, prefilling: float) -> float:
-    """T(X) of (47): the mean step time over seats, all taken, when X of the engines prefill."""
-    seats, mixed = pace.seats, pace.mixed_step
-    busy = mixed * (seats - 1) * prefilling + seats / pace.solo_speed * (1 - prefilling)
-    return busy / (seats - prefilling)
+    """T(X) of (47): the mean step time over slots, all taken, when X of the engines prefill."""
+    slots, mixed = pace.slots, pace.mixed_step
+    busy = mixed * (slots - 1) * prefilling + slots / pace.solo_speed * (1 - prefilling)
+    return busy / (slots - prefilling)
 
 
 def slot_tpot_slope(pace: EnginePace, prefilling: float) -> float:
     """T'(X); T is convex when a mixed step is the longer one, and concave when it is the shorter."""
-    seats = pace.seats
-    return seats * (seats - 1) * (pace.mixed_step - 1 / pace.solo_speed) / (seats - prefilling) ** 2
+    slots = pace.slots
+    return slots * (slots - 1) * (pace.mixed_step - 1 / pace.solo_speed) / (slots - prefilling) ** 2
 
 
 def add_rows(build: Builder, instance: Instance, levels: Levels, free: str = "") -> dict[str, int]:
@@ -153,13 +153,13 @@ def _cap(build: Builder, parts: dict[str, Floats], most: float, free: bool) -> i
 
 def _tpot(build: Builder, pace: EnginePace, levels: Levels, ones: Floats) -> int:
     """One exact row: (47) is a ratio of two affine functions of X, the token form one of Y_m and Y_s."""
-    cap, seats = levels.tpot, pace.seats
+    cap, slots = levels.tpot, pace.slots
     assert cap is not None
     if levels.tpot_over == TOKENS:
         parts = {"mixed": ones * (1 - cap / pace.mixed_step), "solo": ones * (1 - cap * pace.solo_speed)}
         return build.row(parts, high=0.0)
-    slope = (seats - 1) * pace.mixed_step - seats / pace.solo_speed + cap
-    return build.row({"x": ones * slope}, high=seats * (cap - 1 / pace.solo_speed))
+    slope = (slots - 1) * pace.mixed_step - slots / pace.solo_speed + cap
+    return build.row({"x": ones * slope}, high=slots * (cap - 1 / pace.solo_speed))
 
 
 def _served(build: Builder, instance: Instance, number: int, least: float, free: bool) -> int:

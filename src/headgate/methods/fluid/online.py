@@ -248,7 +248,7 @@ class Probes:
 
     def follow(self, plan: FluidPlan, engines: int, now: float) -> None:
         pace = plan.instance.pace
-        spare = SHARE * engines * pace.seats * pace.solo_speed  # tokens per second
+        spare = SHARE * engines * pace.slots * pace.solo_speed  # tokens per second
         rows = zip(plan.instance.flows, plan.prefill, strict=True)
         self._every = {flow.name: pace.decode_weight(flow) / spare for flow, share in rows if share <= 0}
         for kind in self._every:
@@ -304,9 +304,9 @@ SPARE = 1 / 16
 class DensityDeep(RoutePolicy):
     """DP-I for real engines, ours: the kind with the most value per decode token first, kept ready in depth.
 
-    The gates of the paper start one prompt per engine at a time. A policy that refills many seats at once
+    The gates of the paper start one prompt per engine at a time. A policy that refills many slots at once
     (EB, EB+) then waits for prompts that the gate withholds. This one sends a request to the engine with
-    the fewest requests as long as that has fewer than its seats and a share `spare` more, so the engine
+    the fewest requests as long as that has fewer than its slots and a share `spare` more, so the engine
     always has prompts to choose from, and requests that the fleet cannot serve still wait before the gate.
     Where an engine takes one prompt at a time (the stochastic network) it is `density-first`.
 
@@ -327,7 +327,7 @@ class DensityDeep(RoutePolicy):
             if name not in planned:
                 raise unknown("class in the order of router density-deep", name, planned)
         self.admission = Strict([*asked, *(name for name in planned if name not in asked)])
-        self.most = ceil(plan.instance.pace.seats * (1 + spare))
+        self.most = ceil(plan.instance.pace.slots * (1 + spare))
         self.draw = draw
         self._loads = Loads(range(engines))
         self._at: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""A fluid plan as a value: shares of engines and seats by class, what they bring, and shadow prices."""
+"""A fluid plan as a value: shares of engines and slots by class, what they bring, and shadow prices."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Shadows:
     """What a little more of each thing is worth per second and engine: the duals, section 2 and EC.1."""
 
     prefill: float  # π_p, of prefill capacity
-    mixed: float  # π_m, of a decode seat beside a prompt
-    solo: float  # π_s, of a decode seat alone
+    mixed: float  # π_m, of a decode slot beside a prompt
+    solo: float  # π_s, of a decode slot alone
     arrival: tuple[float, ...]  # φ, of one more arrival per second; 0 for a class that is not served in full
     prefilled: tuple[float, ...]  # ψ, of a request whose prompt is done
     levels: dict[str, float]  # dR/d(level), by name; absent: not asked for
@@ -32,10 +32,10 @@ class Shadows:
 
 @dataclass(frozen=True, slots=True)
 class FluidPlan:
-    """Shares of one engine's time and seats by class (in the instance's order), and what they bring.
+    """Shares of one engine's time and slots by class (in the instance's order), and what they bring.
 
-    Where many splits of decodes over seats are equally good, `mixed` and `solo` are the canonical one: solo
-    seats first, each class its share. Separate plans are those with the largest bundled value.
+    Where many splits of decodes over slots are equally good, `mixed` and `solo` are the canonical one: solo
+    slots first, each class its share. Separate plans are those with the largest bundled value.
     """
 
     instance: Instance
@@ -102,7 +102,7 @@ class FluidPlan:
 
     @property
     def tpot(self) -> float:
-        """Mean step time over seats, (47)."""
+        """Mean step time over slots, (47)."""
         return slot_tpot(self.instance.pace, self.prefilling)
 
     @property
@@ -138,7 +138,7 @@ class Staffing:
 def staff(plan: FluidPlan, engines: int, slack: bool = False) -> Staffing:
     """M = ceil(nX*), section 4.1; with slack the square root of nX* more.
 
-    A spare mixed engine loses one seat in B, because it decodes at solo speed while it has no prompt; a
+    A spare mixed engine loses one slot in B, because it decodes at solo speed while it has no prompt; a
     missing one makes prompts queue that should never wait. Ours; use it with a gate that can withhold.
     """
     if engines < 1:
@@ -181,7 +181,7 @@ class Path(NamedTuple):
     time: Floats
     waiting: Floats  # for prefill
     prefilling: Floats
-    handoff: Floats  # waiting for a decode seat
+    handoff: Floats  # waiting for a decode slot
     decoding: Floats  # on mixed and solo engines
 
     def mean(self, name: str, start: float, end: float) -> Floats:
@@ -191,7 +191,7 @@ class Path(NamedTuple):
 
 def fluid_path(plan: FluidPlan, seconds: float, step: float = STEP) -> Path:
     """The path under the plan's gates: class i prefills on at most x_i* engines, as soon as it has requests;
-    decodes take solo seats first, then mixed ones, all classes alike.
+    decodes take solo slots first, then mixed ones, all classes alike.
 
     The paper's fluid limit has the same terms in integral form. Steps are explicit: those at which requests
     give up and decodes finish must be well below 1 per `step`; prompts may be shorter.
@@ -204,8 +204,8 @@ def fluid_path(plan: FluidPlan, seconds: float, step: float = STEP) -> Path:
     prefill = 1 / np.array(instance.seconds())
     share = np.array(plan.prefill)
     turns = step * prefill  # prompts that one engine completes in a step
-    solo = pace.seats * (1 - share.sum())
-    seats = solo + (pace.seats - 1) * share.sum()
+    solo = pace.slots * (1 - share.sum())
+    slots = solo + (pace.slots - 1) * share.sum()
     q, x, d, y = (np.zeros(len(rate)) for _ in range(4))
     rows: list[tuple[Floats, Floats, Floats, Floats]] = []
     count = max(1, round(seconds / step))
@@ -217,7 +217,7 @@ def fluid_path(plan: FluidPlan, seconds: float, step: float = STEP) -> Path:
         runs = done / turns
         x, d = x - done, d + done
         d = d - step * leaves * d
-        room = max(0.0, seats - float(y.sum()))
+        room = max(0.0, slots - float(y.sum()))
         starts = d if d.sum() <= room else d * (room / float(d.sum()))
         d, y = d - starts, y + starts
         total = float(y.sum())

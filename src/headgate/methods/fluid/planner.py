@@ -136,14 +136,14 @@ def _plan(levels: Levels, form: Form, answer: Optimum, values: Floats) -> FluidP
 def pro_rata(
     instance: Instance, prefilling: float, mixed: tuple[float, ...], solo: tuple[float, ...]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The same tokens per second and class, solo seats first, each class its share of both kinds of seat."""
+    """The same tokens per second and class, solo slots first, each class its share of both kinds of slot."""
     pace = instance.pace
     tokens = [m / pace.mixed_step + s * pace.solo_speed for m, s in zip(mixed, solo, strict=True)]
     total = sum(tokens)
     if total <= 0:
         return mixed, solo
-    alone = min(pace.seats * (1 - prefilling), total / pace.solo_speed)
-    alone = 0.0 if alone < NOTHING else alone  # 1 - X of a full fleet is rounding, not a seat
+    alone = min(pace.slots * (1 - prefilling), total / pace.solo_speed)
+    alone = 0.0 if alone < NOTHING else alone  # 1 - X of a full fleet is rounding, not a slot
     beside = (total - alone * pace.solo_speed) * pace.mixed_step
     return tuple(beside * t / total for t in tokens), tuple(alone * t / total for t in tokens)
 
@@ -183,8 +183,8 @@ class Form:
             add_tangents(build, pace, levels.tpot_penalty, count, tangents)
         self.capacity = (
             build.row({"x": ones}, high=1.0),
-            build.row({"x": ones * (1 - pace.seats), "mixed": ones}, high=0.0),
-            build.row({"x": ones * pace.seats, "solo": ones}, high=float(pace.seats)),
+            build.row({"x": ones * (1 - pace.slots), "mixed": ones}, high=0.0),
+            build.row({"x": ones * pace.slots, "solo": ones}, high=float(pace.slots)),
         )
         self.arrivals, self.prefilled = self._balance(build)
         if prefilling is not None:
@@ -214,7 +214,7 @@ class Form:
             row = self.program.rows[self.levels["tpot"]]
             pace, values = self.instance.pace, answer.values
             if row[self.x].any() or not row.any():
-                found["tpot"] *= pace.seats - float(values[self.x].sum())
+                found["tpot"] *= pace.slots - float(values[self.x].sum())
             else:
                 mixed, solo = float(values[self.mixed].sum()), float(values[self.solo].sum())
                 found["tpot"] *= mixed / pace.mixed_step + solo * pace.solo_speed
@@ -290,9 +290,9 @@ def _fewest_prefilling(instance: Instance, levels: Levels) -> float:
 # -- sweeps of plans
 
 CAPS = ("prefill_fairness", "decode_fairness", "tpot")
-PACE = ("seats", "chunk", "mixed_fixed", "mixed_per_token", "solo_speed")
+PACE = ("slots", "chunk", "mixed_fixed", "mixed_per_token", "solo_speed")
 PRICES = ("prompt_price", "output_price")
-WHOLE = ("seats", "chunk")
+WHOLE = ("slots", "chunk")
 PARAMETERS = (*PACE, *PRICES)
 
 

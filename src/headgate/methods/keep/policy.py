@@ -304,7 +304,7 @@ class Keep(BatchPolicy):
     def _entering(
         self, view: View, halves: tuple[list[Request], list[Request]], budget: int, without: frozenset[int]
     ) -> tuple[list[Request], list[Request]]:
-        """New prompts in order, as far as a step, seats and KV go; apart from them those that get what is
+        """New prompts in order, as far as a step, slots and KV go; apart from them those that get what is
         left.
 
         The first that does not fit holds up those behind it, but one without a promise none that has one. An
@@ -314,8 +314,8 @@ class Keep(BatchPolicy):
         rest: list[Request] = []
         decodes, halfway = len(view.decoding), len(view.prefilling)
         half, other = [sum(request.todo for request in some) for some in halves]
-        seats, tokens = min(self.slots, view.limits.running) - decodes - halfway, budget - half
-        if seats <= 0 or tokens <= 0 or not view.waiting:
+        slots, tokens = min(self.slots, view.limits.running) - decodes - halfway, budget - half
+        if slots <= 0 or tokens <= 0 or not view.waiting:
             return new, rest
         block, free = view.limits.block, view.kv_free - decodes - half - other
         free -= int(self.watermark * view.kv_total)
@@ -334,8 +334,8 @@ class Keep(BatchPolicy):
             free -= room
             (rest if fills else new).append(request)
             tokens -= request.todo
-            seats -= 1
-            if seats <= 0 or tokens <= 0:
+            slots -= 1
+            if slots <= 0 or tokens <= 0:
                 break
         return new, rest
 

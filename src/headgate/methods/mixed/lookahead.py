@@ -60,15 +60,15 @@ class LookAhead(Mixed):
 
     def plan(self, view: View) -> Plan:
         halves, tokens = view.prefilling, len(view.decoding) * view.limits.decode_width
-        seats = min(self.slots, view.limits.running) - len(view.decoding) - len(halves)
-        if not view.waiting or seats <= 0 or tokens >= self.budget:  # no request can enter, as there
+        slots = min(self.slots, view.limits.running) - len(view.decoding) - len(halves)
+        if not view.waiting or slots <= 0 or tokens >= self.budget:  # no request can enter, as there
             return super().plan(view)
-        entering, blocked = self._entering(view, seats, min(self.budget, view.limits.batch_tokens) - tokens)
+        entering, blocked = self._entering(view, slots, min(self.budget, view.limits.batch_tokens) - tokens)
         if not entering and not halves:
             return Plan(ALL, until=blocked)
         return Plan(ALL, (*halves, *entering), self.budget)
 
-    def _entering(self, view: View, seats: int, room: int) -> tuple[list[int], Until]:
+    def _entering(self, view: View, slots: int, room: int) -> tuple[list[int], Until]:
         """New prompts, and how long at least the first that did not enter must wait."""
         memory = (1 - self.watermark) * view.kv_total
         steps, held = self._stays(view.decoding.values(), view)
@@ -77,7 +77,7 @@ class LookAhead(Mixed):
             steps, held = self._joined(steps, held, half, line, view)
         entering: list[int] = []
         for request in view.waiting.values():
-            if len(entering) == seats or line.full:
+            if len(entering) == slots or line.full:
                 break
             steps, held = self._joined(steps, held, request, line, view)
             blocked = _blocked(steps, held, memory)

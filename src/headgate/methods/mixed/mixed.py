@@ -22,7 +22,7 @@ class Mixed(BatchPolicy):
     """Run every decode in every step and fill what is left of the token budget with prompts.
 
     Prompts enter in the order of the queue; at most the last one of a step is cut. A prompt is let
-    in only when a seat is free; whether its KV fits is decided by the engine, except that we do not ask
+    in only when a slot is free; whether its KV fits is decided by the engine, except that we do not ask
     again and again for a prompt that cannot fit before a request leaves.
 
     Parameters:
@@ -64,16 +64,16 @@ class Mixed(BatchPolicy):
             if room > 0:
                 prompts.append(request.id)
                 room -= request.todo
-        seats = min(self.slots, limits.running) - decodes - len(prefilling)
-        if seats > 0 and room > 0 and waiting:
-            self._admit(view, seats, room, prompts)
+        slots = min(self.slots, limits.running) - decodes - len(prefilling)
+        if slots > 0 and room > 0 and waiting:
+            self._admit(view, slots, room, prompts)
         if not prompts:
             return NO_PLACE_LEFT
         if len(prompts) == len(waiting) + len(prefilling):  # the same until a request arrives
             return plan_of(ALL, tuple(prompts), self.budget, inf, ARRIVAL)
         return plan_of(ALL, tuple(prompts), self.budget, inf, EACH_STEP)
 
-    def _admit(self, view: View, seats: int, room: int, prompts: list[int]) -> None:
+    def _admit(self, view: View, slots: int, room: int, prompts: list[int]) -> None:
         """Add new prompts in the order of the queue; none if the first cannot fit before one leaves."""
         block = view.limits.block
         for request in view.waiting.values():
@@ -81,6 +81,6 @@ class Mixed(BatchPolicy):
                 return
             prompts.append(request.id)
             room -= request.todo
-            seats -= 1
-            if room <= 0 or seats <= 0:
+            slots -= 1
+            if room <= 0 or slots <= 0:
                 return

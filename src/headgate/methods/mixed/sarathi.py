@@ -63,8 +63,8 @@ class Sarathi(Mixed):
                 prompts.append(request.id)
                 room -= request.todo
         half_done = len(prompts)
-        seats = min(self.slots, view.limits.running) - decodes - len(prefilling)
-        prompts += entering(view, self.order, self.watermark, seats, room)[0]
+        slots = min(self.slots, view.limits.running) - decodes - len(prefilling)
+        prompts += entering(view, self.order, self.watermark, slots, room)[0]
         if not prompts:
             return Plan(ALL, until=self.order.blocked)
         if half_done == len(prompts) and not view.waiting:  # the same until a request arrives

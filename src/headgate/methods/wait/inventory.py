@@ -86,13 +86,13 @@ def _pace(lines: Lines, parts: Sequence[MixPart]) -> PaceRange:
     return PaceRange(shortest, longest)
 
 
-def most_rate(lines: Lines, parts: Sequence[MixPart], capacity: float, seats: float = inf) -> float:
+def most_rate(lines: Lines, parts: Sequence[MixPart], capacity: float, slots: float = inf) -> float:
     """By how much all rates may be multiplied before no policy keeps up.
 
     Over busy time the work done per second is at most C / ΔT with memory full of batched KV (or with all
-    seats taken); the load is one over this number.
+    slots taken); the load is one over this number.
     """
-    full = min(capacity / offered(parts), seats / _stages(parts))
+    full = min(capacity / offered(parts), slots / _stages(parts))
     if full == inf:  # neither ends: only the price of a request counts
         return 1 / max(line.pressure(parts) for line in lines)
     corners = [full]
@@ -107,21 +107,21 @@ def most_rate(lines: Lines, parts: Sequence[MixPart], capacity: float, seats: fl
 
 
 def pace_within(
-    lines: Lines, parts: Sequence[MixPart], capacity: float, seats: float = inf, spare: float = 0.0
+    lines: Lines, parts: Sequence[MixPart], capacity: float, slots: float = inf, spare: float = 0.0
 ) -> PaceRange:
-    """The t that keep up, fit and find seats: ΔT* ≤ t ≤ (C - spare)/W. An InputError where there is none.
+    """The t that keep up, fit and find slots: ΔT* ≤ t ≤ (C - spare)/W. An InputError where there is none.
 
     `spare` is KV to be left free; fractional thresholds want one request of each type.
     """
     pace = _pace(lines, parts)
-    longest = min(pace.longest, (capacity - spare) / offered(parts), seats / _stages(parts))
+    longest = min(pace.longest, (capacity - spare) / offered(parts), slots / _stages(parts))
     if capacity <= spare or pace.shortest > longest * (1 + ROUNDING):
-        raise InputError(_why_not(lines, parts, capacity, seats, spare))
+        raise InputError(_why_not(lines, parts, capacity, slots, spare))
     return PaceRange(pace.shortest, longest)
 
 
-def _why_not(lines: Lines, parts: Sequence[MixPart], capacity: float, seats: float, spare: float) -> str:
-    """The inequality that rules out every pace, and the nearest load, memory or seats that do not."""
+def _why_not(lines: Lines, parts: Sequence[MixPart], capacity: float, slots: float, spare: float) -> str:
+    """The inequality that rules out every pace, and the nearest load, memory or slots that do not."""
     pace, kv = _pace(lines, parts), f"C = {capacity:,.0f}"
     stable = pace.shortest <= pace.longest
     full = pace.shortest * offered(parts)
@@ -129,7 +129,7 @@ def _why_not(lines: Lines, parts: Sequence[MixPart], capacity: float, seats: flo
     if capacity <= spare:
         remedy = f"give {enough} for this load" if stable else "raise --kv-tokens"
         return f"sum of l_j + l'_j < C: one request of each type needs {spare:,.0f} KV tokens, {kv}; {remedy}"
-    share = most_rate(lines, parts, capacity - spare, seats)
+    share = most_rate(lines, parts, capacity - spare, slots)
     less = f"serve at most {rounded(share * _rate(parts), up=False):g} of {_rate(parts):.4g} requests/s"
     if not stable:
         return f"unstable: {_pressure(lines, parts)}; {less}"
@@ -140,7 +140,7 @@ def _why_not(lines: Lines, parts: Sequence[MixPart], capacity: float, seats: flo
         told = f"M* = {full:,.0f} KV tokens and one request more of each type, {spare:,.0f}, need <= {kv}"
         return f"no room for fractional thresholds: {told}; {less}, or give {enough}"
     active = pace.shortest * _stages(parts)
-    told = f"the fluid equilibrium has N* = {active:.4g} requests active, need N* <= slots = {seats:g}"
+    told = f"the fluid equilibrium has N* = {active:.4g} requests active, need N* <= slots = {slots:g}"
     return f"unstable: {told}; {less}, or give --slots {ceil(active)}"
 
 

@@ -163,8 +163,8 @@ class Lockstep(BatchPolicy):
             decodes += place.each_stage() if self.literal else place.moving
             entrants = place.entrants(view.now, self.max_pause)
             (decodes if place.number else prompts).extend(entrants)
-        seats = min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
-        return decodes, prompts[: max(0, seats)]
+        slots = min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
+        return decodes, prompts[: max(0, slots)]
 
     def _under_way(self, view: View, places: Sequence[TrackSegment]) -> Plan | None:
         """The prompts of the newest batch that are not done, with its decodes; None when it is complete.
@@ -180,8 +180,8 @@ class Lockstep(BatchPolicy):
                 decodes += place.moving
             decodes += place.overdue(view.now, self.max_pause)
         left = [view.waiting[id] for id in self._cohort if id in view.waiting]
-        seats = min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
-        left = left[: max(0, seats)]
+        slots = min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
+        left = left[: max(0, slots)]
         if not self._fits(view, decodes, left, reserve=0.0):
             if view.prefilling:
                 return self._rescue(view, places)
@@ -262,7 +262,7 @@ class Lockstep(BatchPolicy):
 
 
 def _held(request: Request) -> int:
-    """KV tokens of a request with a seat: all it has but what is to be prefilled, or but its newest token."""
+    """KV tokens of a request with a slot: all it has but what is to be prefilled, or but its newest token."""
     return request.prompt + request.generated - (request.todo or 1)
 
 

@@ -106,7 +106,7 @@ def running_pace(
     slack: Sequence[MixPart] | None = None,
     pausing: bool = True,
 ) -> float | None:
-    """The t to set thresholds x = λt by: the best for latency of those that keep up, fit and find seats.
+    """The t to set thresholds x = λt by: the best for latency of those that keep up, fit and find slots.
 
     In overload, or where the shortest does not fit, the longest that does; None where memory is too small for
     any. Where no request is ever paused (`pausing` is False) a longer t costs no time per token, it only lets

@@ -22,7 +22,7 @@ async function unpack(packed, rows, columns) {
 }
 
 async function readRun(run, line) {
-  const [seats, queue, kv, start, seconds, phase] = await unpack(run.data, run.rows, 6);
+  const [slots, queue, kv, start, seconds, phase] = await unpack(run.data, run.rows, 6);
   let ended = line.low;
   for (let row = 0; row < run.rows; row++) {
     seconds[row] *= line.tick;
@@ -30,7 +30,7 @@ async function readRun(run, line) {
     ended = start[row] + seconds[row];
     kv[row] *= line.kv_tick;
   }
-  return { name: run.name, style: run.style, start, seconds, phase, values: [queue, seats, kv] };
+  return { name: run.name, style: run.style, start, seconds, phase, values: [queue, slots, kv] };
 }
 
 function firstAfter(start, time) {
@@ -158,9 +158,9 @@ function rowAt(run, time) {
 function described(run, time, line) {
   const row = rowAt(run, time);
   if (row < 0) return `${run.name}: idle`;
-  const [queue, seats, kv] = run.values.map((values) => shown(values[row]));
+  const [queue, slots, kv] = run.values.map((values) => shown(values[row]));
   const percent = line.panels[2].limit ? ` (${shown(100 * run.values[2][row] / line.panels[2].limit)} %)` : "";
-  return `${run.name}: ${PHASES[run.phase[row]]}, ${queue} waiting, ${seats} in seats, KV ${kv}${percent}`;
+  return `${run.name}: ${PHASES[run.phase[row]]}, ${queue} waiting, ${slots} in slots, KV ${kv}${percent}`;
 }
 
 function startTimeline(figure, line) {

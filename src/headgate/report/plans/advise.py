@@ -55,7 +55,7 @@ def answer(advice: Advice) -> str:
         return f"No policy keeps {levels} at any rate on one engine: ask for less, or for a faster card."
     if advice.declined:
         return f"No answer: {advice.declined}."
-    flags = f"--max-num-seqs {best.seats} --max-num-batched-tokens {best.budget}"
+    flags = f"--max-num-seqs {best.slots} --max-num-batched-tokens {best.budget}"
     name = "plain vLLM, without a plug-in," if best.plain else _named(best)
     error = throughput_error(advice.start.card)
     verdict = f"Run {name} with {flags}: one engine holds {doc.number(rate.value)} requests/s"
@@ -132,9 +132,9 @@ def _beside(advice: Advice, rows: Sequence[Advised]) -> doc.Grid:
     words, cells = ("the answer", "plain, best flags", "plain, defaults"), []
     for word, each in zip(words, rows, strict=True):
         rate, way = each.found.rate, each.found.limited_by or "nothing up to λ*"
-        flags = (_named(each), each.seats, each.budget)
+        flags = (_named(each), each.slots, each.budget)
         cells.append(doc.row(word, *flags, rate.value, doc.span(rate), _engines(advice, each), way))
-    heads = ("", "policy", "seats", "tokens\na step", "requests\nper s", "95 % interval", "engines")
+    heads = ("", "policy", "slots", "tokens\na step", "requests\nper s", "95 % interval", "engines")
     return doc.Grid("", (*heads, "gives way first"), tuple(cells))
 
 
@@ -150,9 +150,9 @@ def _finals(advice: Advice) -> doc.Grid:
         rate, share = each.found.rate, doc.valued(f"{100 * each.found.share:.0f} %", 100 * each.found.share)
         engines = _engines(advice, each)
         rows.append(
-            doc.row(_named(each), each.seats, each.budget, rate.value, doc.span(rate), share, engines)
+            doc.row(_named(each), each.slots, each.budget, rate.value, doc.span(rate), share, engines)
         )
-    heads = ("policy", "seats", "tokens\na step", "requests\nper s", "95 % interval", "of λ*", "engines")
+    heads = ("policy", "slots", "tokens\na step", "requests\nper s", "95 % interval", "of λ*", "engines")
     return doc.Grid("", heads, tuple(rows))
 
 
@@ -175,7 +175,7 @@ def serve_line(advice: Advice, each: Advised, model: str) -> doc.Code:
 
 def _limits(advice: Advice, each: Advised) -> list[str]:
     flags = loaded_with(advice.start.card, advice.start.engine.longest)
-    flags += [f"--max-num-seqs {each.seats}", f"--max-num-batched-tokens {each.budget}"]
+    flags += [f"--max-num-seqs {each.slots}", f"--max-num-batched-tokens {each.budget}"]
     if promised_gap(advice.levels) is not None:
         flags.append(f"{FLAG} {graph_flag(each.budget, advice.start.settings.graph).value}")
     return flags

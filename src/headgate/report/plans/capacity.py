@@ -17,7 +17,7 @@ from headgate.report.charts import COLOURS, Axis, Bar, Bars, Chart, Mark, Series
 ENOUGH = (
     "A fleet is enough if it keeps every level with every seed. The row below it is one engine fewer, if "
     "that was tried; smaller fleets are not rechecked. In time: the percentage of requests (TBT: of gaps "
-    "between tokens) within the limit. Seats: the share that decodes take. Of λ*: the load."
+    "between tokens) within the limit. Slots: the share that decodes take. Of λ*: the load."
 )
 CLOSE = "How close each comes to λ*, the rate no policy exceeds; the thin line is the interval over seeds."
 FASTER = 1.5  # a trace that runs so many times as fast has sharper bursts than any that came
@@ -99,7 +99,7 @@ def _facts(plan: CapacityPlan) -> doc.Facts:
     if limited < 0.999 * plan.ideal.rate:
         bound += f"; {doc.number(limited)} in steps of at most {engine.batch_tokens:,} tokens"
     facts = asked(plan.traffic.levels, plan.traffic.classes)
-    facts["Engine"] = f"{engine.running} seats, {engine.batch_tokens:,} tokens a step"
+    facts["Engine"] = f"{engine.running} slots, {engine.batch_tokens:,} tokens a step"
     facts["No policy"] = bound
     return doc.Facts.of(facts)
 
@@ -170,7 +170,7 @@ def engines_range(engines: int, error: float) -> str:
 def _fleet_facts(plan: EnginesPlan) -> doc.Facts:
     facts = asked(plan.traffic.levels, plan.traffic.classes)
     facts["Runs"] = f"{plan.traffic.requests:,} requests each, {doc.plural(len(plan.start.seeds), 'seed')}"
-    one = f"{plan.start.engine.running} seats, {plan.start.engine.batch_tokens:,} tokens a step"
+    one = f"{plan.start.engine.running} slots, {plan.start.engine.batch_tokens:,} tokens a step"
     facts["Engine"] = f"{one}; λ* = {doc.number(plan.bound.rate)} requests/s"
     facts["No fleet"] = f"of fewer than {plan.least} keeps up (load / λ* = {plan.rate / plan.bound.rate:.2f})"
     facts["Fluid"] = f"a gate-and-route fleet serves all requests with {doc.number(plan.fluid)} engines"
@@ -191,11 +191,11 @@ def _sizes(sizes: Sequence[tuple[FleetFound, Size]], checked: Sequence[Level]) -
         enough = found.engines is not None and size.engines >= found.engines
         kept = doc.valued(f"{size.kept}/{size.seeds}", size.kept, "good" if enough else "")
         shares = (_share(size, level) for level in checked)
-        used = (doc.valued(doc.percent(part), 100 * part) for part in (size.seats.value, size.load))
+        used = (doc.valued(doc.percent(part), 100 * part) for part in (size.slots.value, size.load))
         rows.append(
             doc.row(found.name, doc.valued(f"{size.engines:,}", size.engines, "words"), kept, *shares, *used)
         )
-    heads = ("router, policy", "engines", "seeds\nkept", *map(_short, checked), "seats", "of λ*")
+    heads = ("router, policy", "engines", "seeds\nkept", *map(_short, checked), "slots", "of λ*")
     return doc.Grid("", heads, tuple(rows), grouped=True)
 
 

@@ -64,15 +64,15 @@ def pasted(parts: Sequence[str]) -> doc.Code:
 def promised_page(
     plan: FlagsPlan, tried: FlagsTried, levels: Sequence[Level], command: Sequence[str]
 ) -> doc.Page:
-    """Seats and budget for a promised gap, and the flags that a search tried."""
+    """Slots and budget for a promised gap, and the flags that a search tried."""
     flags = (doc.row(f"{each.name} {each.value}", doc.Cell(each.why, tone="prose")) for each in tried.flags)
     rates = []
     for each in sorted(tried.final, key=lambda each: -each.found.rate.value):
         word = "vLLM's own" if each is tried.own else "by the card" if each.budget == tried.formula else ""
         rate = each.found.rate
         way = each.found.limited_by or "nothing up to λ*"
-        rates.append(doc.row(each.seats, each.budget, word, rate.value, doc.span(rate), way))
-    heads = ("seats", "tokens\na step", "", "requests\nper s", "95 % interval", "gives way first")
+        rates.append(doc.row(each.slots, each.budget, word, rate.value, doc.span(rate), way))
+    heads = ("slots", "tokens\na step", "", "requests\nper s", "95 % interval", "gives way first")
     facts, searched = doc.Facts.of(asked(levels, ())), doc.Grid("", heads, tuple(rates))
     sections: tuple[doc.Section, ...] = (
         doc.Section("", (facts, doc.Grid("", ("flag", "why"), tuple(flags)))),
@@ -95,13 +95,13 @@ def _against_own(tried: FlagsTried) -> str:
         return f"No answer: {tried.declined}."
     if not mine:
         return "No flags keep the promise at any rate: ask for less."
-    flags = f"--max-num-seqs {best.seats} --max-num-batched-tokens {best.budget}"
+    flags = f"--max-num-seqs {best.slots} --max-num-batched-tokens {best.budget}"
     said = f"{flags} holds {doc.number(mine)} requests/s under the promise"
     if own is best:
         return f"{said}: vLLM's own flags."
     change = 100 * (own.found.rate.value / mine - 1)
     told = "" if apart(best.found, own.found) else " (not significant)"
-    return f"{said}; vLLM's own {own.seats} and {own.budget} hold {abs(change):.1f} % less{told}."
+    return f"{said}; vLLM's own {own.slots} and {own.budget} hold {abs(change):.1f} % less{told}."
 
 
 def check_section(runs: Sequence[Checked], load: str, plan: FlagsPlan) -> doc.Section:
@@ -113,8 +113,8 @@ def check_section(runs: Sequence[Checked], load: str, plan: FlagsPlan) -> doc.Se
         times = (found.ttft.mean.value, found.ttft.p99, found.tpot.mean.value, found.tpot.p99)
         cells = [doc.valued(f"{1000 * value:,.0f}", 1000 * value) for value in (*times, found.longest_gap)]
         kept = [doc.share(found.goodput.share.value)] if found.goodput else []
-        rows.append(doc.row(run.label, run.seats, run.budget, found.request_rate.value, *cells, *kept))
-    heads: tuple[str, ...] = ("setting", "seats", "budget", "requests\nper s", "TTFT\nmean", "TTFT\np99")
+        rows.append(doc.row(run.label, run.slots, run.budget, found.request_rate.value, *cells, *kept))
+    heads: tuple[str, ...] = ("setting", "slots", "budget", "requests\nper s", "TTFT\nmean", "TTFT\np99")
     heads += ("TPOT\nmean", "TPOT\np99", "gap", *(("kept",) if promised else ()))
     said = f"Mixed batching under {load}; times in ms, gap: the longest between two tokens"
     said += "; kept: requests that met both targets." if promised else "."

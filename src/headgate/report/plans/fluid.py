@@ -13,12 +13,12 @@ from headgate.methods.fluid.planner import Point
 from headgate.report import document as doc
 from headgate.report.charts import Axis, Bar, Bars, Chart, Series
 
-PARAMETERS = {"seats": "seats", "chunk": "chunk", "mixed_fixed": "mixed step, fixed part"}
+PARAMETERS = {"slots": "slots", "chunk": "chunk", "mixed_fixed": "mixed step, fixed part"}
 PARAMETERS |= {"mixed_per_token": "mixed step, per prompt token", "solo_speed": "solo decode speed"}
 PARAMETERS |= {"prompt_price": "price of prompt tokens", "output_price": "price of output tokens"}
 FRONTIERS = {
     "prefill-fairness": Axis("largest difference of prefill shares", "share of an engine"),
-    "decode-fairness": Axis("largest difference of solo decodes", "seats per engine"),
+    "decode-fairness": Axis("largest difference of solo decodes", "slots per engine"),
     "tpot": Axis("cap on the time per token", "ms"),
 }
 LEVELS = {"prefill_fairness": "prefill fairness", "decode_fairness": "decode fairness"}
@@ -51,7 +51,7 @@ def _split(answer: FluidAnswer) -> str:
     come, served = sum(flow.rate for flow in plan.instance.flows), sum(plan.served)
     share = f"The plan serves {100 * served / come if come else 0:.0f} % of the requests."
     return (
-        f"Engines: {staffing.mixed:,} take prompts and up to {plan.instance.pace.seats - 1} decodes each, "
+        f"Engines: {staffing.mixed:,} take prompts and up to {plan.instance.pace.slots - 1} decodes each, "
         f"{staffing.solo:,} only decode (with spare ones for a gate that withholds: {spare.mixed:,} and "
         f"{spare.solo:,}). {share}"
     )
@@ -60,7 +60,7 @@ def _split(answer: FluidAnswer) -> str:
 def _steps(plan: FluidPlan) -> str:
     pace = plan.instance.pace
     return (
-        f"{pace.seats} seats; a step with a chunk of {pace.chunk} takes {1000 * pace.mixed_step:.4g} ms, one "
+        f"{pace.slots} slots; a step with a chunk of {pace.chunk} takes {1000 * pace.mixed_step:.4g} ms, one "
         f"without {1000 / pace.solo_speed:.4g} ms"
     )
 
@@ -94,7 +94,7 @@ def _revenue(answer: FluidAnswer) -> str:
     plan, engines = answer.plan, answer.engines
     return (
         f"Revenue: {doc.number(plan.revenue * engines)} /s, {doc.number(plan.revenue)} per engine; time per "
-        f"token {1000 * plan.token_tpot:.4g} ms over tokens, {1000 * plan.tpot:.4g} ms over seats."
+        f"token {1000 * plan.token_tpot:.4g} ms over tokens, {1000 * plan.tpot:.4g} ms over slots."
     )
 
 
@@ -124,7 +124,7 @@ def _router(answer: FluidAnswer) -> str:
     if not any(plan.throttled):
         return "Router: any; no class has to be held back."
     if not plan.levels.none:
-        return "Router: token-bucket; a gate that fills every free seat would break the levels."
+        return "Router: token-bucket; a gate that fills every free slot would break the levels."
     held = [flow.name for flow, throttled in zip(flows, plan.throttled, strict=True) if throttled]
     few = [
         flow.name
@@ -140,12 +140,12 @@ def _router(answer: FluidAnswer) -> str:
 
 
 def _prices(plan: FluidPlan) -> str:
-    """Seats, and what an engine's time costs while it prefills: the x-row of the dual (EC.1)."""
-    shadows, seats = plan.shadows, plan.instance.pace.seats
-    prefill = shadows.prefill + seats * shadows.solo - (seats - 1) * shadows.mixed
+    """Slots, and what an engine's time costs while it prefills: the x-row of the dual (EC.1)."""
+    shadows, slots = plan.shadows, plan.instance.pace.slots
+    prefill = shadows.prefill + slots * shadows.solo - (slots - 1) * shadows.mixed
     alone, beside, held = (doc.number(_zero(price, 1e-6)) for price in (shadows.solo, shadows.mixed, prefill))
     return (
-        f"Worth per second: a decode seat alone {alone}, one beside prompts {beside}; an engine that "
+        f"Worth per second: a decode slot alone {alone}, one beside prompts {beside}; an engine that "
         f"prefills takes {held}."
     )
 
@@ -208,12 +208,12 @@ def _served(answer: FluidAnswer) -> doc.Figure:
 
 
 def _occupancies(answer: FluidAnswer) -> doc.Figure:
-    """Where each class is, in seats of the whole fleet: the targets a router steers by."""
+    """Where each class is, in slots of the whole fleet: the targets a router steers by."""
     plan, names = answer.plan, ("prefill", "beside prompts", "alone")
     bars = []
     for flow, *held in zip(plan.instance.flows, plan.prefill, plan.mixed, plan.solo, strict=True):
-        seats = (float(part * answer.engines) for part in held)
-        bars.append(Bar(flow.name, tuple(zip(names, ("prefill", "mixed", "decode"), seats, strict=True))))
+        slots = (float(part * answer.engines) for part in held)
+        bars.append(Bar(flow.name, tuple(zip(names, ("prefill", "mixed", "decode"), slots, strict=True))))
     look = "The LP's targets: requests of each class in prefill, decoding beside prompts, decoding alone."
     return Bars("in the fleet at once", "requests", bars).figure("Class occupancies, planned", look)
 

@@ -17,7 +17,7 @@ from headgate.report import document as doc
 from headgate.report.charts import LOG, Axis, Chart, Mark, Series
 
 POINTS = 90
-SHARES = (0.002, 0.98)  # of the seats: what is drawn
+SHARES = (0.002, 0.98)  # of the slots: what is drawn
 REACH = 12  # phases up to so many times the optimum's
 CAUTION = (
     f"Differences below about {100 * WITHIN_ERROR:.0f} % are within the error of these predictions on a "
@@ -53,7 +53,7 @@ def choice(plan: ThresholdPlan) -> str:
     if plan.winner == "exclusive":
         return (
             f"{where} exclusive batches serve {more} more than mixed ones: refill {chosen.refill} of "
-            f"{chosen.slots} seats at once (--policy eb --set refill={chosen.refill})."
+            f"{chosen.slots} slots at once (--policy eb --set refill={chosen.refill})."
         )
     if plan.winner == "mixed":
         return f"{where} mixed batches serve {more} more than exclusive ones: stay with --policy mixed."
@@ -136,9 +136,9 @@ def _facts(plan: ThresholdPlan) -> doc.Facts:
 
     near = f", as a line near {plan.thresholds.chosen.slots:,}"
     mixed = cost(costs.mixed_fixed, costs.mixed_per_token(decodes), "token")
-    kv = "not given; pass --kv-tokens to bound the seats by it"
+    kv = "not given; pass --kv-tokens to bound the slots by it"
     if memory.safe is not None:
-        kv = f"{about.kv_tokens:,.0f} KV tokens: safe for {memory.safe:,} seats of exclusive batches "
+        kv = f"{about.kv_tokens:,.0f} KV tokens: safe for {memory.safe:,} slots of exclusive batches "
         kv += f"(by equation (6) {memory.paper:,}); mixed fits {memory.mixed:,}"
     rows = {
         "Lengths": lengths(about),
@@ -170,7 +170,7 @@ def _thresholds(plan: ThresholdPlan) -> doc.Grid:
     entries = (
         doc.row(name, doc.valued(f"{e.share:.4f}", e.share), e.refill, e.slots) for name, e in rows.items()
     )
-    return doc.Grid("", ("refill when so many seats are idle", "share", "refill", "of seats"), tuple(entries))
+    return doc.Grid("", ("refill when so many slots are idle", "share", "refill", "of slots"), tuple(entries))
 
 
 def _modes(plan: ThresholdPlan) -> doc.Grid:
@@ -210,7 +210,7 @@ def _curve(plan: ThresholdPlan) -> doc.Figure:
     shown = (shares >= SHARES[0]) & (shares <= SHARES[1]) & (costs <= 3 * costs.min())
     extra = 100 * (costs / costs.min() - 1)
     marks = [Mark(f"θ* = {best.share:.3f}", best.share), Mark(f"θ0 = {base.share:.3f}", base.share)]
-    across, up = Axis("seats refilled at once", "share", LOG), Axis("extra time per request", "%", low=0.0)
+    across, up = Axis("slots refilled at once", "share", LOG), Axis("extra time per request", "%", low=0.0)
     chart = Chart(across, up, [Series("refill and decode phases", shares[shown], extra[shown])], marks)
     look = "Extra time per request due to the threshold. θ* is the optimum, θ0 the base share."
     return chart.figure(
@@ -234,11 +234,11 @@ def _rates(plan: ThresholdPlan) -> doc.Figure:
 
 def _crossing(plan: ThresholdPlan) -> doc.Figure:
     about, chosen = plan.situation, plan.thresholds.chosen
-    seats = min(about.slots, plan.memory.mixed or about.slots)
-    top = max(chosen.slots, seats)
+    slots = min(about.slots, plan.memory.mixed or about.slots)
+    top = max(chosen.slots, slots)
     running = np.unique(np.geomspace(2, max(top, 3), 60).astype(np.int64)).tolist()
     part = min(chosen.refill / chosen.slots, SHARES[1])
-    mixed = [mixed_rate(about.cost, about.lengths, min(each, seats), about.budget) for each in running]
+    mixed = [mixed_rate(about.cost, about.lengths, min(each, slots), about.budget) for each in running]
     rate = partial(exclusive_rate, about.cost, about.lengths, budget=about.budget)
     alone = [rate(min(each, chosen.slots), part) for each in running]
     x, here = np.array(running, float), plan.concurrent

@@ -98,8 +98,8 @@ def _nested(plan: WaitPlan) -> list[doc.Block]:
     found: list[doc.Block] = [_segments(nested), _bound(plan, nested), _tried(nested)]
     if nested.active > nested.slots:
         found.append(
-            f"Full segments hold {nested.active:,.0f} requests, there are {nested.slots} seats: cohorts that "
-            "shrink little will wait for seats; give more --slots."
+            f"Full segments hold {nested.active:,.0f} requests, there are {nested.slots} slots: cohorts that "
+            "shrink little will wait for slots; give more --slots."
         )
     return found
 

@@ -95,7 +95,7 @@ def _sorted(bars: Sequence[Bar]) -> list[Bar]:
 
 
 def occupancy(run: Run, edges: Floats) -> dict[str, tuple[Floats, Floats]]:
-    """By kind: how many are between seat and first token, and how many decode, on average in each column."""
+    """By kind: how many are between slot and first token, and how many decode, on average in each column."""
     requests, (_, end) = run.requests, run.span()
     found = {}
     for place, kind in enumerate(run.kinds):
@@ -134,7 +134,7 @@ def _occupancy(name: str, run: Run) -> Figure:
     ]
     targets = decode_targets(run)
     marks = [Mark(f"LP target: {kind} {number(value)}", value, "y") for kind, value in targets.items()]
-    look = "Which class holds the engine's seats, and whether that settles."
+    look = "Which class holds the engine's slots, and whether that settles."
     if marks:
         look = "Whether each class settles at what the linear program would have it hold (dashed)."
     chart = Chart(Axis("time since the start", "s"), Axis("decoding", "requests", low=0.0), series, marks)
@@ -204,11 +204,11 @@ def _engines(run: Run) -> list[int]:
 
 
 def _fleet_over_time(runs: Mapping[str, Run], paths: Mapping[str, Path]) -> list[Figure]:
-    """Engines that run prompts, and seats in use: their mean, least and most over the engines.
+    """Engines that run prompts, and slots in use: their mean, least and most over the engines.
 
     Beside runs under a plan, the plan's fluid path.
     """
-    prefilling, seats = [], []
+    prefilling, slots = [], []
     for colour, (name, run) in enumerate(runs.items()):
         edges, middle = _columns(run)
         prompts, decodes = [], []
@@ -219,22 +219,22 @@ def _fleet_over_time(runs: Mapping[str, Run], paths: Mapping[str, Path]) -> list
             decodes.append(over_time(start, seconds, run.steps["decodes"][rows].astype(float), edges).mean)
         prefilling.append(Series(name, middle, np.sum(prompts, axis=0), colour))
         low, mean, high = (getattr(np, name)(decodes, axis=0) for name in ("min", "mean", "max"))
-        seats += [Series(name, middle, mean, colour, "band", low, high), Series(name, middle, mean, colour)]
+        slots += [Series(name, middle, mean, colour, "band", low, high), Series(name, middle, mean, colour)]
         if path := paths.get(name):
             fluid, place = f"{name}, fluid path", len(runs) + colour
             since = middle - edges[0]
-            engines, beside = len(_engines(run)), ((prefilling, path.prefilling), (seats, path.decoding))
+            engines, beside = len(_engines(run)), ((prefilling, path.prefilling), (slots, path.decoding))
             for series, level in beside:
                 line = np.interp(since, path.time, level.sum(axis=1))
                 line = engines * line if series is prefilling else line
                 series.append(Series(fluid, middle, line, place))
     time = Axis("time since the start", "s")
     first = Chart(time, Axis("engines running prompts", "engines", low=0.0), prefilling)
-    second = Chart(time, Axis("decoding", "requests per engine", low=0.0), seats)
+    second = Chart(time, Axis("decoding", "requests per engine", low=0.0), slots)
     prefills = "How much of the fleet prefills, and whether that swings."
     uneven = "A wide band means some engines idle while others are full."
     taking = first.figure("Engines that take prompts", prefills)
-    return [taking, second.figure("Seats in use across the fleet", uneven)]
+    return [taking, second.figure("Slots in use across the fleet", uneven)]
 
 
 def _busy(name: str, run: Run) -> Figure:

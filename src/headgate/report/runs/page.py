@@ -247,7 +247,7 @@ def _engine(meta: dict[str, object]) -> str:
     engine = meta.get("engine")
     if not isinstance(engine, dict):
         return ""
-    names = {"running": "seats", "batch_tokens": "tokens a step", "kv_tokens": "KV tokens"}
+    names = {"running": "slots", "batch_tokens": "tokens a step", "kv_tokens": "KV tokens"}
     names["max_model_len"] = "tokens a request"
     facts = [f"{engine[key]:,} {word}" for key, word in names.items() if isinstance(engine.get(key), int)]
     count = meta.get("engines")

@@ -1,4 +1,4 @@
-"""What happened over time: steps by phase, with queue, seats and KV under them, and what policies thought."""
+"""What happened over time: steps by phase, with queue, slots and KV under them, and what policies thought."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Strip:
     start: charts.Floats
     seconds: charts.Floats
     phase: Integers  # counts into PHASES
-    seats: charts.Floats
+    slots: charts.Floats
     queue: charts.Floats
     kv: charts.Floats
     thinned: bool
@@ -64,10 +64,10 @@ def timeline(runs: Sequence[tuple[str, Run]], rows: int = ROWS) -> Figure | None
     ends = max(float((strip.start + strip.seconds)[-1]) for strip in strips)
     low, high = min(0.0, *(float(strip.start[0]) for strip in strips)), ends
     meta = runs[0][1].meta
-    seats = dict(meta.get("engine") or {}).get("running")
+    slots = dict(meta.get("engine") or {}).get("running")
     panels = (
         {"name": "queue", "unit": "requests", "limit": None, "bound": ""},
-        {"name": "seats in use", "unit": "requests", "limit": seats, "bound": "seats"},
+        {"name": "slots in use", "unit": "requests", "limit": slots, "bound": "slots"},
         {"name": "KV", "unit": "tokens", "limit": meta.get("kv_tokens"), "bound": "memory"},
     )
     note = "Drag across it to zoom in, double-click for the whole run; arrow keys and + - 0 work too."
@@ -122,12 +122,12 @@ def _strip(name: str, colour: int, run: Run, replica: int | None, most: int) -> 
     if replica is not None:
         mine = run.requests["replica"] == replica
         run = replace(run, requests={name: column[mine] for name, column in run.requests.items()})
-    queue, seats = waiting(run, start).astype(float), _seated(run, start)
-    strip = Strip(name, colour, start, seconds, phase, seats, queue, steps["kv"][rows].astype(float), False)
+    queue, slots = waiting(run, start).astype(float), _admitted(run, start)
+    strip = Strip(name, colour, start, seconds, phase, slots, queue, steps["kv"][rows].astype(float), False)
     return strip if len(start) <= most else _stretched(strip, most)
 
 
-def _seated(run: Run, times: charts.Floats) -> charts.Floats:
+def _admitted(run: Run, times: charts.Floats) -> charts.Floats:
     """How many had been admitted and not left, at each moment; evicted requests keep counting."""
     admitted, left = (run.requests[name] for name in ("admitted", "finished"))
     left = left[~np.isnan(admitted) & ~np.isnan(left)]
@@ -147,10 +147,10 @@ def _stretched(strip: Strip, most: int) -> Strip:
     start = edges[:-1, None] + np.cumsum(seconds, axis=1) - seconds
     kept = (seconds > 1e-9 * width).ravel()
     phase = np.tile(np.arange(3), len(edges) - 1)[kept]
-    levels = (mean(level) / busy for level in (strip.seats, strip.queue, strip.kv))
-    seats, queue, kv = (np.repeat(level, 3)[kept] for level in levels)
+    levels = (mean(level) / busy for level in (strip.slots, strip.queue, strip.kv))
+    slots, queue, kv = (np.repeat(level, 3)[kept] for level in levels)
     times = {"start": start.ravel()[kept], "seconds": seconds.ravel()[kept]}
-    return replace(strip, **times, phase=phase, seats=seats, queue=queue, kv=kv, thinned=True)
+    return replace(strip, **times, phase=phase, slots=slots, queue=queue, kv=kv, thinned=True)
 
 
 def _means(strip: Strip, edges: charts.Floats, values: charts.Floats) -> charts.Floats:
@@ -176,7 +176,7 @@ def _pack(strip: Strip, low: float, tick: float, kv_tick: float) -> str:
         np.rint((times - low) / tick).astype(np.int64) for times in (strip.start, strip.start + strip.seconds)
     )
     idle = begin - np.concatenate(([0], end[:-1]))  # nearly always zero, which takes no room
-    levels = (strip.seats, strip.queue, strip.kv / kv_tick)
+    levels = (strip.slots, strip.queue, strip.kv / kv_tick)
     changes = (np.diff(np.rint(level), prepend=0.0) for level in levels)
     columns = (*changes, idle, end - begin, strip.phase)
     whole = b"".join(column.astype("<i4").view(np.uint8).reshape(-1, 4).T.tobytes() for column in columns)
@@ -192,7 +192,7 @@ def _draw(strips: Sequence[Strip], panels: Sequence[dict[str, Any]], low: float,
     for place, strip in enumerate(strips):
         parts += _phases(strip, x, edges, TOP + place * STRIP_STEP)
     top = TOP + len(strips) * STRIP_STEP + 8
-    for place, (panel, field) in enumerate(zip(panels, ("queue", "seats", "kv"), strict=True)):
+    for place, (panel, field) in enumerate(zip(panels, ("queue", "slots", "kv"), strict=True)):
         found = [
             (strip.style, charts.over_time(strip.start, strip.seconds, getattr(strip, field), edges))
             for strip in strips
@@ -259,8 +259,8 @@ class Dial(NamedTuple):
 KNOWN = {
     "exclusive": Dial("Mode", "0: mixed, 1: exclusive", "", "Which batches ran; switches follow the load."),
     "refill": Dial("Refill threshold", "refill", "requests", "It should settle; drift: traffic changes."),
-    "share": Dial("Refill threshold as a share", "θ*", "share of seats", "The optimum for lengths so far."),
-    "slots": Dial("Seats that are used", "seats", "requests", "Below the engine's seats: memory limits."),
+    "share": Dial("Refill threshold as a share", "θ*", "share of slots", "The optimum for lengths so far."),
+    "slots": Dial("Slots that are used", "slots", "requests", "Below the engine's slots: memory limits."),
     "gain": Dial("Predicted gain of exclusive batches", "gain", "share", "Above its margin: exclusive."),
     "demand": Dial("Requests in the system, smoothed", "demand", "requests", "The mode follows from it."),
     "output": Dial("Estimated output length", "output", "tokens", "It should approach the workload's mean."),

@@ -16,7 +16,7 @@ from headgate.core.request import Request
 from headgate.cost.model import Shape, StepCost
 from headgate.kv.prefix import Pieces
 from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.replica import LIMIT, SEAT, STOPPED, VirtualEngine
+from headgate.sim.engine.replica import ADMISSION, LIMIT, STOPPED, VirtualEngine
 from headgate.sim.engine.steps import LONG, StepClock, needed, step_ends
 
 Work = tuple[int, int, int, int]  # of a step: decodes, their context, prompt tokens, tokens behind them
@@ -72,7 +72,7 @@ class Ahead(VirtualEngine):
         E(n)     = max(G(n), E(n - 1) + H(n + 1))
 
     Where nothing more can be composed, E(n) = G(n). So a request that comes during step n enters in step
-    n + 2; one that has all its tokens with step n keeps seat and KV while step n + 1 is composed; tokens
+    n + 2; one that has all its tokens with step n keeps slot and KV while step n + 1 is composed; tokens
     before a step with prompts are late, for such a step takes the host long; and where the host takes longer
     than the GPU, it is what one waits for. Without a host (cards that do not have one) H = 0, and only the
     lag is left. The engine knows limits beforehand and ends of sequences not: a request whose output ends by
@@ -260,7 +260,7 @@ class Ahead(VirtualEngine):
             self._on_leave(now)
 
     def _stop(self, entry: Entry) -> None:
-        """It gets no token after the step on its way, and keeps its seat and its KV."""
+        """It gets no token after the step on its way, and keeps its slot and its KV."""
         self._date(entry)
         if entry.rolls:
             self.blocks.roll(entry.held_kv, self.ledger.tick, by=-1)
@@ -294,7 +294,7 @@ class Ahead(VirtualEngine):
         """The request that was admitted last of those that stay, or would get a token."""
         leaving = self._air.leaving if self._air else {}
         running = (*self.ledger.prefilling.values(), *self.ledger.decoding.values())
-        return max((entry for entry in running if entry.rolls or entry.id not in leaving), key=SEAT)
+        return max((entry for entry in running if entry.rolls or entry.id not in leaving), key=ADMISSION)
 
     def _next_end(self) -> int:
         """One step at a time where nothing is on its way or requests leave with it; else ends are known."""

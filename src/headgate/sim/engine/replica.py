@@ -27,7 +27,7 @@ LIMIT: Final = End.LIMIT
 MOST_WAITS: Final = 100_000  # plans in a row that run nothing, each for a little time: it will never stop
 Contents = Sequence[Pieces] | None  # of the requests, by number, where they are known
 NO_GAUGES: Mapping[str, float] = {}
-SEAT = attrgetter("seat")
+ADMISSION = attrgetter("admission")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -96,10 +96,10 @@ class Residents:
     def _ends_in(self, entry: Entry, steps: int) -> None:
         """Its last token comes after so many steps. Those that end together leave by number.
 
-        In a cache the order of leaving is that of later evictions: there they leave by seat, as in vLLM.
+        In a cache the order of leaving is that of later evictions: there they leave by slot, as in vLLM.
         """
         entry.end = self.ledger.tick + steps
-        rank = entry.id if self.cache is None else entry.seat
+        rank = entry.id if self.cache is None else entry.admission
         heappush(self._ends, (entry.end, rank, entry.id))
 
     def _free(self, entry: Entry, leaves: bool = True) -> None:
@@ -109,7 +109,7 @@ class Residents:
             if leaves:
                 self._siblings.drop(entry.id)
             else:
-                self._siblings.unseat(entry.id)
+                self._siblings.withdraw(entry.id)
         if self.cache is None or not self.cache.holds(entry.id):
             blocks.give(-(-held // blocks.size))
         else:
@@ -150,7 +150,7 @@ class Residents:
         if cache.of(known) - found.blocks + found.loose > cache.free:
             return False
         cache.hold(entry, pieces, found)
-        self._siblings.seat(entry.id)
+        self._siblings.admit(entry.id)
         hit = found.blocks * cache.size
         entry.todo, entry.hit, entry.loose = known - hit, 0, 0
         if entry.evictions:
@@ -191,7 +191,7 @@ class Residents:
 
     def _newest(self) -> Entry:
         running = (*self.ledger.prefilling.values(), *self.ledger.decoding.values())
-        return max(running, key=SEAT)
+        return max(running, key=ADMISSION)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -261,7 +261,7 @@ class VirtualEngine(Residents):
         self._tell_finished(entry, now, how)
 
     def give_up(self, id: int, when: float, hangs_up: bool) -> None:
-        """Its patience has ended: it leaves the queue if it never had a seat; an abort ends it anywhere."""
+        """Its patience has ended: it leaves the queue if it never had a slot; an abort ends it anywhere."""
         entry = self.ledger.find(id)
         if entry is None:
             return
@@ -464,7 +464,7 @@ class VirtualEngine(Residents):
         return most if self.plan.budget >= most else int(self.plan.budget)
 
     def _admit(self, entry: Entry) -> bool:
-        """A seat for a new prompt, if there is one and all its KV would fit."""
+        """A slot for a new prompt, if there is one and all its KV would fit."""
         ledger = self.ledger
         if len(ledger.decoding) + len(ledger.prefilling) >= ledger.limits.running:
             return False

@@ -12,12 +12,12 @@ from headgate.sim.engine.replica import VirtualEngine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload
 
-REFUSES = 1 / 3  # of the prompts that ask for a seat
+REFUSES = 1 / 3  # of the prompts that ask for a slot
 HALVES = 1 / 2  # of the steps get half of their tokens
 
 
 class StingyEngine(VirtualEngine):
-    """Halves the tokens of some steps and refuses some seats; decodes always get their token."""
+    """Halves the tokens of some steps and refuses some slots; decodes always get their token."""
 
     mood: Callable[[], float]  # uniform on [0, 1)
     refused = False  # any request, since the policy was last asked

@@ -16,7 +16,7 @@ from headgate.core.fleet import Move, RoutePolicy, Stage
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.policy import BatchPolicy, End
 from headgate.core.request import Request
-from headgate.core.roster import Seat
+from headgate.core.roster import Member
 from headgate.kv.transfer import Transfer
 from headgate.record.fleet_recorder import FleetRecorder
 from headgate.sim.engine.engine import Engine
@@ -125,8 +125,8 @@ class FleetSimulator:
         self._failing: set[int] = set()  # engines that fail when their step has ended
         self.alone: FleetEngine | None = None  # the only engine there is, while engines run one by one
         self.turn = TURN
-        seats = self.dispatch.roster.replicas
-        self.stations = [self._station(seat, engine, leases, watchdog) for seat in seats]
+        slots = self.dispatch.roster.replicas
+        self.stations = [self._station(member, engine, leases, watchdog) for member in slots]
         self._lobby = Ledger(self.stations[0].replica.ledger.limits, 0)  # whose handles wait at no engine
         self._outages = bool(outages)
         self._schedule_outages(outages)
@@ -137,8 +137,8 @@ class FleetSimulator:
             self._push(outage.start, OUTAGE, outage)
             self._push(outage.end, OUTAGE, outage)
 
-    def _station(self, seat: Seat, engine: Engine, leases: bool, watchdog: float) -> FleetEngine:
-        id = seat.id
+    def _station(self, member: Member, engine: Engine, leases: bool, watchdog: float) -> FleetEngine:
+        id = member.id
 
         def on_end(entry: Entry, how: End) -> None:
             del self._at[entry.id]
@@ -152,7 +152,7 @@ class FleetSimulator:
 
         replica = FleetReplica(
             engine,
-            self._policy(seat.role),
+            self._policy(member.role),
             self._lengths,
             recorder=self.recorder.engines[id],
             leases=leases,
@@ -160,7 +160,7 @@ class FleetSimulator:
             on_part=on_part,
             contents=self._contents,
         )
-        seat.inside = station = FleetEngine(id, replica, watchdog, self._porter, self._catch_up)
+        member.inside = station = FleetEngine(id, replica, watchdog, self._porter, self._catch_up)
         return station
 
     def run(self) -> None:
@@ -397,7 +397,7 @@ class FleetSimulator:
             self.dispatch.returned(entry, self.now)
         for _, id, hangs_up in timers:
             self._time_is_up(id, hangs_up)
-        station.replica.take_over(self._policy(self.dispatch.roster.seat(station.id).role))
+        station.replica.take_over(self._policy(self.dispatch.roster.member(station.id).role))
 
     def _inside(self, station: FleetEngine) -> list[Entry]:
         """Requests at this engine, its door included."""

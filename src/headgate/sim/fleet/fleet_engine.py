@@ -67,7 +67,7 @@ class FleetEngine:
         self.sent: deque[Entry] = deque()  # to its queue
         self.timers: list[Timer] = []  # of requests that were here when they went off
         self.bound: deque[Handover] = deque()  # to decode here; no KV is reserved yet
-        self.landed: deque[Handover] = deque()  # their KV is here; they want a seat
+        self.landed: deque[Handover] = deque()  # their KV is here; they want a slot
         self.stripped: list[Handover] = []  # to decode here, but without KV
         self.freed: list[Handover] = []  # their prompt was here; the KV kept for them may go
         self.unneeded: list[Handover] = []  # KV was reserved for them, and they will not come
@@ -203,7 +203,7 @@ class FleetEngine:
     def _let_in(self) -> None:
         """KV moves by what the policy wants now, not by what it wanted when its lease began.
 
-        Seats and memory are kept for the prompts of the plan, and a plan of a moment ago may name prompts
+        Slots and memory are kept for the prompts of the plan, and a plan of a moment ago may name prompts
         that the policy has given up since. While a request still waits at the door the policy is therefore
         asked at every step: the same as without leases. Only a plan that still holds, where no request has a
         prompt to run, keeps nothing and need not be asked for again.
@@ -231,7 +231,7 @@ class FleetEngine:
         self.news = bool(self.bound or self.landed)
 
     def _joined_late(self) -> bool:
-        """Nothing can run. Has an eviction left a seat to a request whose KV is here?"""
+        """Nothing can run. Has an eviction left a slot to a request whose KV is here?"""
         before = len(self.landed)
         if before:
             self._exchange()
@@ -445,9 +445,9 @@ class FleetReplica(VirtualEngine):
         self.lease.ended = True
 
     def join(self, entry: Entry) -> bool:
-        """One whose KV is here decodes from now on; False: there is no seat."""
+        """One whose KV is here decodes from now on; False: there is no slot."""
         ledger = self.ledger
-        promised = 0  # seats the plan counts on
+        promised = 0  # slots the plan counts on
         for prompt in self._prompts:
             if prompt.id in ledger.waiting:
                 promised += 1
@@ -485,7 +485,7 @@ class FleetReplica(VirtualEngine):
 class Handover:
     """Prompt done at `sender`, which keeps its KV until the copy is complete.
 
-    Without a receiver it waits for the router; then for KV at the receiver, for the copy, and for a seat.
+    Without a receiver it waits for the router; then for KV at the receiver, for the copy, and for a slot.
     """
 
     __slots__ = ("copying", "dropped", "entry", "freed", "receiver", "reserved", "sender", "stripped")

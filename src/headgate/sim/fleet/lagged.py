@@ -14,7 +14,7 @@ SILENT = -1.0  # before any time
 
 
 class LateView(NamedTuple):
-    """A view without requests that came too late, and with fewer seats."""
+    """A view without requests that came too late, and with fewer slots."""
 
     now: float
     waiting: Mapping[int, Request]
@@ -32,7 +32,7 @@ class Lagged(BatchPolicy):
 
     One engine alone really composes ahead (`asynchronous.Ahead`); engines of a fleet compose a step when the
     one before it has ended, and know which requests came or left meanwhile. Here that is hidden: one that
-    came during step n enters in step n + 2, and the seat of one that left with step n is given away in step
+    came during step n enters in step n + 2, and the slot of one that left with step n is given away in step
     n + 2. KV that came free with step n is not hidden, and tokens are seen when the GPU has them.
 
     An engine that stands idle composes for what is there, and so it does where the inner policy, for want
@@ -65,7 +65,7 @@ class Lagged(BatchPolicy):
         self.inner.evicted(request, now)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        """Its seat is free, which the policy does not see yet."""
+        """Its slot is free, which the policy does not see yet."""
         self.inner.finished(request, now, how)
         self._left += now >= self._ended
 

@@ -58,7 +58,7 @@ def test_a_client_that_does_not_read_is_cut(script, streams: bool, limits: dict)
             client = await asked(world, streams)
             labels = {"class": "default", "outcome": "client-stalled"}
             await until(lambda: world.counted("requests_total", **labels) == 1)
-            await world.settled()  # seat, call and bytes are given back
+            await world.settled()  # slot, call and bytes are given back
             if streams:
                 await world.engines[0].seen[0].closed.wait()  # the engine is told
             assert world.app.upstreams[0].breaker._row == 0  # and not blamed
@@ -67,7 +67,7 @@ def test_a_client_that_does_not_read_is_cut(script, streams: bool, limits: dict)
     run(work())
 
 
-def test_a_whole_answer_holds_no_seat_while_it_is_read() -> None:
+def test_a_whole_answer_holds_no_slot_while_it_is_read() -> None:
     async def work() -> None:
         limits = {"client_stall": 60.0, "answer_buffer": 2 * LARGE}
         async with routed(large_answer, limits=limits) as world:

@@ -10,7 +10,8 @@ A, B, C = ({"url": f"http://{name}:8000"} for name in "abc")
 WRONG = {
     "unknown table": ({"frnt": {}}, "did you mean 'front'"),
     "unknown field": ({"front": {"prot": 1}}, "did you mean 'port'"),
-    "unknown engine field": ({"engines": [{"url": "http://a:1", "seat": 3}]}, "did you mean 'seats'"),
+    "unknown engine field": ({"engines": [{"url": "http://a:1", "slot": 3}]}, "did you mean 'slots'"),
+    "an old name beside the new one": ({"engines": [{**A, "slots": 3, "seats": 4}]}, "drop seats"),
     "no engines": ({"engines": []}, "no engines"),
     "twice": ({"engines": [A, A]}, "twice"),
     "port as text": ({"front": {"port": "80"}}, "front.port"),
@@ -39,6 +40,12 @@ def test_mistakes_are_one_line(given: dict, said: str) -> None:
         checked({"engines": [A], **given})
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_seats_are_slots_and_one_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    config = checked({"engines": [{**A, "seats": 3}, B], "discovery": {"seats": 7}})
+    assert [engine.slots for engine in config.engines] == [3, 256] and config.discovery.slots == 7
+    assert set(caplog.messages) == {"seats is the old name of slots; rename it"}
 
 
 def test_units() -> None:
@@ -101,7 +108,7 @@ def test_doubts() -> None:
 def test_flags_over_file(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text(
-        '[front]\nport = 1234\n[router]\nname = "density-deep"\n[[engines]]\nurl = "http://a:1/"\nseats = 8\n'
+        '[front]\nport = 1234\n[router]\nname = "density-deep"\n[[engines]]\nurl = "http://a:1/"\nslots = 8\n'
     )
     config = read_config(file, {"router": {"name": "least-loaded"}}, [{"url": "http://b:2"}])
     assert config.front.port == 1234
@@ -127,10 +134,10 @@ def of(**given: object) -> Config:
 
 
 def test_reload_matches_engines_by_url() -> None:
-    found = changes(of(), of(engines=[{**B, "seats": 3}, C]))
+    found = changes(of(), of(engines=[{**B, "slots": 3}, C]))
     assert [each.url for each in found.added] == [C["url"]]
     assert found.retired == (A["url"],)
-    assert [(each.url, each.seats) for each in found.changed] == [(B["url"], 3)]
+    assert [(each.url, each.slots) for each in found.changed] == [(B["url"], 3)]
     assert changes(of(), of()).lines == ["nothing changes"]
     assert changes(of(), of(limits={"tries": 2})).tables == ("limits",)
 

@@ -44,7 +44,7 @@ def test_rooms_start_lowered_by_what_others_have_there() -> None:
     async def work() -> None:
         async with FakeEngine(never) as engine:
             engine.running, engine.waiting = 14, 1
-            async with routed(urls=[engine.url], engine={"seats": 16}) as world:
+            async with routed(urls=[engine.url], engine={"slots": 16}) as world:
                 assert world.app.upstreams[0].foreign == 15
                 inside = [asyncio.create_task(world.stream()) for _ in range(4)]
                 await until(lambda: engine.seen)

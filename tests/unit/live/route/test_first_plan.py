@@ -6,7 +6,7 @@ from headgate.live.route.config import checked
 from headgate.live.route.gate.policy import first_plan
 from studies.fleets import live_fleet
 
-ENGINES = [{"url": f"http://e{n}:8000", "seats": 64} for n in range(8)]
+ENGINES = [{"url": f"http://e{n}:8000", "slots": 64} for n in range(8)]
 CHAT = {"name": "chat", "prompt": 200, "output": 100, "rate": 40}
 BATCH = {"name": "batch", "prompt": 2000, "output": 50, "rate": 20}
 

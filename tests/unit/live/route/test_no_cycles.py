@@ -95,7 +95,7 @@ def test_prefill_and_decode_apart() -> None:
     async def work() -> None:
         async with emulated(engines=2, speed=50.0, slots=32, model="m", kv_lease=1e6) as fleet:
             config = {"router": {"name": "split:prefill=1"}, "kv": {"lease": 300.0}}
-            async with routed(urls=list(fleet), engine={"seats": 32}, **config) as world:
+            async with routed(urls=list(fleet), engine={"slots": 32}, **config) as world:
                 for _ in range(3):
                     assert (await world.stream(max_tokens=5)).status == 200
                 await nothing_left(world)

@@ -48,8 +48,8 @@ def test_all_engines_down_the_least_bad_is_tried_once_then_503() -> None:
 
 def test_a_full_queue_is_429_with_retry_after() -> None:
     async def work() -> None:
-        async with routed(never, engine={"seats": 1}, limits={"queue": 3}) as world:
-            inside = [asyncio.create_task(world.stream()) for _ in range(5)]  # seat, spare, queue of 3
+        async with routed(never, engine={"slots": 1}, limits={"queue": 3}) as world:
+            inside = [asyncio.create_task(world.stream()) for _ in range(5)]  # slot, spare, queue of 3
             await until(lambda: len(world.app.gate.roster.waiting) == 3)
             answer = await world.stream()
             assert answer.status == 429
@@ -66,7 +66,7 @@ def test_a_full_queue_is_429_with_retry_after() -> None:
 
 def test_x_headgate_queue_none_is_refused_rather_than_queued() -> None:
     async def work() -> None:
-        async with routed(never, engine={"seats": 1}) as world:
+        async with routed(never, engine={"slots": 1}) as world:
             inside = [asyncio.create_task(world.stream()) for _ in range(2)]
             await until(lambda: len(world.engines[0].seen) == 2)
             answer = await world.ask(stream=True, headers={"X-Headgate-Queue": "none"})
@@ -80,7 +80,7 @@ def test_x_headgate_queue_none_is_refused_rather_than_queued() -> None:
 
 def test_time_in_the_queue_ends_with_429_and_503_without_engines() -> None:
     async def work() -> None:
-        async with routed(never, engine={"seats": 1}, limits={"queue_ttl": 0.3}) as world:
+        async with routed(never, engine={"slots": 1}, limits={"queue_ttl": 0.3}) as world:
             inside = [asyncio.create_task(world.stream()) for _ in range(2)]
             await until(lambda: len(world.engines[0].seen) == 2)
             assert (await world.stream()).status == 429
@@ -294,7 +294,7 @@ def test_own_answers_say_tries_and_wait_and_are_in_the_access_log(tmp_path: Path
 
     async def work() -> None:
         front = {"access_log": str(log), "body_limit": 100}
-        async with routed(never, engine={"seats": 1}, limits={"queue_ttl": 0.2}, front=front) as world:
+        async with routed(never, engine={"slots": 1}, limits={"queue_ttl": 0.2}, front=front) as world:
             inside = [asyncio.create_task(world.stream()) for _ in range(2)]
             await until(lambda: len(world.engines[0].seen) == 2)
             answers = {

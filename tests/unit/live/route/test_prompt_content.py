@@ -64,7 +64,7 @@ async def hits(router: str) -> float:
     """The share of prompt tokens that four emulated engines found, of conversations sent turn by turn."""
     async with emulated(engines=4, speed=1000.0, slots=32, model="m") as fleet:
         settings = {"name": router, "card": "cal-h200-qwen3-8b"}
-        async with routed(urls=list(fleet), engine={"seats": 32}, router=settings) as world:
+        async with routed(urls=list(fleet), engine={"slots": 32}, router=settings) as world:
             talks = [[{"role": "user", "content": f"{talk} " + "word " * 300}] for talk in range(7)]
             for turn in range(4):
                 for talk in talks:

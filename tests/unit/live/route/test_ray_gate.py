@@ -56,10 +56,10 @@ class Wire:
         return call
 
 
-async def clients(wire, number, seats=TWO):
+async def clients(wire, number, slots=TWO):
     found = [GateClient(wire.config, f"router {each}", wire.connect) for each in range(number)]
     for each in found:
-        each.set_replicas(seats)
+        each.set_replicas(slots)
     await until(lambda: len(wire.gate.clients) == number and all(each._remote for each in found))
     return found
 
@@ -80,7 +80,7 @@ def loads(*routers):
     return found
 
 
-def test_two_routers_together_admit_no_more_than_the_seats():
+def test_two_routers_together_admit_no_more_than_the_slots():
     async def work():
         wire = shared()
         one, two = await clients(wire, 2)
@@ -175,7 +175,7 @@ def test_when_the_shared_gate_dies_each_router_takes_its_share_and_comes_back(mo
         wire.dead = True
         await until(lambda: one.local and two.local)
         assert (one.lost, two.lost) == (1, 1)
-        # each takes 1 of the 2 seats of a replica; what one had above its share stays until it ends
+        # each takes 1 of the 2 slots of a replica; what one had above its share stays until it ends
         assert loads(two) == {"a": 1, "b": 1}
         assert loads(one) == TWO
         for entry in placed:
@@ -249,21 +249,21 @@ def test_the_settings_of_the_youngest_router_hold():
     """An application that is deployed anew finds the gate of its predecessor, with routers of both."""
 
     async def work():
-        wire = shared(seats=2)
+        wire = shared(slots=2)
         old = [GateClient(wire.config, f"old {each}", wire.connect, 1.0) for each in range(2)]
         for each in old:
             each.set_replicas({"a": 9})
         placed = [await old[0].place(ABOUT) for _ in range(2)]
         waiting = asyncio.create_task(old[1].place(ABOUT))
         await until(lambda: wire.gate.books()["queued"]["default"] == 1)
-        new = GateClient(ray_config({"seats": 4}), "new", wire.connect, 2.0)
+        new = GateClient(ray_config({"slots": 4}), "new", wire.connect, 2.0)
         new.set_replicas({"a": 9})
-        await until(lambda: len(wire.gate.clients) == 3 and wire.gate.config.seats == 4)
+        await until(lambda: len(wire.gate.clients) == 3 and wire.gate.config.slots == 4)
         assert (await waiting).replica == "a"  # a third place
         more = [asyncio.create_task(new.place(ABOUT)) for _ in range(2)]
         await until(lambda: wire.gate.books()["queued"]["default"] == 1)
         assert loads_of("a", *old, new) == 4
-        assert wire.gate.config.seats == 4  # those of the old ones, who joined again, do not count
+        assert wire.gate.config.slots == 4  # those of the old ones, who joined again, do not count
         for entry in placed:
             old[0].end(entry)
         await asyncio.gather(*more)
@@ -341,9 +341,9 @@ async def many_lives(seed):
     def lose():
         wire.dead = True
 
-    def replicas(seats):
+    def replicas(slots):
         for each in routers:
-            each.set_replicas(seats)
+            each.set_replicas(slots)
 
     happens = {60: lose, 80: wire.begin, 140: lose, 160: wire.begin}
     happens |= {100: lambda: replicas({"b": 4, "c": 2}), 120: lambda: routers[0].dead("b")}
@@ -406,7 +406,7 @@ def test_what_a_request_shows_of_itself(arguments, expected):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"seat": 3}, "unknown field 'seat'; did you mean 'seats'?"),
+        ({"slot": 3}, "unknown field 'slot'; did you mean 'slots'?"),
         ({"router": {"name": "least-loded"}}, "did you mean 'least-loaded'?"),
         ({"gate": "none"}, "gate"),
         ({"router": {"name": "prefix-aware"}}, "reads prompts"),

@@ -23,7 +23,7 @@ def test_an_engine_that_is_tried_again_has_room_for_one_under_every_router(deep:
 
 
 def test_a_missing_key_is_an_error_before_the_engine_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = EngineAt(url="http://a:8000", seats=4, key_env="HEADGATE_TEST_KEY")
+    spec = EngineAt(url="http://a:8000", slots=4, key_env="HEADGATE_TEST_KEY")
     monkeypatch.delenv("HEADGATE_TEST_KEY", raising=False)
     with pytest.raises(InputError, match="HEADGATE_TEST_KEY is not set"):
         engine_key(spec)
@@ -32,10 +32,10 @@ def test_a_missing_key_is_an_error_before_the_engine_exists(monkeypatch: pytest.
 
 
 def test_a_full_engine_is_up() -> None:
-    upstream = Upstream(0, EngineAt(url="http://a:8000", seats=4))
+    upstream = Upstream(0, EngineAt(url="http://a:8000", slots=4))
     upstream.healthy = True
-    upstream.foreign = 9  # others have taken every seat
-    assert upstream.seats(0.0) == 0
+    upstream.foreign = 9  # others have taken every slot
+    assert upstream.slots(0.0) == 0
     assert upstream.up(0.0)
     upstream.healthy = False
     assert not upstream.up(0.0)

@@ -27,14 +27,14 @@ def test_check_says_what_would_be_done(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text(
         '[router]\nname = "density-deep"\ncard = "linear-h200-qwen3-8b"\n[[classes]]\nname = "chat"\n'
-        '[[engines]]\nurl = "http://a:8000"\nseats = 64\nkv_group = "x"\n'
+        '[[engines]]\nurl = "http://a:8000"\nslots = 64\nkv_group = "x"\n'
     )
     done = command("--config", str(file), "--check", "--port", "1234")
     assert done.returncode == 0, done.stderr
     assert "listen on 127.0.0.1:1234" in done.stdout
     assert "router density-deep, card linear-h200-qwen3-8b (Qwen3-8B on" in done.stdout
-    assert "64 seats an engine; 1 engine:" in done.stdout
-    assert "http://a:8000  64 seats" in done.stdout
+    assert "64 slots an engine; 1 engine:" in done.stdout
+    assert "http://a:8000  64 slots" in done.stdout
     assert "classes: chat, default" in done.stdout
 
 

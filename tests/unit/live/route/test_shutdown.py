@@ -22,8 +22,8 @@ from router_world import PATIENCE, routed, run, until
 def test_requests_in_the_queue_are_refused_after_the_drain_timeout_and_open_no_call() -> None:
     async def work() -> None:
         front = {"drain_timeout": 0.2}
-        async with routed(one_token, engine={"seats": 1}, front=front) as world:
-            running = [asyncio.create_task(world.stream()) for _ in range(2)]  # a seat and its spare
+        async with routed(one_token, engine={"slots": 1}, front=front) as world:
+            running = [asyncio.create_task(world.stream()) for _ in range(2)]  # a slot and its spare
             await until(lambda: len(world.engines[0].seen) == 2)
             queued = [asyncio.create_task(world.stream()) for _ in range(5)]
             await until(lambda: len(world.app.gate.roster.waiting) == 5)
@@ -35,7 +35,7 @@ def test_requests_in_the_queue_are_refused_after_the_drain_timeout_and_open_no_c
             for each in await asyncio.gather(*running):
                 assert each.events[-1]["error"]["code"] == 503
             await world.settled()
-            assert len(world.engines[0].seen) == 2  # their seats came free, and nobody took them
+            assert len(world.engines[0].seen) == 2  # their slots came free, and nobody took them
 
     run(work())
 

@@ -29,17 +29,17 @@ SPEED = 50.0
 
 @asynccontextmanager
 async def split(
-    engines: int = 3, router: str = "split:prefill=1", kv: dict | None = None, seats: int = 32, **options
+    engines: int = 3, router: str = "split:prefill=1", kv: dict | None = None, slots: int = 32, **options
 ):
     given = {"speed": SPEED, "slots": 32, "model": "m", "kv_lease": 300.0 * SPEED, **options}
     async with emulated(engines=engines, **given) as fleet:
         config = {"router": {"name": router}, "kv": {"lease": 300.0, **(kv or {})}}
-        async with routed(urls=list(fleet), engine={"seats": seats}, **config) as world:
+        async with routed(urls=list(fleet), engine={"slots": slots}, **config) as world:
             yield world, fleet
 
 
 def fill(world: World, engine: int, full: bool = True) -> None:
-    """All seats of an engine are taken by others, or free again."""
+    """All slots of an engine are taken by others, or free again."""
     world.app.gate.set_engine(engine, taken=1000 if full else 0)
 
 
@@ -224,7 +224,7 @@ def test_kv_of_a_drained_engine_is_read_first(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Gate, "_sent", noted)
 
     async def work() -> None:
-        async with split(engines=4, router="split:prefill=2", seats=1) as (world, fleet):
+        async with split(engines=4, router="split:prefill=2", slots=1) as (world, fleet):
             gate = world.app.gate
             endless = {"prompt": "x", "max_tokens": 10_000, "ignore_eos": True}
             full = [asyncio.create_task(world.stream(**endless)) for _ in range(4)]
@@ -326,7 +326,7 @@ def test_a_client_that_goes_while_its_decode_is_opened_pins_nothing(
             asked.cancel()
             labels = {"class": "default", "outcome": "client-gone"}
             await until(lambda: world.counted("requests_total", **labels) == 1)
-            assert world.app.gate.roster.replicas[1].decodes == 1  # its seat is held until the call is closed
+            assert world.app.gate.roster.replicas[1].decodes == 1  # its slot is held until the call is closed
             go_on.set()
             await world.settled()
             assert world.counted("kv_consumed_total") == 1

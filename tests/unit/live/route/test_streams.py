@@ -386,8 +386,8 @@ def test_a_hang_up_in_the_queue_never_reaches_an_engine() -> None:
         await asyncio.Event().wait()
 
     async def work() -> None:
-        async with routed(slow, engine={"seats": 1}) as world:
-            first = [asyncio.create_task(world.stream()) for _ in range(2)]  # a seat and its spare
+        async with routed(slow, engine={"slots": 1}) as world:
+            first = [asyncio.create_task(world.stream()) for _ in range(2)]  # a slot and its spare
             await until(lambda: len(world.engines[0].seen) == 2)
             await hang_up(world, 0)
             await until(lambda: not world.app.gate.roster.waiting)

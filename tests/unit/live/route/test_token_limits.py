@@ -122,7 +122,7 @@ def test_hanging_up_in_the_queue_costs_nothing() -> None:
 
     async def work() -> None:
         tokens = {"name": "default", "tokens": 5000}
-        async with routed(never, default=tokens, engine={"seats": 1}) as world:
+        async with routed(never, default=tokens, engine={"slots": 1}) as world:
             level = world.app.token_limits.classes["default"].level
             asked = [asyncio.create_task(world.stream(prompt=[1] * 100)) for _ in range(4)]
             gate = world.app.gate

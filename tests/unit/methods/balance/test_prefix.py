@@ -83,7 +83,7 @@ def test_a_prefill_stalls_no_more_than_can_run_at_once():
     backlog.context = 4000
     assert router._decoding(backlog, 0, 100.0) == 0
     assert router._decoding(backlog, 20, 100.0) == 4  # 200 tokens and half an output each
-    assert router._decoding(backlog, 20_000, 0.0) == 255  # all seats but its own
+    assert router._decoding(backlog, 20_000, 0.0) == 255  # all slots but its own
 
 
 def test_outputs_are_learned_by_class():
@@ -125,7 +125,7 @@ def test_a_request_sent_elsewhere_is_work_there():
 def test_an_engine_that_was_closed_has_lost_its_kv():
     front = Front({0: [(1, 96)], 1: [(1, 96)]})
     front.send(request(0, 96))
-    front.roster.set_room(0, front.roster.seat(0).room._replace(prompts=0, decodes=0, total=0))
+    front.roster.set_room(0, front.roster.member(0).room._replace(prompts=0, decodes=0, total=0))
     front.router.engines_changed(front.roster)
     assert front.router.cached(request(1, 96), [(1, 96)], 0) == 0
 
@@ -158,12 +158,12 @@ class Reported:
 
 def test_llm_d_adds_three_weighted_scores():
     front = Front({n: [(1, 160)] for n in range(9)}, Scored, memory=1000)
-    seats = front.roster.replicas
-    seats[0].inside, seats[1].inside = Reported(4, 250), Reported(0, 1000)
+    slots = front.roster.replicas
+    slots[0].inside, slots[1].inside = Reported(4, 250), Reported(0, 1000)
     assert front.send(request(0, 160)) == 1
     assert front.router.cost(request(1, 160), 1, 144) == -(3 * 0.9 + 2 * 1.0 + 2 * 1.0)
     assert front.router.cost(request(1, 160), 0, 0) == -(3 * 0 + 2 * 0.25 + 2 * 0.0)
-    seats[1].inside = Reported(4, 250)
+    slots[1].inside = Reported(4, 250)
     assert front.send(request(1, 160)) == 1  # queues are equal: both score 1, the prefix decides
     assert front.router.cost(request(1, 32_768), 1, 16_384) == -(3 * 1.0 + 2 * 0.25 + 2 * 1.0)
     with pytest.raises(InputError, match="weights 3, -1 and 2; give 0 or more"):

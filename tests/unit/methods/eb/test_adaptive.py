@@ -36,7 +36,7 @@ def geometric(mean: float, count: int, seed: int = 0):
 
 
 def test_cold_start_is_equation_3_at_the_prior():
-    """A toy set: gamma 0.001953125, theta 0.059981463, 15 of 256 seats."""
+    """A toy set: gamma 0.001953125, theta 0.059981463, 15 of 256 slots."""
     policy = AdaptiveExclusive(256, TOY)
     assert (policy.slots, policy.refill) == (256, 15)
     assert policy.gauges()["share"] == pytest.approx(0.059981463, abs=1e-9)
@@ -59,7 +59,7 @@ def test_nothing_is_planned_before_enough_have_left():
     [
         ({"mode": "stationery"}, "mode of eb-online"),
         ({"gate": "open"}, "gate of eb-online"),
-        ({"seats": "all"}, "seats of eb-online"),
+        ({"slots": "all"}, "slots of eb-online"),
         ({"warm": 0}, "warm=0"),
         ({"review": 0}, "review=0"),
         ({"prior": 1.0}, "prior=1"),
@@ -135,27 +135,27 @@ class Spied(AdaptiveExclusive):
         return plan
 
 
-@pytest.mark.parametrize("seats", ["forecast", "planned", "fixed"])
-def test_thresholds_change_only_when_a_refill_is_complete(seats):
-    policy = Spied(64, TOY, seats=seats, warm=10, review=7, window=50)
+@pytest.mark.parametrize("slot_rule", ["forecast", "planned", "fixed"])
+def test_thresholds_change_only_when_a_refill_is_complete(slot_rule):
+    policy = Spied(64, TOY, slot_rule=slot_rule, warm=10, review=7, window=50)
     outputs = np.concatenate((geometric(20, 500), geometric(200, 500)))
     serve(policy, outputs, kv_tokens=9_000)
     assert len(policy.changes) > 5
     assert all(policy.changes)
 
 
-def test_planned_seats_fit_into_memory():
-    policy = AdaptiveExclusive(64, TOY, seats="planned")
+def test_planned_slots_fit_into_memory():
+    policy = AdaptiveExclusive(64, TOY, slot_rule="planned")
     serve(policy, geometric(100, 2000), kv_tokens=4_000)
     assert 15 <= policy.slots <= 33  # of 20 + 100 tokens and more each
-    fixed = AdaptiveExclusive(64, TOY, seats="fixed")
+    fixed = AdaptiveExclusive(64, TOY, slot_rule="fixed")
     serve(fixed, geometric(100, 2000), kv_tokens=4_000)
     assert fixed.slots == 64
 
 
-def test_forecast_seats_evict_far_less_than_fixed_ones():
-    def evictions(seats: str, gate: str) -> int:
-        log = serve(AdaptiveExclusive(64, TOY, seats=seats, gate=gate), geometric(100, 2000), kv_tokens=4_000)
+def test_forecast_slots_evict_far_less_than_fixed_ones():
+    def evictions(slots: str, gate: str) -> int:
+        log = serve(AdaptiveExclusive(64, TOY, slots=slots, gate=gate), geometric(100, 2000), kv_tokens=4_000)
         return sum(event[0] == "evicted" for event in log.events)
 
     assert evictions("fixed", "fit") > 10 * max(1, evictions("forecast", "forecast"))
@@ -173,7 +173,7 @@ def test_modes_differ_as_their_formulas_say():
     """Gamma(2), mean 256, g = 5: stationary 0.181, the paper's guarded correction far above."""
     shares = {}
     for mode in ("stationary", "paper"):
-        policy = AdaptiveExclusive(128, HEAVY, mode=mode, seats="fixed", window=2000)
+        policy = AdaptiveExclusive(128, HEAVY, mode=mode, slot_rule="fixed", window=2000)
         serve(policy, gamma(4000), slots=128)
         shares[mode] = policy.gauges()["share"]
     assert shares["stationary"] == pytest.approx(0.181, abs=0.02)
@@ -185,12 +185,12 @@ def test_the_papers_mode_fits_completed_outputs_in_full():
     planned = []
 
     class Watched(AdaptiveExclusive):
-        def _planned(self, ages, seats):
-            found = super()._planned(ages, seats)
+        def _planned(self, ages, slots):
+            found = super()._planned(ages, slots)
             planned.append(found.share)
             return found
 
-    serve(Watched(256, HEAVY, mode="paper", seats="fixed", window=200), geometric(300, 5000), slots=256)
+    serve(Watched(256, HEAVY, mode="paper", slot_rule="fixed", window=200), geometric(300, 5000), slots=256)
     theta = base_share(5 / 300)
     assert (
         theta <= np.median(planned[10:]) < 1.6 * theta
@@ -212,7 +212,7 @@ def test_literal_keeps_its_threshold_where_the_paper_has_no_answer():
 
 
 def let_in(gate: str, kv_free: int, prompt: int = 10) -> int:
-    policy = AdaptiveExclusive(128, TOY, gate=gate, seats="fixed")
+    policy = AdaptiveExclusive(128, TOY, gate=gate, slot_rule="fixed")
     view = holding(100, 500, kv_free=kv_free, kv_total=100_000, prompt=prompt)
     plan = policy.plan(view)
     assert check(plan, view) == []
@@ -221,7 +221,7 @@ def let_in(gate: str, kv_free: int, prompt: int = 10) -> int:
 
 @pytest.mark.parametrize(("kv_free", "expected"), [(90_000, 28), (16_384, 28), (16_383, 0), (500, 0)])
 def test_the_papers_gate_asks_for_a_share_of_free_memory(kv_free, expected):
-    """Equation (23): 128 seats x 256 x 0.5 = 16,384 of 100,000 tokens."""
+    """Equation (23): 128 slots x 256 x 0.5 = 16,384 of 100,000 tokens."""
     assert let_in("paper", kv_free) == expected
 
 
@@ -259,7 +259,7 @@ def test_steps_of_a_refill():
 
 
 def test_a_refill_fills_its_last_step_when_that_is_cheaper():
-    """30B on H200: 21 of 256 seats are planned, 13 to 14 are best by simulation, 1.9 % better."""
+    """30B on H200: 21 of 256 slots are planned, 13 to 14 are best by simulation, 1.9 % better."""
     lengths = Lengths(512, 255, 148)
     plan = whole_steps(Threshold(0.08, 21, 256), lengths, 0.718, 8192)
     assert plan.refill in (13, 14)
@@ -272,7 +272,7 @@ def test_a_refill_fills_its_last_step_when_that_is_cheaper():
 
 
 def test_the_policy_fills_whole_steps():
-    words = {"cost": HEAVY, "seats": "fixed"}
+    words = {"cost": HEAVY, "slot_rule": "fixed"}
     policy = AdaptiveExclusive(128, **words)
     serve(policy, geometric(256, 3000), slots=128, prompts=100, batch_tokens=1000)
     assert policy.refill == 9 or policy.refill % 10 in (8, 9)

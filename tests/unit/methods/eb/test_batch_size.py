@@ -154,11 +154,11 @@ def test_switch() -> None:
     assert refill_due(128, 24, 50, 12)
     assert refill_due(128, 24, 0, 1)
     assert not refill_due(128, 24, 0, 0)
-    assert not refill_due(128, 24, 200, 50)  # more decode than there are seats now: nobody enters
+    assert not refill_due(128, 24, 200, 50)  # more decode than there are slots now: nobody enters
 
 
 @given(st.integers(1, 300), st.data(), st.integers(0, 300))
-def test_switch_with_a_long_queue_counts_idle_seats(slots: int, data: st.DataObject, decoding: int) -> None:
+def test_switch_with_a_long_queue_counts_idle_slots(slots: int, data: st.DataObject, decoding: int) -> None:
     refill = data.draw(st.integers(1, slots))
     due = refill_due(slots, refill, decoding, 10**6)
     assert due == (slots - decoding >= refill)

@@ -102,7 +102,7 @@ def test_the_optimum_is_flat() -> None:
         assert (near[0], exact_refill(512, 1 / 256, overhead), near[-1]) == (first, best, last)
 
 
-def test_cost_of_refilling_at_every_seat() -> None:
+def test_cost_of_refilling_at_every_slot() -> None:
     """6.6: the total cost of k = 1 at N = 512, mu_O = 256, in per cent over the best."""
     phases = exact_phases(512, 1 / 256)
     fixed, per_token = 8.921182e-3, 4.586468e-5 * 256 + 2.485255e-5 * 512

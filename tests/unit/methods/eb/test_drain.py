@@ -1,4 +1,4 @@
-"""The end of a burst: the last prompts enter as soon as they have seats, when nothing else comes."""
+"""The end of a burst: the last prompts enter as soon as they have slots, when nothing else comes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_queue_that_drains_costs_no_throughput():
     assert late == pytest.approx(early, rel=0.02)
 
 
-def test_the_last_prompts_enter_when_they_have_seats():
+def test_the_last_prompts_enter_when_they_have_slots():
     requests = Workload.of([8] * 5, [4, 10, 10, 10, 3])
     made = card_engine("h200-qwen3-8b", slots=4, budget=64)
     entered = [
@@ -38,7 +38,7 @@ def test_the_last_prompts_enter_when_they_have_seats():
     assert entered == [(0, [0, 1, 2, 3]), (0, [4])]  # a prefill step decodes nothing
     ends = simulate(made, Exclusive(4, 3), requests).requests["admitted"]
     first_end = simulate(made, Exclusive(4, 3), requests).requests["finished"][0]
-    assert ends[4] == pytest.approx(first_end)  # the seat of the first that left, not of three
+    assert ends[4] == pytest.approx(first_end)  # the slot of the first that left, not of three
 
 
 def test_request_level_still_runs_its_batch_empty():
@@ -49,7 +49,7 @@ def test_request_level_still_runs_its_batch_empty():
 
 
 def test_an_arrival_makes_it_wait_for_more():
-    """The fifth and sixth come one after the other: the fifth waits for idle seats as EB(k) says."""
+    """The fifth and sixth come one after the other: the fifth waits for idle slots as EB(k) says."""
     requests = Workload.of([8] * 6, [4, 40, 40, 40, 3, 3], arrival=[0, 0, 0, 0, 0.001, 0.5])
     made = card_engine("h200-qwen3-8b", slots=4, budget=64)
     run = simulate(made, Exclusive(4, 3), requests).requests

@@ -45,7 +45,7 @@ def test_switch_known_answers(decoding, waiting, expected):
     assert refills(Exclusive(slots=128, refill=24), holding(decoding, waiting)) == expected
 
 
-def test_switch_with_a_long_queue_is_idle_seats_against_k():
+def test_switch_with_a_long_queue_is_idle_slots_against_k():
     for idle in range(0, 129, 4):
         assert (refills(Exclusive(128, 24), holding(128 - idle, MANY)) > 0) == (idle >= 24)
 
@@ -70,7 +70,7 @@ def test_switch_is_the_rule_in_integers(slots, refill):
 
 
 def test_ends_of_the_switch():
-    assert refills(PrefillFirst(64), holding(63, 1)) == 1  # k = 1: one seat, one prompt
+    assert refills(PrefillFirst(64), holding(63, 1)) == 1  # k = 1: one slot, one prompt
     assert refills(PrefillFirst(64), holding(64, 9)) == 0
     assert refills(RequestLevel(64), holding(1, MANY)) == 0  # k = N: not while anybody decodes
     assert refills(RequestLevel(64), holding(0, MANY)) == 64
@@ -82,7 +82,7 @@ def test_an_empty_engine_takes_anybody():
 
 
 def test_a_smaller_engine_than_the_policy_was_made_for():
-    """Seats are the engine's if it has fewer; so is the largest k."""
+    """Slots are the engine's if it has fewer; so is the largest k."""
     assert refills(Exclusive(128, 24), holding(8, MANY, running=32)) == 24
     assert refills(Exclusive(128, 24), holding(9, MANY, running=32)) == 0
     assert refills(Exclusive(128, 64), holding(0, MANY, running=32)) == 32
@@ -164,7 +164,7 @@ def test_under_saturation_a_refill_admits_at_least_k(refill, batch_tokens):
             phase = set()
     assert last
     assert sum(sizes) == len(workload)
-    assert sizes[0] >= 16  # the first fill takes all seats, and more when somebody leaves with one token
+    assert sizes[0] >= 16  # the first fill takes all slots, and more when somebody leaves with one token
     assert min(sizes[:-1]) >= refill
     if refill < 16 and batch_tokens > 48:
         assert min(sizes[:-1]) < 16
@@ -210,9 +210,9 @@ class PlainPrefillFirst(BatchPolicy):
         self.slots = slots
 
     def plan(self, view):
-        seats = min(self.slots, view.limits.running) - len(view.decoding)
+        slots = min(self.slots, view.limits.running) - len(view.decoding)
         room, block, prompts = view.kv_free - len(view.decoding), view.limits.block, []
-        for request in islice(view.waiting.values(), max(0, seats)):
+        for request in islice(view.waiting.values(), max(0, slots)):
             room -= -(-(request.todo + 1) // block) * block
             if room < 0 and (prompts or view.decoding):
                 break
@@ -235,7 +235,7 @@ def test_k_1_is_prefill_first_at_every_load(engine, workload, slots):
 
 
 def chain(slots: int, p: float, refill: int) -> tuple[float, float]:
-    """E[tau], E[K]: decode iterations from a full batch until k seats are idle; how many are idle then."""
+    """E[tau], E[K]: decode iterations from a full batch until k slots are idle; how many are idle then."""
     reach = np.zeros(slots + 1)
     reach[slots] = 1.0  # probability that the number of decodes is ever n
     tau = idle = 0.0

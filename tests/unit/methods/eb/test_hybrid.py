@@ -18,7 +18,7 @@ from headgate.methods.eb.thresholds import base_share
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload
-from worlds import seated
+from worlds import admitted
 
 SLOTS, BUDGET, PROMPT, OUTPUT = 256, 2048, 100, 50
 # A token costs 1.5 times as much in a mixed step, but saves a step's constant: mixing wins at light load.
@@ -75,7 +75,7 @@ def gain(cost: LinearCost, running: int) -> float:
 def state(decoding=0, halves=(), waiting=()) -> Ledger:
     """So many decodes, then half-done prompts and waiting ones by the tokens they still need."""
     ledger = Ledger(Limits(batch_tokens=BUDGET, running=SLOTS), 10**6)
-    return seated(ledger, decoding, halves, waiting)
+    return admitted(ledger, decoding, halves, waiting)
 
 
 def test_it_starts_mixed():

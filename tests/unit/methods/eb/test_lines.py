@@ -36,7 +36,7 @@ def test_stairs_become_the_line_through_their_middle():
     lengths = Lengths(700.0, 200.0)
     found = phase_costs(cost, lengths, 256)
     step = terms.per_column / 128
-    # Between half and all of the seats the stairs go from one column to two, and the floor hides a part.
+    # Between half and all of the slots the stairs go from one column to two, and the floor hides a part.
     assert found.decode_per_request == pytest.approx(step / 2 + 5e-6 + 0.25e-6 * lengths.context, rel=0.35)
     attention = terms.per_square * (700 + 128)
     assert found.prefill_per_token == pytest.approx(step + 5e-6 + attention, rel=0.05)
@@ -46,7 +46,7 @@ def test_stairs_become_the_line_through_their_middle():
     assert found.prefill_fixed + found.prefill_per_token * 5600 == pytest.approx(whole, rel=0.03)
 
 
-def test_one_seat():
+def test_one_slot():
     found = nearest_lines(load_card(ADA).cost, 100.0, 100.0, 1)
     assert found.decode[1] == 0
     assert found.decode[0] == load_card(ADA).cost.seconds(Shape(1, 100))

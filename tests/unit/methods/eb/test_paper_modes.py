@@ -19,26 +19,26 @@ def engine():
 def test_the_modes_of_the_paper_have_one_name(name):
     policy, _ = make_policy(name, {"mode": "paper"}, engine())
     inner = getattr(policy, "exclusive", policy)
-    assert (inner.gate, inner.seats) == ("paper", "planned")
+    assert (inner.gate, inner.slot_rule) == ("paper", "planned")
     if isinstance(policy, ExclusivePlus):
         assert (policy.rule, policy.margin) == ("paper", 1e-5)
     ours, _ = make_policy(name, {}, engine())
     inner = getattr(ours, "exclusive", ours)
-    assert (inner.gate, inner.seats) == ("forecast", "forecast")
+    assert (inner.gate, inner.slot_rule) == ("forecast", "forecast")
 
 
 @pytest.mark.parametrize("name", ["eb-online", "eb+"])
 def test_told_otherwise_it_does_otherwise(name):
-    policy, _ = make_policy(name, {"mode": "paper", "gate": "fit", "seats": "fixed"}, engine())
+    policy, _ = make_policy(name, {"mode": "paper", "gate": "fit", "slot_rule": "fixed"}, engine())
     inner = getattr(policy, "exclusive", policy)
-    assert (inner.gate, inner.seats) == ("fit", "fixed")
+    assert (inner.gate, inner.slot_rule) == ("fit", "fixed")
 
 
 def test_a_negative_margin_favours_exclusive_batches():
     requests = generate(600, seed=0, prompt=Uniform(256), output=Uniform(128), clients=48)
     shares = {}
     for margin in (0.2, -0.2):
-        policy, _ = make_policy("eb+", {"margin": margin, "seats": "fixed"}, engine())
+        policy, _ = make_policy("eb+", {"margin": margin, "slot_rule": "fixed"}, engine())
         run = simulate(engine(), policy, requests)
         shares[margin] = run.plans["gauge.exclusive"].mean()
     assert shares[0.2] == 0

@@ -18,7 +18,7 @@ from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Kind, Workload
 
-PLAN = plan_fluid(instance(1, 1, seats=8))  # class1 brings more per decode token
+PLAN = plan_fluid(instance(1, 1, slots=8))  # class1 brings more per decode token
 
 
 def one(id: int, kind: str = "class0"):
@@ -45,7 +45,7 @@ def test_the_best_class_first_to_the_emptiest_engine():
 
 
 @pytest.mark.parametrize(("spare", "most"), [(0.0, 8), (0.25, 10), (0.01, 9)])
-def test_no_engine_holds_more_than_its_seats_and_the_share(spare, most):
+def test_no_engine_holds_more_than_its_slots_and_the_share(spare, most):
     gate, sent = router(1, spare), 0
     while (routing := gate.route(fleet(1, *((100 + n, "class0") for n in range(50))))).moves:
         gate.moved(one(sent), routing.moves[0], 0.0)

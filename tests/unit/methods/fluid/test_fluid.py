@@ -87,7 +87,7 @@ SOLVED = {
         428.288050,
     ),
     "E1": Known(
-        instance(seats=8),
+        instance(slots=8),
         220.575400,
         (0.005183, 0.194953),
         1.400955,
@@ -96,7 +96,7 @@ SOLVED = {
         (3.670635, 0),
     ),
     "E2": Known(
-        instance(1.2, 1.2, seats=8),
+        instance(1.2, 1.2, slots=8),
         300.535959,
         (0, 0.308371),
         2.158595,
@@ -105,7 +105,7 @@ SOLVED = {
         (12, 4.091159),
     ),
     "E3": Known(
-        instance(1.2, 1.2, seats=8, charging="separate"),
+        instance(1.2, 1.2, slots=8, charging="separate"),
         452.948993,
         (0.046789, 0.467888),
         3.602734,
@@ -197,7 +197,7 @@ SOLVED = {
         (0.342295, 0),
     ),
     "J1": Known(
-        instance(seats=8, solo_speed=10.0),
+        instance(slots=8, solo_speed=10.0),
         102.563247,
         (0.019495, 0.194953),
         1.501139,
@@ -231,7 +231,7 @@ def test_constants_of_the_base_instance():
     pace = instance().pace
     assert pace.mixed_step == pytest.approx(0.033272)
     assert pace.ratio == pytest.approx(1.5122124)
-    omega = [instance(seats=seats).pace.displaced * pace.mixed_step / 256 for seats in (16, 8)]
+    omega = [instance(slots=slots).pace.displaced * pace.mixed_step / 256 for slots in (16, 8)]
     assert omega == pytest.approx([0.035919525, 0.019912887])
     assert instance().values() == pytest.approx([230, 380])
     assert [1 / seconds for seconds in instance().seconds()] == pytest.approx([25.647191, 2.5647191])
@@ -334,7 +334,7 @@ def test_figure_2():
     assert plan_fluid(instance(1.00381, 1.00381, **separate)).revenue == pytest.approx(452.9, rel=1e-4)
     assert plan_fluid(instance(1.2, 1.2)).revenue == pytest.approx(482.8256, rel=1e-6)
     assert plan_fluid(instance(1.2, 1.2, **separate)).revenue == pytest.approx(512.9917, rel=1e-6)
-    plateau = [plan_fluid(instance(rate, rate, seats=8)).revenue for rate in (0.791, 1.0, 3.0)]
+    plateau = [plan_fluid(instance(rate, rate, slots=8)).revenue for rate in (0.791, 1.0, 3.0)]
     assert plateau == pytest.approx([300.535959] * 3)
 
 
@@ -413,7 +413,7 @@ def test_one_class_against_brute_force(flow, pace, prices, charging):
         instance(),
         instance(1, 1, charging="separate", impatience=(0.1, 0.0)),
         instance(0.5, 5, sizes=(CODE, EXTRACT)),
-        instance(seats=8, solo_speed=10.0),
+        instance(slots=8, solo_speed=10.0),
     ],
     ids=["base", "separate", "both bind", "mixed faster"],
 )
@@ -445,11 +445,11 @@ def test_revenue_grows_with_everything_good(given, factor):
     more = tuple(Flow(f.name, f.prompt, f.output, f.rate * factor, f.impatience) for f in flows)
     assert base <= revenue(more, pace, prices) * slack + 1e-7
     faster = EnginePace(
-        pace.seats, pace.chunk, pace.mixed_fixed, pace.mixed_per_token, pace.solo_speed * factor
+        pace.slots, pace.chunk, pace.mixed_fixed, pace.mixed_per_token, pace.solo_speed * factor
     )
     assert base <= revenue(flows, faster, prices) * slack + 1e-7
-    seats = EnginePace(pace.seats + 1, pace.chunk, pace.mixed_fixed, pace.mixed_per_token, pace.solo_speed)
-    assert base <= revenue(flows, seats, prices) * slack + 1e-7
+    slots = EnginePace(pace.slots + 1, pace.chunk, pace.mixed_fixed, pace.mixed_per_token, pace.solo_speed)
+    assert base <= revenue(flows, slots, prices) * slack + 1e-7
     scaled = TokenPrices(prices.prompt * factor, prices.output * factor)
     assert revenue(flows, pace, scaled) == pytest.approx(factor * base, rel=1e-6, abs=1e-7)
     assert base <= revenue(flows, pace, prices, "separate") * slack + 1e-7
@@ -459,8 +459,8 @@ def test_revenue_grows_with_everything_good(given, factor):
 def feasible(plan: FluidPlan) -> None:
     pace, tiny = plan.instance.pace, 1e-6
     assert plan.prefilling <= 1 + tiny
-    assert sum(plan.mixed) <= (pace.seats - 1) * plan.prefilling + tiny
-    assert sum(plan.solo) <= pace.seats * (1 - plan.prefilling) + tiny
+    assert sum(plan.mixed) <= (pace.slots - 1) * plan.prefilling + tiny
+    assert sum(plan.solo) <= pace.slots * (1 - plan.prefilling) + tiny
     rows = (plan.prompts, plan.prefill_loss, plan.served, plan.decode_loss)
     for flow, prompts, lost, served, dropped in zip(plan.instance.flows, *rows, strict=True):
         assert prompts + lost == pytest.approx(flow.rate, abs=1e-6)
@@ -497,7 +497,7 @@ def test_planning_again_is_planning_afresh(several):
         ({"flows": (Flow("a", 10, 10, 1.0), Flow("a", 20, 10, 1.0))}, "given twice"),
         ({"prices": TokenPrices(-0.1, 0.2)}, "price of a prompt token is -0.1"),
         ({"prices": TokenPrices(0.0, 0.0)}, "both prices are 0"),
-        ({"pace": EnginePace(0, 256, 0.1, 0.1, 1.0)}, "0 seats"),
+        ({"pace": EnginePace(0, 256, 0.1, 0.1, 1.0)}, "0 slots"),
         ({"pace": EnginePace(2, 0, 0.1, 0.1, 1.0)}, "chunk of 0"),
         ({"pace": EnginePace(2, 256, -0.1, 0.1, 1.0)}, "mixed_fixed is -0.1"),
         ({"pace": EnginePace(2, 256, 0.0, 0.0, 1.0)}, "takes no time"),

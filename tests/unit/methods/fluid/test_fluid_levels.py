@@ -17,7 +17,7 @@ def near(values):
 
 
 @pytest.mark.parametrize(
-    ("seats", "levels", "objective", "x", "waiting"),
+    ("slots", "levels", "objective", "x", "waiting"),
     [
         (16, Levels(tpot=0.023), 187.500494, (0.019495, 0.074391), (0, 3.092092)),  # I1
         (16, Levels(prefill_fairness=0.10), 231.459325, (0.019495, 0.119495), (0, 1.935281)),  # I2
@@ -28,8 +28,8 @@ def near(values):
     ],
     ids=["I1", "I2", "I3", "I4", "I5", "I6"],
 )
-def test_solved_instances(seats, levels, objective, x, waiting):
-    plan = plan_fluid(instance(seats=seats), levels)
+def test_solved_instances(slots, levels, objective, x, waiting):
+    plan = plan_fluid(instance(slots=slots), levels)
     assert plan.objective == pytest.approx(objective, rel=1e-7)
     assert plan.prefill == near(x)
     assert plan.waiting == near(waiting)
@@ -44,15 +44,15 @@ def test_decode_fairness_fixes_the_split_by_class():
     plan = plan_fluid(instance(), Levels(decode_fairness=1.0))
     assert plan.mixed == near((3.122743, 0))
     assert plan.solo == near((5.400440, 4.400440))
-    eight = plan_fluid(instance(seats=8), Levels(decode_fairness=0.0))
+    eight = plan_fluid(instance(slots=8), Levels(decode_fairness=0.0))
     assert eight.mixed == near((0, 1.317480))
     assert eight.solo == near((3.247154, 3.247154))
 
 
 def test_shadow_prices_of_levels():
     prices = [
-        plan_fluid(instance(seats=seats), levels).shadows.levels
-        for seats, levels in (
+        plan_fluid(instance(slots=slots), levels).shadows.levels
+        for slots, levels in (
             (16, Levels(tpot=0.023)),
             (16, Levels(prefill_fairness=0.1)),
             (16, Levels(decode_fairness=1.0)),
@@ -82,7 +82,7 @@ def test_prices_are_slopes_of_the_frontier(level, value, over):
 
 def test_without_a_queue_before_decode():
     """J2: mixed steps are the faster ones, and forbidding the queue costs 15 % of the revenue."""
-    slow = instance(seats=8, solo_speed=10.0)
+    slow = instance(slots=8, solo_speed=10.0)
     plan = plan_fluid(slow, Levels(decodes_may_wait=False))
     assert plan.revenue == pytest.approx(87.065790, rel=1e-7)
     assert plan.prefill == near((0, 0.089336))
@@ -91,7 +91,7 @@ def test_without_a_queue_before_decode():
 
 
 @pytest.mark.parametrize(
-    ("seats", "level", "points", "slopes"),
+    ("slots", "level", "points", "slopes"),
     [
         (16, "prefill_fairness", (0.0, 0.1), (974.593, 974.593)),
         (16, "prefill_fairness", (0.16, 0.18), (645.824, 0)),
@@ -102,8 +102,8 @@ def test_without_a_queue_before_decode():
         (8, "tpot", (0.0221, 0.023, 0.0241), (6.0e5, 7.3e4, 0)),
     ],
 )
-def test_frontiers(seats, level, points, slopes):
-    found = frontier(instance(seats=seats), level, points)
+def test_frontiers(slots, level, points, slopes):
+    found = frontier(instance(slots=slots), level, points)
     rough = 0.02 if level == "tpot" else 1e-4
     assert [point.slope for point in found] == pytest.approx(slopes, rel=rough, abs=1e-6)
 
@@ -113,10 +113,10 @@ def test_ends_of_frontiers():
         [134.0, 297.703170]
     )
     assert frontier(instance(), "decode_fairness", (0.0,))[0].revenue == pytest.approx(257.3996, rel=1e-6)
-    assert frontier(instance(seats=8), "prefill_fairness", (0.0,))[0].revenue == pytest.approx(
+    assert frontier(instance(slots=8), "prefill_fairness", (0.0,))[0].revenue == pytest.approx(
         92.6327, rel=1e-5
     )
-    assert frontier(instance(seats=8), "decode_fairness", (0.0,))[0].revenue == pytest.approx(
+    assert frontier(instance(slots=8), "decode_fairness", (0.0,))[0].revenue == pytest.approx(
         211.7655, rel=1e-6
     )
     below, just = frontier(instance(), "tpot", (0.022, 0.0220023))
@@ -164,7 +164,7 @@ def test_penalties_equal_caps():
 
 def test_tpot_penalty_when_mixed_steps_are_shorter():
     """Not convex, so searched: no better point on a fine grid of X."""
-    slow, weight = instance(seats=8, solo_speed=20.0), 3000.0
+    slow, weight = instance(slots=8, solo_speed=20.0), 3000.0
     levels = Levels(tpot_penalty=weight, decodes_may_wait=True)
     assert slow.pace.ratio < 1
     found = plan_fluid(slow, levels).objective
@@ -197,7 +197,7 @@ def test_tangents():
         (Levels(tpot_penalty=float("nan")), "tpot penalty is nan"),
         (Levels(served={"nobody": 0.5}), "unknown class 'nobody'"),
         (Levels(served={"class0": 1.5}), "share served is 1.5"),
-        (Levels(tpot_over="seats"), "unknown average for TPOT 'seats'"),
+        (Levels(tpot_over="slots"), "unknown average for TPOT 'slots'"),
         (Levels(prefilling=1.5), "share of engines that prefill is 1.5"),
     ],
 )
@@ -215,10 +215,10 @@ def test_the_nearest_value_can_be_kept():
 
 
 @pytest.mark.parametrize(
-    ("parameter", "known", "seats"),
+    ("parameter", "known", "slots"),
     [
         (
-            "seats",
+            "slots",
             {1: 41.346, 2: 81.520, 4: 158.548, 8: 220.575, 12: 259.231, 16: 297.703, 17: 305.0, 32: 305.0},
             16,
         ),
@@ -227,24 +227,24 @@ def test_the_nearest_value_can_be_kept():
         ("solo_speed", {0.1: 43.458, 10: 102.563, 30: 197.863, 45.45: 220.575, 50: 227.223}, 8),
     ],
 )
-def test_sensitivity(parameter, known, seats):
-    found = sensitivity(instance(seats=seats), parameter, known)
+def test_sensitivity(parameter, known, slots):
+    found = sensitivity(instance(slots=slots), parameter, known)
     assert [point.revenue for point in found] == pytest.approx(list(known.values()), rel=2e-5)
 
 
 def test_tpot_along_the_sweeps():
     known = {1e-5: 0.02178, 2e-4: 0.03947, 6e-4: 0.12142, 1e-3: 0.21362}
-    found = sensitivity(instance(seats=8), "mixed_per_token", known)
+    found = sensitivity(instance(slots=8), "mixed_per_token", known)
     assert [point.plan.tpot for point in found if point.plan] == pytest.approx(list(known.values()), rel=5e-4)
-    slow = sensitivity(instance(seats=8), "solo_speed", (0.1,))[0].plan
+    slow = sensitivity(instance(slots=8), "solo_speed", (0.1,))[0].plan
     assert slow is not None and slow.tpot == pytest.approx(8.078, rel=1e-4)
 
 
 def test_prices():
     known = {(0.3, 0.3): 561.845, (0.3, 0.05): 478.611, (0.05, 0.3): 176.875, (0.05, 0.05): 93.641}
     for prices, revenue in known.items():
-        assert plan_fluid(instance(seats=8, prices=prices)).revenue == pytest.approx(revenue, rel=1e-5)
-    swept = sensitivity(instance(seats=8, prices=(0.3, 0.3)), "output_price", (0.05, 0.3))
+        assert plan_fluid(instance(slots=8, prices=prices)).revenue == pytest.approx(revenue, rel=1e-5)
+    swept = sensitivity(instance(slots=8, prices=(0.3, 0.3)), "output_price", (0.05, 0.3))
     assert [point.revenue for point in swept] == pytest.approx([478.611, 561.845], rel=1e-5)
 
 
@@ -253,8 +253,8 @@ def test_elasticities():
     both = [elasticity(base, f"{name}_price") for name in ("prompt", "output")]
     assert sum(both) == pytest.approx(1, abs=1e-4)  # homogeneous of degree 1
     assert elasticity(base, "solo_speed") > 0 > elasticity(base, "mixed_per_token")
-    assert elasticity(base, "seats") > 0
-    assert elasticity(instance(0.1, 0.1), "seats") == pytest.approx(0, abs=1e-9)
+    assert elasticity(base, "slots") > 0
+    assert elasticity(instance(0.1, 0.1), "slots") == pytest.approx(0, abs=1e-9)
     with pytest.raises(InputError, match="unknown parameter"):
         sensitivity(base, "colour", (1.0,))
     with pytest.raises(InputError, match="unknown service level"):

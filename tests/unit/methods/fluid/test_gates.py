@@ -40,15 +40,15 @@ def fleet(running=(0, 0), waiting=(1, 1), handoff=0, free=100, now=0.0):
         prefilling={f"class{place}": count for place, count in enumerate(running)},
         handoff={1000 + place: None for place in range(handoff)},
         places=defaultdict(lambda: SimpleNamespace(replica=0)),
-        free_seats=free,
+        free_slots=free,
         idle={MIXED: [0], "any": [0]},
         open={SOLO: [1], MIXED: [0], "any": [0]},
         replicas=[engine(0, MIXED), engine(1, SOLO)],
     )
 
 
-def engine(id: int, role: str, seats: int = 4):
-    return SimpleNamespace(id=id, role=role, seats=seats, room=Room(1, seats, seats))
+def engine(id: int, role: str, slots: int = 4):
+    return SimpleNamespace(id=id, role=role, slots=slots, room=Room(1, slots, slots))
 
 
 def one(id: int, kind: str = "class0"):
@@ -111,7 +111,7 @@ def test_closed_classes_wait_or_are_turned_away():
     assert Occupancy(BASE, 10).refuse(stranger) == (4,)
 
 
-def test_spilling_lets_a_closed_class_in_when_seats_are_plenty():
+def test_spilling_lets_a_closed_class_in_when_slots_are_plenty():
     gate = Occupancy(plan_fluid(instance(2, 2)), 10, spill=True)
     assert gate.choose(fleet((0, 2), (5, 0), free=3)) == "class0"
     assert gate.choose(fleet((0, 2), (5, 0), free=2)) is None
@@ -184,7 +184,7 @@ def test_roles():
     assert make_router("fg-sp", nothing, 3, draws(0)).roles(3) == (MIXED, SOLO, SOLO)
 
 
-def test_solo_seats_first():
+def test_solo_slots_first():
     router = SoloFirst(draws(0))
     assert router.next(fleet(handoff=2)) == (1000, 1, Stage.DECODE)
     full = fleet(handoff=2)
@@ -203,7 +203,7 @@ def test_decodes_stay_where_their_kv_is_if_they_can(make):
     here.places[1000].replica = 3
     router = make(lambda: pytest.fail("nothing to draw"))
     assert router.next(here) == (1000, 3, Stage.DECODE)
-    here.replicas[3].seats = 0
+    here.replicas[3].slots = 0
     here.open[role].remove(3)
     assert make(lambda: 0.99).next(here) == (1000, 4, Stage.DECODE)
 

@@ -17,9 +17,9 @@ FLOWS = st.lists(
 
 
 @given(FLOWS, st.integers(2, 40), st.floats(0.9, 6.0), st.floats(0, 1), st.floats(0.01, 1))
-def test_agrees_with_the_linear_program(sizes, seats, ratio, prompt, output):
+def test_agrees_with_the_linear_program(sizes, slots, ratio, prompt, output):
     flows = tuple(Flow(str(place), *size, impatience=0.1) for place, size in enumerate(sizes))
-    pace = EnginePace(seats, 256, 0.0174, 6.2e-5, ratio / 0.033272)
+    pace = EnginePace(slots, 256, 0.0174, 6.2e-5, ratio / 0.033272)
     given = Instance(flows, pace, TokenPrices(prompt, output))
     if not pace.keeps_up:
         return
@@ -29,10 +29,10 @@ def test_agrees_with_the_linear_program(sizes, seats, ratio, prompt, output):
         assert -1e-12 <= served <= flow.rate * (1 + 1e-12)
     decode = sum(r * pace.decode_weight(flow) for r, flow in zip(found.served, flows, strict=True))
     prefill = sum(r * pace.prefill_seconds(flow) for r, flow in zip(found.served, flows, strict=True))
-    assert decode <= seats * pace.solo_speed * (1 + 1e-9)
+    assert decode <= slots * pace.solo_speed * (1 + 1e-9)
     assert prefill <= 1 + 1e-9
     # Strong duality: the prices pay for the capacities, and the arrivals for the rest.
-    worth = found.decode_price * seats * pace.solo_speed + found.prefill_price
+    worth = found.decode_price * slots * pace.solo_speed + found.prefill_price
     for flow in flows:
         taken = found.decode_price * pace.decode_weight(flow) + found.prefill_price * pace.prefill_seconds(
             flow
@@ -54,7 +54,7 @@ def test_known_prices():
 
 def test_refuses_where_the_form_does_not_hold():
     with pytest.raises(InputError, match="the knapsack form does not hold"):
-        knapsack(instance(seats=8, solo_speed=10.0))
+        knapsack(instance(slots=8, solo_speed=10.0))
 
 
 def test_mixed_engines():

@@ -81,10 +81,10 @@ def test_roles_move_one_engine_per_look():
     shift = SHIFTS["mix"]
     router = Online(plan_fluid(shift.before), 20, draws(0))
     network = Network(shift.before, 20, router, Shifting(shift.before, shift.after, 50.0, 20, 0))
-    before, changes = [seat.role for seat in network.fleet.replicas], []
+    before, changes = [slot.role for slot in network.fleet.replicas], []
     for look in range(40):
         network.run(EVERY * (look + 1))
-        after = [seat.role for seat in network.fleet.replicas]
+        after = [slot.role for slot in network.fleet.replicas]
         changes.append(sum(a != b for a, b in zip(before, after, strict=True)))
         before = after
     assert max(changes) <= 2  # a stretch of ten seconds may hold two looks at most

@@ -24,7 +24,7 @@ def random_instance(seed: int) -> tuple[Instance, float]:
     found = instance(*rates.tolist(), sizes=sizes, impatience=impatience, prices=prices, charging=charging)
     busy = sum(rate * seconds for rate, seconds in zip(rates, found.seconds(), strict=True))
     tokens = sum(rate * size[1] for rate, size in zip(rates, sizes, strict=True))
-    return found, max(busy, tokens / (found.pace.seats / found.pace.mixed_step))
+    return found, max(busy, tokens / (found.pace.slots / found.pace.mixed_step))
 
 
 def test_classes_served_in_full_are_not_throttled():

@@ -24,9 +24,9 @@ def test_it_never_takes_more_than_there_is():
     plan = plan_fluid(two_classes(0.9))
     path = fluid_path(plan, 60.0, step=0.02)
     pace = plan.instance.pace
-    seats = pace.seats * (1 - sum(plan.prefill)) + (pace.seats - 1) * sum(plan.prefill)
+    slots = pace.slots * (1 - sum(plan.prefill)) + (pace.slots - 1) * sum(plan.prefill)
     assert (path.prefilling <= np.array(plan.prefill) + 1e-9).all()
-    assert (path.decoding.sum(axis=1) <= seats + 1e-9).all()
+    assert (path.decoding.sum(axis=1) <= slots + 1e-9).all()
     assert (np.diff(path.decoding.sum(axis=1)[:500]) > 0).all()  # it fills from nothing
     assert path.mean("decoding", 0.0, 1.0).sum() < path.mean("decoding", 30.0, 31.0).sum()
 

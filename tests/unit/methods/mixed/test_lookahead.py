@@ -15,14 +15,14 @@ from headgate.methods.mixed.lookahead import LookAhead
 from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
-from worlds import Line, engines, run, seated, workloads
+from worlds import Line, admitted, engines, run, workloads
 
 
 def world(kv: int, waiting=(), decoding=0, running=64, block=1) -> Ledger:
     """So many decodes of prompt 10 with one token each, and prompts of so many tokens that wait."""
     ledger = Ledger(Limits(batch_tokens=1000, running=running, block=block), kv)
     ledger.kv_free = kv - 10 * decoding
-    return seated(ledger, decoding, waiting=waiting)
+    return admitted(ledger, decoding, waiting=waiting)
 
 
 def test_a_prompt_enters_if_all_will_fit_to_their_ends():
@@ -95,7 +95,7 @@ def test_a_budget_above_the_engines_own_changes_nothing(kv, tokens, prompts, out
 
 @given(engine=engines(), workload=workloads(), data=st.data())
 def test_nobody_is_evicted_when_predictions_hold(engine, workload, data):
-    """Whatever the prompts, seats and blocks; a guess may be too long, never too short."""
+    """Whatever the prompts, slots and blocks; a guess may be too long, never too short."""
     more = data.draw(st.sampled_from([0, 0, 3]), label="too long by")
     workload = Workload.of(
         workload.prompt,

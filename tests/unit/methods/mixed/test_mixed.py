@@ -15,14 +15,14 @@ from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload
-from worlds import Line, batches, engines, run, seated, workloads
+from worlds import Line, admitted, batches, engines, run, workloads
 
 
 def state(decoding=0, halves=(), waiting=(), running=64, kv_free=10**6, block=1, width=1) -> Ledger:
     """So many decodes, then half-done prompts and waiting ones by the tokens they still need."""
     ledger = Ledger(Limits(batch_tokens=10**6, running=running, block=block, decode_width=width), 10**6)
     ledger.kv_free = kv_free
-    return seated(ledger, decoding, halves, waiting)
+    return admitted(ledger, decoding, halves, waiting)
 
 
 def planned(policy: Mixed, view: Ledger) -> Plan:
@@ -37,7 +37,7 @@ def test_prompts_in_order_until_the_budget_is_full():
     assert planned(Mixed(64, 101), state(decoding=10, waiting=[30] * 4)).prefill == (10, 11, 12, 13)
 
 
-def test_half_done_prompts_first_and_without_a_new_seat():
+def test_half_done_prompts_first_and_without_a_new_slot():
     view = state(decoding=2, halves=[20], waiting=[10, 10], running=4)
     assert planned(Mixed(slots=4, budget=100), view).prefill == (2, 3)
     assert planned(Mixed(slots=3, budget=100), view).prefill == (2,)
@@ -49,7 +49,7 @@ def test_half_done_prompts_first_and_without_a_new_seat():
     assert planned(Mixed(slots=5, budget=33), two).prefill == (2, 3, 4)
 
 
-def test_seats_of_policy_and_engine():
+def test_slots_of_policy_and_engine():
     for slots, running, prompts in ((64, 64, 5), (12, 64, 2), (64, 11, 1), (10, 64, 0), (64, 10, 0)):
         view = state(decoding=10, waiting=[3] * 5, running=running)
         assert len(planned(Mixed(slots, 100), view).prefill) == prompts
@@ -123,8 +123,8 @@ def test_every_step_is_decode_maximal_and_work_conserving(engine, workload, data
             assert tokens == budget, "a prompt was cut although there was budget left"
         elif tokens < budget and ledger.waiting:
             head = next(iter(ledger.waiting.values()))
-            seats = min(slots, engine.running) - len(ledger.decoding) - len(ledger.prefilling)
-            assert seats <= 0 or replica.blocks.of(head.todo) > replica.blocks.free, "the head could have run"
+            free = min(slots, engine.running) - len(ledger.decoding) - len(ledger.prefilling)
+            assert free <= 0 or replica.blocks.of(head.todo) > replica.blocks.free, "the head could have run"
         return ran
 
     replica.advance = watched
@@ -133,15 +133,15 @@ def test_every_step_is_decode_maximal_and_work_conserving(engine, workload, data
 
 @pytest.mark.parametrize("budget", [16, 40, 64])
 def test_budget_is_filled_exactly_while_prompts_are_left(budget):
-    """Long prompts, many seats, all there from the start: every step but the last with prompts is full."""
+    """Long prompts, many slots, all there from the start: every step but the last with prompts is full."""
     rng = np.random.default_rng(1)
     workload = Workload.of(rng.integers(30, 200, 40), rng.integers(1, 30, 40))
     engine = Engine(Line(), 10**6, 10**6, batch_tokens=64, running=16, block=16)
     ran = batches(engine, Mixed(slots=16, budget=budget), workload)
     last = max(number for number, batch in enumerate(ran) if batch.chunks)
     tokens = [len(batch.decodes) + sum(n for _, _, n in batch.chunks) for batch in ran]
-    seats_full = [len(batch.decodes) + len(batch.chunks) >= 16 for batch in ran]
-    assert all(t == budget or full for t, full in zip(tokens[:last], seats_full[:last], strict=True))
+    slots_full = [len(batch.decodes) + len(batch.chunks) >= 16 for batch in ran]
+    assert all(t == budget or full for t, full in zip(tokens[:last], slots_full[:last], strict=True))
     assert tokens.count(budget) > 30
     log = run(engine, Mixed(slots=16, budget=budget), workload)
     assert sum(step[3] for step in log.steps) == int(workload.prompt.sum())

@@ -12,14 +12,14 @@ from headgate.core.plan import ALL, EACH_STEP, Plan, Until, check
 from headgate.core.view import Limits
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.mixed.sarathi import Sarathi, ShortestFirst
-from worlds import batches, engines, run, seated, workloads
+from worlds import admitted, batches, engines, run, workloads
 
 
 def state(policy: Sarathi, decoding=0, halves=(), waiting=(), running=64, kv_free=10**6, total=10**6):
     """So many decodes, half-done prompts and waiting ones; the policy has heard of them."""
     ledger = Ledger(Limits(batch_tokens=10**6, running=running), total)
     ledger.kv_free = kv_free
-    seated(ledger, decoding, halves, waiting)
+    admitted(ledger, decoding, halves, waiting)
     policy.adopt(ledger)
     return ledger
 

@@ -14,7 +14,7 @@ from headgate.core.view import Limits
 from headgate.methods.rad import Rad, TwoPhaseRad
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
-from worlds import Batch, Line, batches, engines, run, seated, workloads
+from worlds import Batch, Line, admitted, batches, engines, run, workloads
 
 ALONE = Until(prefills=1)
 
@@ -22,7 +22,7 @@ ALONE = Until(prefills=1)
 def planned(policy: Rad, decoding=0, halves=(), waiting=(), running=64, kv_free=10**6, total=10**6) -> Plan:
     ledger = Ledger(Limits(batch_tokens=10**6, running=running), total)
     ledger.kv_free = kv_free
-    seated(ledger, decoding, halves, waiting)
+    admitted(ledger, decoding, halves, waiting)
     policy.adopt(ledger)
     plan = policy.plan(ledger)
     assert check(plan, ledger) == []
@@ -42,12 +42,12 @@ def test_a_prompt_that_has_begun_is_finished_first():
     )
 
 
-@pytest.mark.parametrize(("slots", "seats"), [(4, 4), (11, 8), (3, 3), (8, 8), (128, 128)])
-def test_seats_are_whole_tiles(slots, seats):
-    assert Rad(slots, tile=4, chunk=4).seats == seats
+@pytest.mark.parametrize(("slots", "whole"), [(4, 4), (11, 8), (3, 3), (8, 8), (128, 128)])
+def test_slots_are_whole_tiles(slots, whole):
+    assert Rad(slots, tile=4, chunk=4).slots == whole
 
 
-def test_an_engine_with_fewer_seats_than_tiles():
+def test_an_engine_with_fewer_slots_than_tiles():
     assert planned(Rad(8, 4, 4), decoding=5, waiting=[9], running=5) == Plan(ALL, until=Until(finishes=1))
 
 
@@ -94,7 +94,7 @@ def test_prompts_run_alone_and_whole_and_decodes_fit_their_tiles(engine, workloa
     under_way = None
     for batch in batches(engine, policy, workload):
         assert not (batch.decodes and batch.chunks)
-        assert len(batch.decodes) <= policy.seats
+        assert len(batch.decodes) <= policy.slots
         assert len(batch.chunks) <= 1
         if under_way in batch.evicted:
             under_way = None
@@ -122,7 +122,7 @@ def ended(batch: Batch, workload: Workload) -> bool:
         ({"tile": 0}, "tile=0"),
         ({"chunk": 6}, "rad: chunk=6 is not a multiple of tile=4; choose whole tiles"),
         ({"chunk": 0}, "chunk=0"),
-        ({"cycle": 7}, "rad: cycle=7 is below the 8 seats; raise it or drop it"),
+        ({"cycle": 7}, "rad: cycle=7 is below the 8 slots; raise it or drop it"),
         ({"output": 0.0}, "rad: output=0.0 tokens; it must be above 0"),
     ],
 )
@@ -135,7 +135,7 @@ def test_impossible_parameters(made, words, message):
 
 
 def wave(hold: bool, **columns) -> list[Batch]:
-    """Six prompts at once on four seats, 40 tokens a step."""
+    """Six prompts at once on four slots, 40 tokens a step."""
     engine = Engine(Line(), 10**6, 10**6, 40, 6, 16)
     workload = Workload.of([30, 8, 1, 45, 20, 12], [4, 6, 3, 2, 5, 3], **columns)
     return batches(engine, TwoPhaseRad(4, 4, 40, hold_first_token=hold), workload)
@@ -165,7 +165,7 @@ def test_without_holding_the_first_token_comes_with_the_prompt():
 
 
 def test_held_tokens_are_made_when_their_requests_begin_to_decode():
-    """All prompts but their last tokens; then four of those, then decodes and whoever takes a free seat."""
+    """All prompts but their last tokens; then four of those, then decodes and whoever takes a free slot."""
     found = wave(True)
     prefill = [batch.chunks for batch in found[:7]]
     assert prefill == [

@@ -102,8 +102,8 @@ def test_offset_doubles_at_96_percent_of_the_pages(used, critical):
 
 
 @pytest.mark.parametrize(("share", "critical"), [(0.76, False), (0.75, True)])
-def test_seats_crowd_too(share, critical):
-    """Three of four seats are taken."""
+def test_slots_crowd_too(share, critical):
+    """Three of four slots are taken."""
     policy = seen(paper(slots=4, crowded=share, relaxed=share), 0.05)
     plan = planned(policy, state([(1.0, FREE)] * 3, now=1.0))
     assert plan.decode == (ALL if critical else frozenset())
@@ -160,7 +160,7 @@ def test_everybody_decodes_while_no_prompt_can_run():
     decodes = [(1.0, FREE)] * 4
     assert planned(paper(), state(decodes, waiting=0, now=1.0)) == Plan(ALL, until=Until(arrivals=1))
     full = planned(paper(slots=4), state(decodes, now=1.0))
-    assert full == Plan(ALL, until=Until(finishes=1)), "an arrival brings no seat"
+    assert full == Plan(ALL, until=Until(finishes=1)), "an arrival brings no slot"
     crowded = planned(paper(), state(decodes, now=1.0, used=PAGES - 1))
     assert crowded == Plan(ALL, until=Until(finishes=1, arrivals=1)), "it may bring a shorter prompt"
     by_arrival = planned(paper(order="arrival"), state(decodes, now=1.0, used=PAGES - 1))

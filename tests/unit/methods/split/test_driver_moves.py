@@ -62,8 +62,8 @@ def test_an_engine_that_was_alone_is_given_its_role_back_however_late():
     roster = Roster(router.roles(3), endless, ("",))
 
     def change(*up: int) -> None:
-        for seat in roster.replicas:
-            roster.set_room(seat.id, endless(seat.role) if seat.id in up else CLOSED)
+        for slot in roster.replicas:
+            roster.set_room(slot.id, endless(slot.role) if slot.id in up else CLOSED)
         router.engines_changed(roster)
 
     change(1)

@@ -95,9 +95,9 @@ def test_capacity_lemma():
     lines = lines_of(CARD, LOW, KV)
     assert most_rate(lines, LOW, KV) * offered(LOW) == pytest.approx(2_631_578.95, abs=0.01)
     assert seconds(lines, [kind(1, 1, 0)], [KV]) == pytest.approx(0.038)
-    # With seats instead of memory: 512 requests of the low mix.
-    seats = most_rate(lines, LOW, KV, seats=512)
-    assert seats == pytest.approx(16 / 1000 / seconds(lines, LOW, (16, 16)))
+    # With slots instead of memory: 512 requests of the low mix.
+    slots = most_rate(lines, LOW, KV, slots=512)
+    assert slots == pytest.approx(16 / 1000 / seconds(lines, LOW, (16, 16)))
 
 
 def test_high_demand_is_unstable_and_says_so():
@@ -190,19 +190,19 @@ def test_the_nearest_thresholds_do(sizes, load):
         assert check_thresholds(lines, parts, proposed, KV) == []
 
 
-@pytest.mark.parametrize(("kv", "seats"), [(4000, 1e9), (KV, 100), (KV, 1e9), (700, 20), (6900, 1e9)])
-def test_the_load_that_is_proposed_can_be_carried(kv, seats):
-    """Every way of having too much: memory, seats, both; one request of each type is to be left free."""
+@pytest.mark.parametrize(("kv", "slots"), [(4000, 1e9), (KV, 100), (KV, 1e9), (700, 20), (6900, 1e9)])
+def test_the_load_that_is_proposed_can_be_carried(kv, slots):
+    """Every way of having too much: memory, slots, both; one request of each type is to be left free."""
     heavy = [part._replace(rate=part.rate * 10) for part in LOW]
     lines, spare = lines_of(CARD, LOW, KV), sum(part.peak for part in LOW)
     with pytest.raises(InputError) as caught:
-        pace_within(lines, heavy, kv, seats, spare)
+        pace_within(lines, heavy, kv, slots, spare)
     share = float(str(caught.value).split("serve at most ")[1].split(" of ")[0]) / 20_000
     fits = [part._replace(rate=part.rate * share) for part in heavy]
-    pace = pace_within(lines, fits, kv, seats, spare)
+    pace = pace_within(lines, fits, kv, slots, spare)
     assert along_the_ray(lines, fits, pace.shortest).kv + spare <= kv * (1 + 1e-6)
     with pytest.raises(InputError):
-        pace_within(lines, [part._replace(rate=part.rate * 1.01) for part in fits], kv, seats, spare)
+        pace_within(lines, [part._replace(rate=part.rate * 1.01) for part in fits], kv, slots, spare)
 
 
 def test_memory_that_is_proposed_is_enough():
@@ -286,7 +286,7 @@ def test_what_a_card_carries_does_not_depend_on_what_is_asked(card):
     for times in (1e-3, 1.0, 1e3):
         parts = [kind(8 * times, 400, 200), kind(4 * times, 900, 100)]
         lines = lines_of(cost, parts, 500_000)
-        found.append(times * most_rate(lines, parts, 500_000, seats=256))
+        found.append(times * most_rate(lines, parts, 500_000, slots=256))
         if times < 1:
             idle = cost.seconds(Shape(1, parts[0].work // 200))
             assert keeping_up(lines, parts).shortest == pytest.approx(idle, rel=0.1)

@@ -53,8 +53,8 @@ def test_the_pace_to_run_at():
     heavy = [part._replace(rate=part.rate * 10) for part in parts]
     full = running_pace(CARD, heavy, KV, 10**6)
     assert full == pytest.approx((KV - sum(part.peak for part in parts)) / offered(heavy))
-    seats = running_pace(CARD, heavy, KV, 64)
-    assert seats == pytest.approx(64 / sum(part.rate * part.stages for part in heavy))
+    slots = running_pace(CARD, heavy, KV, 64)
+    assert slots == pytest.approx(64 / sum(part.rate * part.stages for part in heavy))
     assert running_pace(CARD, parts, 500, 4096) is None
     free = running_pace(CARD, parts, KV, 4096, pausing=False)
     assert free == pytest.approx((KV - sum(part.peak for part in parts)) / offered(parts))

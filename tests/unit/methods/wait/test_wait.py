@@ -18,7 +18,7 @@ from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Kind, Workload
 from headgate_papers.kv_linear import kv_linear
-from worlds import Batch, Log, batches, run, seated
+from worlds import Batch, Log, admitted, batches, run
 
 FOR_EVER = {"max_pause": 1e9, "max_wait": 1e9}
 CLASSES = "SGGSGSGSSGGSSGSGSS"
@@ -226,7 +226,7 @@ def test_early_ends_shrink_the_cohort():
 def test_a_lowered_threshold_drains():
     """All residents of a type move; with the printed min a surplus would stay for ever."""
     track = Track("", sizes=(3,))
-    ledger = seated(Ledger(Limits(100, 100), 10**6), decoding=5, waiting=[5] * 4)
+    ledger = admitted(Ledger(Limits(100, 100), 10**6), decoding=5, waiting=[5] * 4)
     for request in ledger.decoding.values():
         track.resident[request.id] = request
     for request in ledger.waiting.values():
@@ -243,7 +243,7 @@ def test_a_lowered_threshold_drains():
 
 def lonely(policy, decoding=0, waiting=(5,), now=0.0):
     """A policy that has taken over an engine with these requests."""
-    ledger = seated(Ledger(Limits(100, 100), 1000), decoding=decoding, waiting=waiting)
+    ledger = admitted(Ledger(Limits(100, 100), 1000), decoding=decoding, waiting=waiting)
     ledger.now = now
     policy.adopt(ledger)
     return ledger
@@ -303,7 +303,7 @@ def test_thresholds_far_beyond_memory(name, block):
 def test_the_youngest_goes_when_nobody_fits():
     cost = kv_linear(0.01, 1e-5)
     policy = Wait(100, cost, "1", max_pause=0.0)
-    ledger = seated(Ledger(Limits(100, 100), 30), decoding=3)
+    ledger = admitted(Ledger(Limits(100, 100), 30), decoding=3)
     ledger.kv_free = 0
     policy.adopt(ledger)
     plan = policy.plan(ledger)

@@ -17,7 +17,7 @@ from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Kind, Workload
 from headgate_papers.kv_linear import kv_linear
-from worlds import batches, run, seated
+from worlds import admitted, batches, run
 
 COST = kv_linear(0.01, 1e-6)
 WAYS = {
@@ -90,7 +90,7 @@ def test_with_little_memory_only_memory_makes_anybody_stand(way):
 
 def test_without_pause_nobody_waits_for_a_cohort():
     policy = Wait(64, COST, "3", max_pause=0.0, max_wait=9.0)
-    ledger = seated(Ledger(Limits(100, 100), 1000), waiting=[5])
+    ledger = admitted(Ledger(Limits(100, 100), 1000), waiting=[5])
     policy.adopt(ledger)
     assert policy.plan(ledger).prefill == (0,)
     literal = Wait(64, COST, "3", max_pause=0.0, literal=True)

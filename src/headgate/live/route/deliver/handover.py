@@ -44,7 +44,7 @@ class Splitter:
     ) -> KvParams | None:
         """The prompt's KV parameters, None where the engine gave none.
 
-        When the client hangs up the call is left to end, so that the KV it pins can be released; the seat is
+        When the client hangs up the call is left to end, so that the KV it pins can be released; the slot is
         held until then.
         """
         task = asyncio.create_task(self._prefill(job, upstream))
@@ -74,7 +74,7 @@ class Splitter:
         """Send the decode and wait for its first token.
 
         When the client hangs up before it, the call is left to go on until then: only an engine that has read
-        the KV tells its owner so, and parameters that were sent cannot be released by another call. The seat
+        the KV tells its owner so, and parameters that were sent cannot be released by another call. The slot
         is held meanwhile. A decode that could not be sent releases its KV.
         """
         body = self.decode_body(job, params, call.upstream)

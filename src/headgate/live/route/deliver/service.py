@@ -330,7 +330,7 @@ async def deliver(
 
 
 async def write_out(job: RoutedRequest, response: web.StreamResponse, stall: float) -> None:
-    """Write a whole answer, which no longer holds a seat; a client that does not read it is cut."""
+    """Write a whole answer, which no longer holds a slot; a client that does not read it is cut."""
     progress = Progress(stall, stall, lambda: abort(job.request), lambda: abort(job.request))
     progress.writing = True
     try:

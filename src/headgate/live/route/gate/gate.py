@@ -15,8 +15,7 @@ from headgate.core.request import Slo
 from headgate.core.roster import Roster
 from headgate.live.route.config import ClassLimits
 from headgate.live.route.gate.guard import GuardedRouter
-from headgate.live.route.gate.queue import NO_SLO, EngineState, Lapsed, Refused, Ticket, TicketState
-from headgate.live.route.request import Content
+from headgate.live.route.gate.queue import NO_SLO, Content, EngineState, Lapsed, Refused, Ticket, TicketState
 
 __all__ = ["ClassLimits", "EngineState", "Gate", "Lapsed", "Refused", "Ticket", "TicketState"]
 
@@ -153,7 +152,7 @@ class Gate(GuardedRouter):
         self._settle_soon()
 
     def end(self, ticket: Ticket, how: End, tokens: int = 0) -> None:
-        """It is gone, wherever it was: its seat is free. A second call does nothing and is counted.
+        """It is gone, wherever it was: its slot is free. A second call does nothing and is counted.
 
         STOPPED and LIMIT mean served; ABORTED: the client hung up or the stream broke. Not needed after
         Refused, but allowed.
@@ -191,7 +190,7 @@ class Gate(GuardedRouter):
         id: int,
         *,
         up: bool | None = None,
-        seats: int | None = None,
+        slots: int | None = None,
         prompts: int | None = None,
         role: str | None = None,
         taken: int | None = None,
@@ -202,7 +201,7 @@ class Gate(GuardedRouter):
         if id not in self.desk.engines:
             raise InputError(f"there is no engine {id}; add it first")
         state = self.desk.engines[id]
-        asked = {"up": up, "seats": seats, "prompts": prompts, "role": role, "taken": taken, "most": most,
+        asked = {"up": up, "slots": slots, "prompts": prompts, "role": role, "taken": taken, "most": most,
                  "group": group}  # fmt: skip
         before = {name: getattr(state, name) for name in asked}
         for name, value in asked.items():
@@ -283,16 +282,18 @@ def _engine_faults(roster: Roster) -> list[str]:
     for id, stay in roster.places.items():
         if id not in roster.handoff:
             (decodes if stay.decoding else prompts)[stay.replica, stay.request.kind] += 1
-    for seat in roster.replicas:
-        booked = ("prompts", prompts, seat.prefilling), ("decodes", decodes, seat.decoding)
+    for member in roster.replicas:
+        booked = ("prompts", prompts, member.prefilling), ("decodes", decodes, member.decoding)
         for name, counted, by_kind in booked:
-            if wrong := {kind: n for kind, n in by_kind.items() if n != counted[seat.id, kind]}:
-                faults.append(f"engine {seat.id}: {name} {wrong} are not there")
-        if seat.prompts != sum(seat.prefilling.values()) or seat.decodes != sum(seat.decoding.values()):
-            faults.append(f"{seat} does not add up")
+            if wrong := {kind: n for kind, n in by_kind.items() if n != counted[member.id, kind]}:
+                faults.append(f"engine {member.id}: {name} {wrong} are not there")
+        if member.prompts != sum(member.prefilling.values()) or member.decodes != sum(
+            member.decoding.values()
+        ):
+            faults.append(f"{member} does not add up")
     for kind, number in roster.prefilling.items():
-        if number != sum(seat.prefilling[kind] for seat in roster.replicas):
+        if number != sum(member.prefilling[kind] for member in roster.replicas):
             faults.append(f"class {kind!r}: {number} prompts in the fleet do not add up")
-    if roster.free_seats != sum(seat.seats for seat in roster.replicas):
-        faults.append(f"{roster.free_seats} free seats do not add up")
+    if roster.free_slots != sum(member.slots for member in roster.replicas):
+        faults.append(f"{roster.free_slots} free slots do not add up")
     return faults

@@ -14,8 +14,7 @@ from headgate.cost.card import load_card
 from headgate.cost.likeness import error_bar
 from headgate.live.route.config import GateConfig
 from headgate.live.route.gate.gate import Gate
-from headgate.live.route.gate.queue import Ticket
-from headgate.live.route.request import Content
+from headgate.live.route.gate.queue import Content, Ticket
 from headgate.methods.balance.prefix import KnowsPrefixes
 from headgate.methods.balance.prefix_index import Sharing
 from headgate.methods.fluid.flows import Flow, Instance, TokenPrices, pace_of
@@ -47,11 +46,11 @@ class LivePolicy:
         self.config, self.router = new, live_router(new, engines)
         gate.swap(self.router)
 
-    def prompts_at_once(self, seats: int) -> int:
+    def prompts_at_once(self, slots: int) -> int:
         """Prompts an engine may have at once: a step's tokens over the mean prompt."""
         means = [each.prompt for each in (*self.config.classes, self.config.default) if each.prompt]
         guess = round(STEP_TOKENS / (sum(means) / len(means))) if means else PROMPTS
-        return min(max(1, guess), seats)
+        return min(max(1, guess), slots)
 
     def described(self, now: float) -> dict[str, Any] | None:
         if not isinstance(self.router, Online):
@@ -79,13 +78,13 @@ class LivePolicy:
         }
 
 
-def rests_on(config: GateConfig, seats: Collection[int]) -> str:
-    """The router, the card it plans with, and the seats it counts on, in one line."""
+def rests_on(config: GateConfig, slots: Collection[int]) -> str:
+    """The router, the card it plans with, and the slots it counts on, in one line."""
     name = config.router.card
     card = None if name is None else load_card(name)
     planned = f"card {card.name} ({card.model} on {card.gpu})" if card else "no card"
-    each = " or ".join(f"{number:,}" for number in sorted(set(seats))) or "no"
-    return f"router {config.router.name}, {planned}, {each} seats an engine"
+    each = " or ".join(f"{number:,}" for number in sorted(set(slots))) or "no"
+    return f"router {config.router.name}, {planned}, {each} slots an engine"
 
 
 def live_router(config: GateConfig, engines: int) -> RoutePolicy:
@@ -116,7 +115,7 @@ def live_sharing(config: GateConfig) -> Sharing:
         cost=None if card is None else card.cost,
         kv_tokens=KV_TOKENS if card is None else card.kv_tokens,
         block=BLOCK,
-        seats=config.fewest_seats,
+        slots=config.fewest_slots,
         session=lambda request: None if (known := _content(request)) is None else known.session,
         measure=lambda request: request.prompt if (known := _content(request)) is None else known.tokens,
     )
@@ -152,8 +151,8 @@ def first_plan(config: GateConfig, engines: int) -> FluidPlan:
     prompt = sum(flow.rate * flow.prompt for flow in flows) / total
     outputs = sum(flow.rate * flow.output for flow in flows)
     context = sum(flow.rate * flow.output * (flow.prompt + flow.output / 2) for flow in flows) / outputs
-    seats = max(1, min(config.fewest_seats, int(card.kv_tokens / max(context, 1.0))))
-    pace = pace_of(card.cost, seats, min(STEP_TOKENS, card.max_batch_tokens), prompt, context)
+    slots = max(1, min(config.fewest_slots, int(card.kv_tokens / max(context, 1.0))))
+    pace = pace_of(card.cost, slots, min(STEP_TOKENS, card.max_batch_tokens), prompt, context)
     prices = TokenPrices(router.prices.prompt, router.prices.output)
     return plan_fluid(Instance(flows, pace, prices).checked())
 

@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
+from typing import NamedTuple
 
 from headgate.core.dispatch import Dispatch
 from headgate.core.errors import InputError
 from headgate.core.fleet import ANY, CLOSED, DECODE, MIXED, PREFILL, SOLO, Move, Room, RoutePolicy, Stage
 from headgate.core.request import Request, Slo
-from headgate.live.route.request import Content
+from headgate.kv.prefix import Pieces
 
 # -- requests
 
@@ -21,13 +22,21 @@ NO_SLO = Slo()
 NOWHERE: frozenset[int] = frozenset()
 
 
+class Content(NamedTuple):
+    """A prompt for a prefix index: its pieces, and its tokens in their measure, four bytes each."""
+
+    pieces: Pieces
+    tokens: int
+    session: bytes | None
+
+
 class TicketState(Enum):
     """Where a request is. It is in exactly one of these."""
 
     QUEUED = "queued"  # in the queue of its class
-    PREFILLING = "prefilling"  # holds a prompt seat at an engine, sent WHOLE or for its PREFILL
+    PREFILLING = "prefilling"  # holds a prompt slot at an engine, sent WHOLE or for its PREFILL
     HANDED_OVER = "handed over"  # prompt done, waits for a decode place; its KV stays at the prefill engine
-    DECODING = "decoding"  # holds a decode seat at an engine
+    DECODING = "decoding"  # holds a decode slot at an engine
     GONE = "gone"
 
 
@@ -118,34 +127,34 @@ class Ticket:
 
 AUTO = "auto"  # the router chooses the role
 UNBOUNDED = 1 << 30
-SPARE = 1 / 16  # of its seats that an engine may have queued inside, before routers that send at once
+SPARE = 1 / 16  # of its slots that an engine may have queued inside, before routers that send at once
 
 
 class EngineState:
     """What is known of one engine apart from the requests on it."""
 
-    __slots__ = ("group", "most", "prompts", "role", "rooms", "seats", "taken", "up")
+    __slots__ = ("group", "most", "prompts", "role", "rooms", "slots", "taken", "up")
 
     def __init__(
         self,
-        seats: int,
+        slots: int,
         prompts: int = 1,
         role: str = AUTO,
         rooms: Callable[[str], Room] | None = None,
         group: str = "",
     ) -> None:
         """`rooms` replaces the usual room of a role: to repeat a simulation one needs the simulator's."""
-        self.seats, self.prompts, self.role, self.rooms = seats, prompts, role, rooms
+        self.slots, self.prompts, self.role, self.rooms = slots, prompts, role, rooms
         self.group = group  # engines of one group can send KV to each other
         self.up = True
-        self.taken = 0  # seats held by requests that this gate did not send
+        self.taken = 0  # slots held by requests that this gate did not send
         self.most = UNBOUNDED  # requests it may have in all: a breaker that tries it again allows one
 
     def checked(self) -> EngineState:
-        if self.seats < 1 or self.prompts < 1 or self.taken < 0:
+        if self.slots < 1 or self.prompts < 1 or self.taken < 0:
             raise InputError(
-                f"an engine with {self.seats} seats, {self.prompts} prompts at once and {self.taken} seats "
-                "taken; give at least 1 seat, 1 prompt and 0 taken"
+                f"an engine with {self.slots} slots, {self.prompts} prompts at once and {self.taken} slots "
+                "taken; give at least 1 slot, 1 prompt and 0 taken"
             )
         if self.most < 0:
             raise InputError(f"an engine that may have {self.most} requests; give 0 or more")
@@ -159,18 +168,18 @@ class EngineState:
             return CLOSED
         if self.rooms is not None:
             return self.rooms(role)
-        return live_room(role, self.seats, self.prompts, deep, self.taken, self.most)
+        return live_room(role, self.slots, self.prompts, deep, self.taken, self.most)
 
 
-def live_room(role: str, seats: int, prompts: int, deep: bool, taken: int = 0, most: int = UNBOUNDED) -> Room:
+def live_room(role: str, slots: int, prompts: int, deep: bool, taken: int = 0, most: int = UNBOUNDED) -> Room:
     """The room of a role on a real engine, which may run several prompts at once.
 
-    Routers that send at once keep a few requests more than seats on every engine, so that a seat that falls
-    free is filled without waiting for the router; the others keep to the seats. With one prompt at a time it
+    Routers that send at once keep a few requests more than slots on every engine, so that a slot that falls
+    free is filled without waiting for the router; the others keep to the slots. With one prompt at a time it
     is the simulator's `core.fleet.room`, but a prefill engine may decode: requests that cannot be split, or
     come back from a failed hand-over, are sent there whole.
     """
-    total = max(0, min((ceil(seats * (1 + SPARE)) if deep else seats) - taken, most))
+    total = max(0, min((ceil(slots * (1 + SPARE)) if deep else slots) - taken, most))
     at_once = total if deep else min(prompts, total)
     if role == MIXED:
         return Room(at_once, max(0, total - 1), total)
@@ -233,9 +242,9 @@ class Desk(Dispatch):
         super().__init__(router, (), lambda role: CLOSED, kinds, send, refuse, wake, SOONEST)
 
     def add_engine(self, state: EngineState) -> int:
-        seat = self.roster.add(state.role if state.role != AUTO else "any", CLOSED)
-        self.engines[seat.id] = state
-        return seat.id
+        member = self.roster.add(state.role if state.role != AUTO else "any", CLOSED)
+        self.engines[member.id] = state
+        return member.id
 
     def retire(self, id: int) -> None:
         self.roster.retire(id)
@@ -249,10 +258,10 @@ class Desk(Dispatch):
         for id, state in self.engines.items():
             role = roles[id]
             room = state.room(role, self.router.sends_at_once)
-            seat = self.roster.replicas[id]
-            if seat.role != role:
+            member = self.roster.replicas[id]
+            if member.role != role:
                 self.roster.set_role(id, role, room)
-            elif seat.room != room:
+            elif member.room != room:
                 self.roster.set_room(id, room)
 
     def set_role(self, engine: int, role: str) -> bool:
@@ -269,10 +278,10 @@ class Desk(Dispatch):
         roster = self.roster
         for id in [*roster.handoff]:
             if roster.replicas[roster.places[id].replica].room == CLOSED:
-                able = [seat for seat in roster.replicas if seat.room.decodes > 0]
-                able = [seat for seat in able if seat.role != PREFILL] or able
-                best = max(able, key=lambda seat: seat.seats, default=None)
-                if best is None or not best.seats:
+                able = [member for member in roster.replicas if member.room.decodes > 0]
+                able = [member for member in able if member.role != PREFILL] or able
+                best = max(able, key=lambda member: member.slots, default=None)
+                if best is None or not best.slots:
                     break
                 self._move(Move(id, best.id, Stage.DECODE), now)
         super().route(now)
@@ -282,22 +291,22 @@ class Desk(Dispatch):
         roster = self.roster
         for id in [*roster.handoff]:
             home = roster.replicas[roster.places[id].replica]
-            open = [home.id] if home.seats > 0 else [each for pool in roster.open.values() for each in pool]
+            open = [home.id] if home.slots > 0 else [each for pool in roster.open.values() for each in pool]
             if not open:
                 return
-            engine = max(open, key=lambda each: roster.replicas[each].seats)
+            engine = max(open, key=lambda each: roster.replicas[each].slots)
             self._move(Move(id, engine, Stage.DECODE), now)
 
     def _move(self, move: Move, now: float) -> None:
         amended = self._amended(move)
         if amended.replica == move.replica or amended.stage is not Stage.WHOLE:
             return super()._move(amended, now)
-        seat, room = self.roster.replicas[amended.replica], self.roster.replicas[amended.replica].room
-        self.roster.set_room(seat.id, room._replace(prompts=max(room.prompts, seat.prompts + 1)))
+        member, room = self.roster.replicas[amended.replica], self.roster.replicas[amended.replica].room
+        self.roster.set_room(member.id, room._replace(prompts=max(room.prompts, member.prompts + 1)))
         try:
             super()._move(amended, now)
         finally:
-            self.roster.set_room(seat.id, room)
+            self.roster.set_room(member.id, room)
 
     def _amended(self, move: Move) -> Move:
         """The same move, whole where it must be, and to an engine that has not failed the request yet."""
@@ -316,10 +325,10 @@ class Desk(Dispatch):
         return move if (engine, stage) == move[1:] else Move(move.request, engine, stage)
 
     def _elsewhere(self, avoid: frozenset[int], engine: int) -> int:
-        """Another engine with a seat, whatever its role: all that usually take prompts have failed it."""
+        """Another engine with a slot, whatever its role: all that usually take prompts have failed it."""
         others = [self.roster.replicas[id] for id in self.engines if id not in avoid]
-        free = [seat for seat in others if seat.load < seat.room.total]
-        return min(free, key=lambda seat: seat.load).id if free else engine
+        free = [member for member in others if member.load < member.room.total]
+        return min(free, key=lambda member: member.load).id if free else engine
 
 
 # -- deadlines, and the watchdog
