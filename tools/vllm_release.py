@@ -28,7 +28,7 @@ from headgate.live.vllm.seams import METHODS, OUTPUT, PROMOTE, release_numbers
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "tools" / "vllm_releases.json"
 PAGE = ROOT / "docs" / "vllm.md"
-BEGIN, END = "<!-- made by tools/vllm_release.py -->\n", "<!-- end -->\n"
+BEGIN, END = "<!-- made by tools/vllm_release.py -->\n\n", "\n<!-- end -->\n"
 SUITES = ("test_seams", "test_flags", "test_sessions", "test_oracle", "test_fallback")
 KEPT = (".py", ".json", ".txt", ".jinja")
 SCHED = "vllm/v1/core/sched"

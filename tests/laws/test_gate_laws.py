@@ -49,12 +49,12 @@ class Recorded(Dispatch):
         self.tokens = []  # of everybody on an engine, at each call
         self.engines = []  # what each engine reports of itself, which llm-d reads, at each call
         router, roster = fleet.dispatch.router, fleet.dispatch.roster
-        roles = [slot.role for slot in roster.replicas]
+        roles = [member.role for member in roster.replicas]
         rooms = simulated_rooms(router, world.engine.running)
-        outward = fleet._send, fleet._turn_away, fleet._push_wake
-        super().__init__(router, roles, rooms, tuple(roster.queues), *outward)
-        for slot, before in zip(self.roster.replicas, roster.replicas, strict=True):
-            slot.inside = before.inside
+        own = fleet.dispatch
+        super().__init__(router, roles, rooms, tuple(roster.queues), own._send, *own._outward)
+        for member, before in zip(self.roster.replicas, roster.replicas, strict=True):
+            member.inside = before.inside
 
 
 def _listening(name):
@@ -64,7 +64,7 @@ def _listening(name):
             roster = self.roster
             roster.catch_up()
             self.tokens.append({id: stay.request.generated for id, stay in roster.places.items()})
-            self.engines.append([Reported(slot.waiting, slot.kv_free) for slot in roster.replicas])
+            self.engines.append([Reported(member.waiting, member.kv_free) for member in roster.replicas])
         self._depth += 1
         try:
             return getattr(Dispatch, name)(self, *about)

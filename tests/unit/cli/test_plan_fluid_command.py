@@ -230,7 +230,7 @@ def test_no_crumbs_where_every_engine_prefills():
         ),
         ([*BASE, "--serve", "cod=90%"], "unknown class 'cod'; did you mean 'code'?"),
         ([*BASE, "--serve", "code"], "'code' is not CLASS=SHARE"),
-        ([*BASE, "--tpot", "30ms", "--tpot-over", "slots"], "unknown average for TPOT 'slots'"),
+        ([*BASE, "--tpot", "30ms", "--tpot-over", "requests"], "unknown average for TPOT 'requests'"),
         ([*BASE, "--frontier", "tpots"], "unknown service level 'tpots'; did you mean 'tpot'?"),
         ([*BASE, "--decode-fairness", "-1"], "decode fairness is -1"),
         ([*BASE, "--chunk", "0"], "a chunk of 0 tokens"),

@@ -42,10 +42,12 @@ EDITS = {
         ),
     ],
     "workloads/workload.py": [
+        ("    kinds: tuple[Kind, ...]", "    tenant: Whole\n    kinds: tuple[Kind, ...]"),
+    ],
+    "workloads/columns.py": [
         (
-            "    kinds: tuple[Kind, ...]",
-            '    tenant: Annotated[Whole, Rule(True, 0, LONGEST, "a number", 0)]\n'
-            "    kinds: tuple[Kind, ...]",
+            '    "priority": Rule(',
+            '    "tenant": Rule(True, 0, LONGEST, "a number", 0),\n    "priority": Rule(',
         ),
     ],
 }
@@ -77,7 +79,7 @@ print(json.dumps({
 """
 
 
-def test_a_new_field_touches_three_files_and_reaches_policies_tables_files_and_traces(tmp_path):
+def test_a_new_field_touches_four_files_and_reaches_policies_tables_files_and_traces(tmp_path):
     shutil.copytree(SOURCE, tmp_path / "headgate", ignore=shutil.ignore_patterns("__pycache__"))
     for name, pairs in EDITS.items():
         file = tmp_path / "headgate" / name

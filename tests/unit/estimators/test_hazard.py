@@ -133,7 +133,7 @@ def test_late_entry_with_one_at_risk_does_not_end_the_curve() -> None:
     assert survival.curve[-1] == 0.5
 
 
-def slots(
+def slots_of(
     law, slots: int, count: int, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Slots that are refilled at once: when each request left, how long it was, ages at the end."""
@@ -165,7 +165,7 @@ def test_cold_start(slots: int) -> None:
     runs = 6
     plain, exposed = np.zeros(5), np.zeros(5)
     for seed in range(runs):
-        ends, sizes, _ = slots(geometric, slots, 5000, seed)
+        ends, sizes, _ = slots_of(geometric, slots, 5000, seed)
         for i, count in enumerate(counts):
             plain[i] += sizes[:count].mean() / runs
             exposed[i] += slots * ends[count - 1] / count / runs
@@ -186,7 +186,7 @@ def test_cold_start(slots: int) -> None:
 )
 def test_running_requests_mend_the_estimate(law, count: int, window: int) -> None:
     """After a start, and in a steady state, where only iterations inside the window may count."""
-    ends, sizes, ages = slots(law, 1024, count, 3)
+    ends, sizes, ages = slots_of(law, 1024, count, 3)
     hazard = OutputHazard(window)
     for end, size in zip(ends.tolist(), sizes.tolist(), strict=True):
         hazard.update(size, at=end)

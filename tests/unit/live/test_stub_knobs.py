@@ -130,22 +130,6 @@ def test_an_interval_between_prompts_holds_only_where_vllm_decides():
     assert engine.scheduler.local_prefill_interval == 4
 
 
-def test_vllm_that_is_asked_again_after_an_error_has_its_interval_back():
-    engine, _ = running(interval=4)
-    hooks, own = engine.scheduler._headgate_hooks, engine.scheduler._headgate_hooks._schedule
-    seen: list[int] = []
-
-    def fails_once(*args):
-        seen.append(engine.scheduler.local_prefill_interval)
-        if len(seen) == 1:
-            raise ZeroDivisionError
-        return own(*args)
-
-    hooks._schedule, hooks._undo = fails_once, lambda error, requests: engine.live.fall("an error")
-    engine.scheduler.schedule()
-    assert seen == [1, 4]
-
-
 @pytest.mark.parametrize("part", ["arrive", "tidy", "ran", "done", "left"])
 def test_our_own_bug_costs_nobody_an_answer(part, caplog):
     """When the plug-in itself fails, vLLM goes on without it, with every knob where vLLM had it."""

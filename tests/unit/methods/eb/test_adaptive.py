@@ -59,7 +59,7 @@ def test_nothing_is_planned_before_enough_have_left():
     [
         ({"mode": "stationery"}, "mode of eb-online"),
         ({"gate": "open"}, "gate of eb-online"),
-        ({"slots": "all"}, "slots of eb-online"),
+        ({"slot_rule": "all"}, "slot_rule of eb-online"),
         ({"warm": 0}, "warm=0"),
         ({"review": 0}, "review=0"),
         ({"prior": 1.0}, "prior=1"),
@@ -154,8 +154,10 @@ def test_planned_slots_fit_into_memory():
 
 
 def test_forecast_slots_evict_far_less_than_fixed_ones():
-    def evictions(slots: str, gate: str) -> int:
-        log = serve(AdaptiveExclusive(64, TOY, slots=slots, gate=gate), geometric(100, 2000), kv_tokens=4_000)
+    def evictions(slot_rule: str, gate: str) -> int:
+        log = serve(
+            AdaptiveExclusive(64, TOY, slot_rule=slot_rule, gate=gate), geometric(100, 2000), kv_tokens=4_000
+        )
         return sum(event[0] == "evicted" for event in log.events)
 
     assert evictions("fixed", "fit") > 10 * max(1, evictions("forecast", "forecast"))
@@ -185,8 +187,8 @@ def test_the_papers_mode_fits_completed_outputs_in_full():
     planned = []
 
     class Watched(AdaptiveExclusive):
-        def _planned(self, ages, slots):
-            found = super()._planned(ages, slots)
+        def _planned(self, ages, bounds):
+            found = super()._planned(ages, bounds)
             planned.append(found.share)
             return found
 

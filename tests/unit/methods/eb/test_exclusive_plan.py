@@ -14,7 +14,7 @@ from headgate.cost.card import load_card
 from headgate.estimators.hazard import LinearHazard, geometric_survival, sample_survival
 from headgate.methods.eb.costs import Lengths, PhaseCosts, phase_costs
 from headgate.methods.eb.thresholds import (
-    Slots,
+    SlotBounds,
     paper_plan,
     paper_share,
     paper_slots,
@@ -30,16 +30,16 @@ LAW = geometric_survival(1 / 256)
 
 
 def test_stationary_plan() -> None:
-    plan = stationary_plan(COSTS, LENGTHS, LAW, Slots(400_000, 2048))
+    plan = stationary_plan(COSTS, LENGTHS, LAW, SlotBounds(400_000, 2048))
     assert plan.share == pytest.approx(0.174512, abs=6e-7)
     assert plan.slots == safe_slots(plan.share, 1 / 256, 512, LENGTHS.prompt_sd, 400_000).slots == 516
     assert plan.refill == 90
-    assert stationary_plan(COSTS, LENGTHS, LAW, Slots(400_000, 256)) == settle(plan.share, 256)
+    assert stationary_plan(COSTS, LENGTHS, LAW, SlotBounds(400_000, 256)) == settle(plan.share, 256)
 
 
 def test_paper_plan() -> None:
     hazard = LinearHazard(1 / 256, 1e-7)
-    slots = Slots(400_000, 1024)
+    slots = SlotBounds(400_000, 1024)
     share = paper_share(5.0, hazard, COSTS.load(1024))
     plan = paper_plan(COSTS, LENGTHS, hazard, slots)
     assert plan == settle(share, paper_slots(share, 1 / 256, 512, 400_000).overflow)
@@ -49,7 +49,7 @@ def test_paper_plan() -> None:
 
 def test_the_papers_bound_is_clamped() -> None:
     hazard = LinearHazard(1 / 384, 0.0)
-    plan = paper_plan(COSTS, Lengths(1, 384), hazard, Slots(400_000, 1024, least=102))
+    plan = paper_plan(COSTS, Lengths(1, 384), hazard, SlotBounds(400_000, 1024, least=102))
     assert plan.slots == 102  # (6) says -829
 
 
@@ -57,7 +57,7 @@ def test_the_papers_bound_is_clamped() -> None:
 def test_the_share_depends_on_overhead_and_outputs_only(prompt: float, outputs: list[int], most: int) -> None:
     survival = sample_survival(outputs)
     lengths = Lengths(prompt, max(survival.mean, 1.5))
-    plan = stationary_plan(COSTS, lengths, survival, Slots(1e6, most))
+    plan = stationary_plan(COSTS, lengths, survival, SlotBounds(1e6, most))
     assert 1 <= plan.refill <= plan.slots <= most
     assert plan.share == settle(stationary_share(survival, COSTS.overhead).share, plan.slots).share
 
@@ -68,7 +68,9 @@ def test_on_the_measured_card() -> None:
     lengths = Lengths(512, 511, 148, 148)
     outputs = sample_survival(range(255, 768))
     costs = phase_costs(card.cost, lengths, card.max_running)
-    plan = stationary_plan(costs, lengths, outputs, Slots(card.kv_tokens, card.max_running, block=card.block))
+    plan = stationary_plan(
+        costs, lengths, outputs, SlotBounds(card.kv_tokens, card.max_running, block=card.block)
+    )
     near = phase_costs(card.cost, lengths, plan.slots, plan.refill)
     assert near.overhead == pytest.approx(costs.overhead)
     assert plan.slots > 512
@@ -77,11 +79,11 @@ def test_on_the_measured_card() -> None:
 
 def test_bad_slots() -> None:
     with pytest.raises(InputError, match="1 <= least <= most"):
-        stationary_plan(COSTS, LENGTHS, LAW, Slots(1e6, 10, least=11))
+        stationary_plan(COSTS, LENGTHS, LAW, SlotBounds(1e6, 10, least=11))
     with pytest.raises(InputError, match="one mean request"):
-        stationary_plan(COSTS, LENGTHS, LAW, Slots(500, 10))
-    assert stationary_plan(COSTS, LENGTHS, LAW, Slots(1e6, 1)) == (1.0, 1, 1)
-    assert paper_plan(COSTS, LENGTHS, LinearHazard(1 / 256, 0.0), Slots(1e6, 1)) == (1.0, 1, 1)
+        stationary_plan(COSTS, LENGTHS, LAW, SlotBounds(500, 10))
+    assert stationary_plan(COSTS, LENGTHS, LAW, SlotBounds(1e6, 1)) == (1.0, 1, 1)
+    assert paper_plan(COSTS, LENGTHS, LinearHazard(1 / 256, 0.0), SlotBounds(1e6, 1)) == (1.0, 1, 1)
 
 
 def test_importing_planners_stays_cheap() -> None:

@@ -197,7 +197,7 @@ def test_tangents():
         (Levels(tpot_penalty=float("nan")), "tpot penalty is nan"),
         (Levels(served={"nobody": 0.5}), "unknown class 'nobody'"),
         (Levels(served={"class0": 1.5}), "share served is 1.5"),
-        (Levels(tpot_over="slots"), "unknown average for TPOT 'slots'"),
+        (Levels(tpot_over="requests"), "unknown average for TPOT 'requests'"),
         (Levels(prefilling=1.5), "share of engines that prefill is 1.5"),
     ],
 )
