@@ -13,7 +13,7 @@ from headgate.core.errors import InputError, unknown
 from headgate.experiment.run import Prepared, Routed, carry_out
 from headgate.experiment.settings import Experiment, experiment
 from headgate.experiment.workers import Workers, as_they_end
-from headgate.methods.make import policy_parameters, split_name
+from headgate.methods.make import current_names, policy_parameters, split_name
 from headgate.record.tables import Run
 
 NOT_SWEPT = frozenset({"policy", "policies", "set", "classes", "stages", "seed", "routers", "set_router"})
@@ -110,13 +110,14 @@ def expand_policies(policies: Sequence[str], axes: Sequence[Axis]) -> list[str]:
         for text in policies:
             name, settings = split_name(text)
             known |= set(policy_parameters(name))
-            if word in settings:
+            (axis,) = current_names(name, {word: None})
+            if axis in current_names(name, settings):
                 raise InputError(f"policy {text!r} sets {word}, which is swept over; drop one of the two")
-            if word not in policy_parameters(name):
+            if axis not in policy_parameters(name):
                 expanded.append(text)
                 continue
             join = "," if settings else ":"
-            expanded += [f"{text}{join}{word}={value}" for value in values]
+            expanded += [f"{text}{join}{axis}={value}" for value in values]
         if expanded == list(policies):
             raise unknown("setting of a run or parameter of these policies", word, known)
         policies = expanded

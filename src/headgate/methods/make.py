@@ -70,7 +70,7 @@ def make_policy(
 ) -> tuple[BatchPolicy, dict[str, Any]]:
     """A policy by name and settings, and its parameters; slots and budget default to the engine's."""
     values: dict[str, Any] = {}
-    settings = {FORMER.get((name, key), key): value for key, value in settings.items()}
+    settings = current_names(name, settings)
     limits = {"slots": engine.running, "budget": engine.batch_tokens}
     wanted = policy_parameters(name)
     for given in settings:
@@ -93,6 +93,15 @@ def make_policy(
     policy = policy_class(name)
     own = {"cost": engine.cost} if "cost" in inspect.signature(policy).parameters else {}
     return _built("policy", name, policy, {**values, **own}), values
+
+
+def current_names(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a policy under the names that its parameters have now."""
+    renamed = {FORMER.get((name, key), key): value for key, value in settings.items()}
+    if len(renamed) < len(settings):
+        former = next(key for key in settings if (name, key) in FORMER)
+        raise InputError(f"policy {name}: {former} is the old name of {FORMER[name, former]}; drop {former}")
+    return renamed
 
 
 def policy_parameters(name: str) -> dict[str, inspect.Parameter]:

@@ -36,8 +36,6 @@ def read_route_trace(path: str | Path) -> Run:
     count, none = len(records), np.zeros(len(records), dtype=np.int64)
     requests: dict[str, Any] = {
         "id": np.arange(count),
-        "arrival": _times(records, "arrival"),
-        "finished": _times(records, "finished"),
         "kind": np.array([place[str(record["class"])] for record in records]),
         "admitted": _times(records, "placed"),
         "first_token": _times(records, "first_token"),
@@ -45,6 +43,8 @@ def read_route_trace(path: str | Path) -> Run:
         "wasted": none.copy(),
         "replica": np.array([max(int(record["engine"]), 0) for record in records]),
         "how": np.array([ENDS.index(HOW.get(str(record["outcome"]), End.ABORTED)) for record in records]),
+        "arrival": _times(records, "arrival"),
+        "finished": _times(records, "finished"),
     }
     for name in ("admitted", "first_token", "finished", "arrival"):
         requests[name] -= requests["arrival"][0]

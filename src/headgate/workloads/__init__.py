@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from headgate.workloads.arrivals import Poisson, arrival_process
-from headgate.workloads.lengths import Geometric, Uniform, length_law
-from headgate.workloads.synthetic import Share, generate
+from headgate.workloads.lengths import Geometric, Pairs, Uniform, length_law
+from headgate.workloads.synthetic import Share, WorkloadStage, generate
 from headgate.workloads.traces import read_trace
 from headgate.workloads.workload import Kind, Workload
 
+Stage = WorkloadStage  # its old name
 __all__ = [
-    "Geometric", "Kind", "Poisson", "Share", "Uniform", "Workload",
+    "Geometric", "Kind", "Pairs", "Poisson", "Share", "Stage", "Uniform", "Workload", "WorkloadStage",
     "arrival_process", "generate", "length_law", "read_trace",
 ]  # fmt: skip

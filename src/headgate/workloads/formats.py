@@ -246,8 +246,11 @@ def _csv_rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:
         for row in reader:
             if len(row) == len(header):
                 when, whose = row[arrival] if timed else None, row[client].strip() if named else None
-                shared = {key: row[place].strip() for key, place in sharing if row[place].strip()}
-                yield reader.line_num, Fields(when, row[prompt], row[output], whose, shared)
+                fields = Fields(when, row[prompt], row[output], whose)
+                if sharing:
+                    shared = {key: row[place].strip() for key, place in sharing if row[place].strip()}
+                    fields = fields._replace(sharing=shared)
+                yield reader.line_num, fields
             elif row:
                 yield reader.line_num, f"{len(row)} fields where the header has {len(header)}"
     except csv.Error as error:

@@ -249,7 +249,7 @@ def search_all(
             for done, _ in enumerate(_Searching(pool, searches, tasks, memory, values).run(), 1):
                 report(min(done, EXPECTED * most - 1))
     except KeyboardInterrupt:
-        if not any(search.tried for search in searches.values()):
+        if not any(trial.value in searches[trial.key].tried for trial in values.values()):
             raise
     return {key: trial for key, trial in values.items() if trial.value in searches[trial.key].tried}
 

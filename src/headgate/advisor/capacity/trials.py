@@ -15,7 +15,7 @@ from headgate.advisor.capacity.traffic import SearchTraffic, measure
 from headgate.core.errors import RunError
 from headgate.experiment.library import simulate
 from headgate.experiment.workers import Workers
-from headgate.methods.make import make_policy, policy_parameters, split_name
+from headgate.methods.make import current_names, make_policy, policy_parameters, split_name
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 
@@ -78,7 +78,8 @@ def named_policy(text: str, common: Mapping[str, Any]) -> tuple[str, dict[str, A
     """The policy of NAME:PARAMETER=VALUE,... with its values; of those for all it takes what it has."""
     name, own = split_name(text)
     known = policy_parameters(name)
-    return name, {key: value for key, value in common.items() if key in known} | own
+    shared = {key: value for key, value in current_names(name, common).items() if key in known}
+    return name, shared | current_names(name, own)
 
 
 def remembered(folder: Path | None, case: Case) -> AnswerFile[RateTrial, RateOutcome] | None:

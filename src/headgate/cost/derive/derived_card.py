@@ -251,7 +251,7 @@ class Basis:
 
 
 def origins(at: Deployment, basis: Basis, limits: dict[str, int]) -> dict[str, Number]:
-    """By the place of the number in the card; those it basis on by gpu., model., memory. and engine."""
+    """By the place of the number in the card; those it rests on by gpu., model., memory. and engine."""
     how = f"memory at this utilisation less {weight_bytes(at) / 1e9:.1f} GB of weights and the workspace"
     every: list[Named] = [("kv_tokens", limits["kv_tokens"], PUBLISHED, how)]
     every += [(name, limits[name], *known) for name, known in LIMITS.items()]

@@ -57,7 +57,7 @@ def make_scheduler(given: dict[str, Any]) -> Any:
     scheduler._headgate_begin(plug_in.duties(lambda request: _terms(request, plug_in)))
     plug_in.begin(scheduler._headgate)
     interval = getattr(scheduler, "local_prefill_interval", 1)
-    if interval > 1:
+    if interval > 1 and settings.policy != VLLM.name:
         LOG.warning("headgate: prefill_schedule_interval=%d is ignored while a policy decides", interval)
     return scheduler
 

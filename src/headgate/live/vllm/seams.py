@@ -146,6 +146,14 @@ def engine_number(parallel: Any) -> int:
     return int(parallel.data_parallel_rank if number is None else number)
 
 
+def _source(kind: Any) -> str:
+    """Its text; "" where it has none, so that every name we look for in it is missing."""
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        return ""
+
+
 def faults() -> list[str]:
     """Every name we rely on that the installed vLLM lacks; empty when all is well."""
     try:
@@ -157,13 +165,13 @@ def faults() -> list[str]:
     if base is None or not hasattr(modules["async"], "AsyncScheduler"):
         return ["no Scheduler or no AsyncScheduler class"]
     lacking += _methods(base)
-    source = inspect.getsource(base.__init__)
+    source = _source(base.__init__)
     lacking += [
         f"Scheduler no longer has {name}"
         for name in SET_AT_START
         if not re.search(rf"self\.{name}\b", source) and not hasattr(base, name)
     ]
-    source = inspect.getsource(base.schedule) if hasattr(base, "schedule") else ""
+    source = _source(getattr(base, "schedule", None))
     lacking += [
         f"Scheduler.schedule no longer reads {name}"
         for name in READ_BY_SCHEDULE
@@ -179,7 +187,7 @@ def faults() -> list[str]:
     lookup = getattr(getattr(modules["caches"], "KVCacheCoordinator", None), "find_longest_cache_hit", None)
     if lookup is None or list(inspect.signature(lookup).parameters)[1:] != list(LOOKUP):
         lacking.append(f"KVCacheCoordinator.find_longest_cache_hit does not take {', '.join(LOOKUP)}")
-    source = inspect.getsource(modules["request"].Request)
+    source = _source(getattr(modules["request"], "Request", None))
     lacking += [f"Request lacks {name}" for name in REQUEST if not re.search(rf"self\.{name}\b", source)]
     for (module, name), members in MEMBERS.items():
         kind = getattr(modules[module], name, None)

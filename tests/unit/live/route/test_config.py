@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from headgate.core.errors import InputError
-from headgate.live.route.config import Config, address, changes, checked, read_config
+from headgate.live.route.config import Config, Discovery, address, changes, checked, read_config
+from headgate.live.route.engines import from_file
 
 A, B, C = ({"url": f"http://{name}:8000"} for name in "abc")
 
@@ -46,6 +47,13 @@ def test_seats_are_slots_and_one_line_says_so(caplog: pytest.LogCaptureFixture) 
     config = checked({"engines": [{**A, "seats": 3}, B], "discovery": {"seats": 7}})
     assert [engine.slots for engine in config.engines] == [3, 256] and config.discovery.slots == 7
     assert set(caplog.messages) == {"seats is the old name of slots; rename it"}
+
+
+def test_a_discovery_file_may_say_seats(tmp_path: Path) -> None:
+    file = tmp_path / "engines.toml"
+    file.write_text('[[engines]]\nurl = "http://a:8000"\nseats = 3\n[[engines]]\nurl = "http://b:8000"\n')
+    found = from_file(Discovery(file=str(file), slots=7))
+    assert [engine.slots for engine in found] == [3, 7]
 
 
 def test_units() -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from headgate.advisor.capacity.trials import named_policy
 from headgate.core.errors import InputError
 from headgate.core.plan import check
 from headgate.core.policy import End
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.experiment.sweep import Axis, expand_policies
 from headgate.methods.eb.adaptive import AdaptiveExclusive
 from headgate.methods.eb.costs import Lengths
 from headgate.methods.eb.prediction import prefill_steps, whole_steps
 from headgate.methods.eb.thresholds import Threshold, base_share
+from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 from worlds import holding, run
@@ -279,3 +282,13 @@ def test_the_policy_fills_whole_steps():
     serve(policy, geometric(256, 3000), slots=128, prompts=100, batch_tokens=1000)
     assert policy.refill == 9 or policy.refill % 10 in (8, 9)
     assert policy.refill != round(policy.gauges()["share"] * 128)
+
+
+def test_seats_is_still_the_name_of_its_rule():
+    engine = Engine(TOY, 10**6, 10**5, 4096, 64, 16)
+    for name in ("eb-online", "eb+"):
+        assert make_policy(name, {"seats": "fixed"}, engine)[1]["slot_rule"] == "fixed"
+        assert named_policy(f"{name}:seats=planned", {"seats": "fixed"})[1] == {"slot_rule": "planned"}
+        with pytest.raises(InputError, match="seats is the old name of slot_rule; drop seats"):
+            make_policy(name, {"seats": "fixed", "slot_rule": "fixed"}, engine)
+    assert expand_policies(["eb-online"], [Axis("seats", ("fixed",))]) == ["eb-online:slot_rule=fixed"]
