@@ -56,8 +56,8 @@ def doctor(
 
 def _print(found: dict[str, Any]) -> None:
     print(f"headgate {found['headgate']} ({found['build']}) on Python {found['python']}, {found['machine']}")
-    for name, installed_policies in found["packages"].items():
-        print(f"  {name:18} {installed_policies}")
+    for name, release in found["packages"].items():
+        print(f"  {name:18} {release}")
     vllm = found["vllm"]
     print("vLLM:")
     for word in ("version", "command", "seams", "meaning", "settings", "active"):
@@ -100,7 +100,7 @@ def _findings() -> dict[str, Any]:
 
 def _offered(what: str, base: type, ours: Collection[str], problems: list[str]) -> dict[str, str]:
     """What installed packages add, by name; those that cannot be used are problems."""
-    from headgate.methods.make import installed_policies, offers, origin
+    from headgate.methods.make import installed_class, offers, origin
 
     found: dict[str, str] = {}
     for point in offers(what):
@@ -108,7 +108,7 @@ def _offered(what: str, base: type, ours: Collection[str], problems: list[str]) 
             problems.append(f"{what} {point.name} of {origin(point)} is hidden by headgate's own; rename it")
             continue
         try:
-            about = _first_line(installed_policies(point.name, what, base, ours))
+            about = _first_line(installed_class(point.name, what, base, ours))
         except InputError as error:
             problems.append(str(error))
         else:

@@ -196,7 +196,7 @@ def _class_of(what: str, name: str, ours: Mapping[str, type[Kind]], base: type[K
         return own_class(name, what, base)
     if name in ours:
         return ours[name]
-    return installed_policies(name, what, base, ours)
+    return installed_class(name, what, base, ours)
 
 
 def _built(what: str, name: str, made: Callable[..., Kind], given: dict[str, Any]) -> Kind:
@@ -252,7 +252,7 @@ def _classes(path: Path, changed: int, size: int, shown: str, what: str) -> dict
     }
 
 
-def installed_policies(name: str, what: str, base: type[Kind], ours: Iterable[str]) -> type[Kind]:
+def installed_class(name: str, what: str, base: type[Kind], ours: Iterable[str]) -> type[Kind]:
     """The class that an installed package offers under this name."""
     points = offers(what)
     offered = [point for point in points if point.name == name]

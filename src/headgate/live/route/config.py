@@ -123,6 +123,11 @@ Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+def renamed_seats(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The same table with `slots` for `seats`, their old name."""
+    return {("slots" if name == "seats" else name): value for name, value in table.items()}
+
+
 class ConfigTable(BaseModel):
     """A table of the file; unknown fields are refused."""
 
@@ -137,7 +142,7 @@ class ConfigTable(BaseModel):
         if "slots" in values:
             raise InputError("slots and seats are one setting; drop seats, the old name")
         log.warning("seats is the old name of slots; rename it")
-        return {("slots" if name == "seats" else name): value for name, value in values.items()}
+        return renamed_seats(values)
 
 
 Whole = TypeVar("Whole", bound=ConfigTable)

@@ -27,6 +27,7 @@ from headgate.live.route.config import (
     checked,
     parsed,
     read_text,
+    renamed_seats,
 )
 from headgate.live.route.observe import clean
 
@@ -460,7 +461,12 @@ def from_file(discovery: Discovery) -> list[EngineAt]:
     if not isinstance(given, list):
         raise InputError(f"{path}: engines is not a list of tables; write [[engines]]")
     defaults = _defaults(discovery)
-    tables = [table if not isinstance(table, dict) else _over(defaults, table) for table in given[:MOST]]
+    tables = [
+        {**defaults, **(table if "slots" in table else renamed_seats(table))}
+        if isinstance(table, dict)
+        else table
+        for table in given[:MOST]
+    ]
     return list(checked({"engines": tables}, f"{path}: ").engines) if tables else []
 
 
@@ -474,13 +480,6 @@ async def from_dns(discovery: Discovery) -> list[EngineAt]:
     hosts = sorted({str(answer[4][0]) for answer in answers})
     shown = [f"[{each}]" if ":" in each else each for each in hosts]
     return [EngineAt(url=f"http://{each}:{port}", **_defaults(discovery)) for each in shown]
-
-
-def _over(defaults: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
-    """A table over what holds for all; `seats` is the old name of `slots`."""
-    if "seats" in table and "slots" not in table:
-        table = {("slots" if name == "seats" else name): value for name, value in table.items()}
-    return {**defaults, **table}
 
 
 def _defaults(discovery: Discovery) -> dict[str, Any]:

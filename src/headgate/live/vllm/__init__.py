@@ -15,6 +15,5 @@ VLLM = EngineNames(
     plug_ins="vLLM's plug-ins (VLLM_PLUGINS)",
     priorities="--scheduling-policy priority",
 )
-LOG.logger = logging.getLogger(
-    "vllm.headgate"
-)  # a child of vLLM's logger: its handlers, format and level hold
+# A child of vLLM's logger: its handlers, format and level hold.
+LOG.logger = logging.getLogger("vllm.headgate")
