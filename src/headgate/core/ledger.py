@@ -50,8 +50,9 @@ class Entry(Identity):
         guess: int | None = None,
         priority: int = 0,
         slo: Slo = NO_SLO,
+        tenant: str = "",
     ) -> None:
-        Identity.__init__(self, id, arrival, prompt, limit, kind, guess, priority, slo)
+        Identity.__init__(self, id, arrival, prompt, limit, kind, guess, priority, slo, tenant)
         self._ledger = ledger
         self._joined = NOT_ROLLING
         self._tokens = 0
@@ -126,8 +127,8 @@ class Entry(Identity):
 
 def entry_of(ledger: Ledger, id: int, arrival: float, known: tuple[Any, ...]) -> Entry:
     """From the fields after `arrival`, in the order of `Identity`: quicker than an argument list unpacked."""
-    prompt, limit, kind, guess, priority, slo = known
-    return Entry(ledger, id, arrival, prompt, limit, kind, guess, priority, slo)
+    prompt, limit, kind, guess, priority, slo, tenant = known
+    return Entry(ledger, id, arrival, prompt, limit, kind, guess, priority, slo, tenant)
 
 
 class Ledger:

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from headgate.core.build import mypyc_attr
 
 GAP, MEAN = "gap", "mean"  # what a promise between tokens is about
+MOST_URGENT = 6  # a priority beyond it, or below its opposite, weighs no more or less
 
 
 class Slo(NamedTuple):
@@ -15,6 +16,9 @@ class Slo(NamedTuple):
 
     `between_tokens` is the longest gap between two tokens of a request, or where `between_kind` is "mean" the
     mean of its gaps (TPOT). Policies may take either for a gap: where no gap is longer, the mean is not.
+
+    `weight` says what a kept promise is worth beside others, where not all can be kept. `background` work was
+    promised nothing, and may be evicted for a request that was.
 
     Examples:
         >>> import headgate
@@ -26,6 +30,21 @@ class Slo(NamedTuple):
     first_token: float | None = None
     between_tokens: float | None = None
     between_kind: str = GAP
+    weight: float | None = None  # None: by the priority, see `weight_of`
+    background: bool = False
+
+    def said(self) -> dict[str, float | str | None]:
+        """As JSON; `weight` and `background` only where they were given."""
+        words: dict[str, float | str | None] = {
+            "first_token": self.first_token,
+            "between_tokens": self.between_tokens,
+            "between_kind": self.between_kind,
+        }
+        if self.weight is not None:
+            words["weight"] = self.weight
+        if self.background:
+            words["background"] = True
+        return words
 
 
 NO_SLO = Slo()
@@ -49,6 +68,7 @@ class Identity:
     guess: int | None = None  # predicted output tokens, where there is a prediction
     priority: int = 0  # smaller is more urgent, as in vLLM
     slo: Slo = NO_SLO  # what its user was promised
+    tenant: str = ""  # whose it is, where tenants share the engine
 
     def __init__(  # a dataclass's own is never compiled
         self,
@@ -60,13 +80,26 @@ class Identity:
         guess: int | None = None,
         priority: int = 0,
         slo: Slo = NO_SLO,
+        tenant: str = "",
     ) -> None:
         self.id, self.arrival, self.prompt, self.limit = id, arrival, prompt, limit
         self.kind, self.guess, self.priority, self.slo = kind, guess, priority, slo
+        self.tenant = tenant
 
 
 FIELDS = tuple(field.name for field in fields(Identity))
-RECORDED = tuple(name for name in FIELDS if name not in ("id", "arrival", "limit", "guess", "slo"))
+RECORDED = tuple(name for name in FIELDS if name not in ("id", "arrival", "limit", "guess", "slo", "tenant"))
+
+
+def weight_of(request: Request) -> float:
+    """What a kept promise of it is worth: its class's weight, or a tenth for each step of its priority."""
+    weight = request.slo.weight
+    if weight is not None:
+        return weight
+    urgency = -request.priority
+    if urgency == 0:
+        return 1.0
+    return 10.0 ** max(-MOST_URGENT, min(urgency, MOST_URGENT))
 
 
 def uncached(request: Request) -> int:
@@ -130,6 +163,10 @@ class Request(Protocol):
     @property
     def slo(self) -> Slo:
         """What its user was promised."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is, "" where that is not known."""
 
     @property
     def todo(self) -> int:

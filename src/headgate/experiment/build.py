@@ -24,7 +24,7 @@ from headgate.experiment.settings import (
     refuse_conflicts,
 )
 from headgate.record.live_trace import is_live_trace, read_live_trace
-from headgate.record.tables import Run
+from headgate.record.tables import Columns, Run
 from headgate.sim.engine.engine import DEFAULT_BUDGET, DEFAULT_SLOTS, Engine, engine_of_card
 from headgate.sim.engine.replica import Residents
 from headgate.workloads.arrivals import ArrivalProcess, arrival_process, spread, tick_of
@@ -241,11 +241,13 @@ def as_workload(run: Run, path: Path) -> Workload:
         "kind": kind,
         "priority": rows["priority"],
         "cached": np.clip(rows["cached"], 0, rows["prompt"] - 1),
+        **({"tenant": rows["tenant"]} if "tenant" in rows else {}),
     }
     return Workload.of(
         rows["prompt"][order],
         output[order],
         kinds=kinds,
+        tenants=run.tenants,
         name=path.name.split(".")[0],
         origin={"trace": path.name, "format": "headgate-serve"},
         **{name: values[order] for name, values in columns.items()},
@@ -265,8 +267,17 @@ def described(workload: Workload) -> dict[str, object]:
         "workload": {"name": workload.name, "requests": len(workload), **workload.origin},
         "load": load,
         "clients": int(workload.clients.max()) or None,
-        "kinds": [{"name": kind.name, **kind.slo._asdict()} for kind in workload.kinds],
+        "kinds": [{"name": kind.name, **kind.slo.said()} for kind in workload.kinds],
+        **({"tenants": list(workload.tenants)} if len(workload.tenants) > 1 else {}),
     }
+
+
+def by_tenant(tables: dict[str, Columns], workload: Workload) -> dict[str, Columns]:
+    """The tables of a run with the tenant of each request, where there are several; a number is a row."""
+    if len(workload.tenants) > 1:
+        requests = tables["requests"]
+        requests["tenant"] = workload.tenant[requests["id"].astype(np.int64)]
+    return tables
 
 
 class Unservable(NamedTuple):

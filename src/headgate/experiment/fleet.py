@@ -14,7 +14,7 @@ from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
 from headgate.cost.card import recorded_card
 from headgate.cost.model import Shape
-from headgate.experiment.build import cache_record, described
+from headgate.experiment.build import by_tenant, cache_record, described
 from headgate.experiment.settings import ManyEngines
 from headgate.kv.prefix import Pieces
 from headgate.kv.transfer import Transfer
@@ -141,7 +141,7 @@ class FleetSetup:
             **(about or {}),
             "outcome": outcome,
         }
-        return Run(meta, **fleet.recorder.tables())
+        return Run(meta, **by_tenant(fleet.recorder.tables(), workload))
 
 
 def outcome_of(run: Callable[[], None]) -> str:

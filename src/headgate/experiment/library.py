@@ -10,7 +10,7 @@ from headgate.core.errors import InputError
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.cost.card import load_card
-from headgate.experiment.build import cache_record, described, make_engine
+from headgate.experiment.build import by_tenant, cache_record, described, make_engine
 from headgate.experiment.fleet import PRICES, FleetSetup, finished, transfer_time
 from headgate.experiment.run import composes_ahead
 from headgate.experiment.settings import ManyEngines, experiment
@@ -133,7 +133,7 @@ def simulate(
     simulator.run()
     about = {"driver": "simulator", "policy": label, "label": label, "outcome": "finished"}
     limits = {"kv_tokens": engine.kv_tokens, "longest": engine.longest, **cache_record([simulator.replica])}
-    return Run({**about, **limits, **described(workload)}, **recorder.tables())
+    return Run({**about, **limits, **described(workload)}, **by_tenant(recorder.tables(), workload))
 
 
 def simulate_fleet(

@@ -21,6 +21,7 @@ from headgate.cost.laws.terms import HostTerms
 from headgate.cost.likeness import error_bar, throughput_error
 from headgate.experiment.build import (
     DEFAULT_CLIENTS,
+    by_tenant,
     cache_record,
     described,
     make_engine,
@@ -166,7 +167,10 @@ def _one_engine(
         progress=progress,
     )
     outcome = outcome_of(simulator.run)
-    return Run({**about, **cache_record([simulator.replica]), "outcome": outcome}, **recorder.tables())
+    return Run(
+        {**about, **cache_record([simulator.replica]), "outcome": outcome},
+        **by_tenant(recorder.tables(), workload),
+    )
 
 
 def _meta(

@@ -9,6 +9,8 @@ from math import inf, nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headgate.core.errors import InputError
 from headgate.core.plan import ALL, NONE, Plan
 from headgate.core.policy import End, Steps
@@ -55,6 +57,8 @@ class Replay:
     def __init__(self, kinds: list[str]) -> None:
         self.recorder = Recorder(kinds)
         self.here: dict[int, TracedRequest] = {}
+        self.tenants: dict[str, int] = {}
+        self.tenant_of: dict[int, str] = {}
         self.asides: list[dict[str, Any]] = []  # what the tables have no place for
         self._came: set[int] = set()
         self._rolling: dict[int, int] = {}  # requests that get a token in each tick, and since which
@@ -89,11 +93,13 @@ class Replay:
         return self.recorder.tables()
 
     def _arrived(self, line: dict[str, Any]) -> None:
-        slo = Slo(line["first_token"], line["between_tokens"])
+        slo = _slo(line)
         known = {name: line[name] for name in KNOWN}
         if line["id"] in self._came:
             raise ValueError("the same request comes twice")
         self._came.add(line["id"])
+        self.tenants.setdefault(line["tenant"], len(self.tenants))
+        self.tenant_of[line["id"]] = line["tenant"]
         seen = self.here[line["id"]] = TracedRequest(arrival=line["at"], slo=slo, **known)
         self.recorder.arrived(seen, line["at"])
 
@@ -188,14 +194,23 @@ def read_live_trace(path: str | Path) -> Run:
         "label": header.get("policy", "?"),
         "load": "open",
         "clients": None,
-        "kinds": [{"name": name, **slo._asdict()} for name, slo in promised.items()],
+        "kinds": [{"name": name, **slo.said()} for name, slo in promised.items()],
         "outcome": f"cut off with {left} requests under way" if left else "finished",
         "policies": [line for line in asides if line["event"] == "policy"],
         "fallbacks": [line for line in asides if line["event"] == "fell_back"],
         "rescues": sum(line["event"] == "rescued" for line in asides),
         "wasted_tokens": sum(line["tokens"] for line in asides if line["event"] == "wasted"),
     }
+    if len(replay.tenants) > 1:
+        meta["tenants"] = list(replay.tenants)
+        numbers = {id: replay.tenants[name] for id, name in replay.tenant_of.items()}
+        tables["requests"]["tenant"] = np.array([numbers[id] for id in tables["requests"]["id"].tolist()])
     return Run(meta, **tables)
+
+
+def _slo(line: dict[str, Any]) -> Slo:
+    promise = Slo(line["first_token"], line["between_tokens"])
+    return promise._replace(weight=line["weight"], background=line["background"])
 
 
 def _survey(path: str | Path) -> tuple[dict[str, Any], dict[str, Slo]]:
@@ -205,7 +220,7 @@ def _survey(path: str | Path) -> tuple[dict[str, Any], dict[str, Slo]]:
     promised: dict[str, Slo] = {}
     for _, line in lines:
         if line["event"] == "arrived":
-            slo = Slo(line["first_token"], line["between_tokens"])
+            slo = _slo(line)
             if promised.setdefault(line["kind"], slo) != slo:
                 promised[line["kind"]] = Slo()  # requests of one kind with promises of their own
     if not promised:

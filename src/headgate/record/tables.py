@@ -86,6 +86,11 @@ class Run:
         return self.meta.get("kinds") or [{"name": "", "first_token": None, "between_tokens": None}]
 
     @property
+    def tenants(self) -> list[str]:
+        """Their names; `requests` has a column `tenant` where there are several."""
+        return list(self.meta.get("tenants") or [""])
+
+    @property
     def sending(self) -> str:
         """How requests were sent: "open", "closed" or "all-at-once"; guessed when the run does not say."""
         if "load" in self.meta:
@@ -131,6 +136,8 @@ class Run:
             kinds = np.array([str(kind.get("name", "")) for kind in self.kinds])
             ends = np.array([*(end.value for end in ENDS), ""])  # -1: it had not left
             columns |= {"kind": kinds[self.requests["kind"]], "how": ends[self.requests["how"]]}
+            if "tenant" in columns:
+                columns["tenant"] = np.array(self.tenants)[self.requests["tenant"]]
         name = library or next(name for name in LIBRARIES if find_spec(name))
         if name not in LIBRARIES:
             raise unknown("library for data frames", name, LIBRARIES)

@@ -15,7 +15,7 @@ TRACE = 1  # of the format; a reader refuses a newer one instead of misreading i
 KNOWN = tuple(name for name in request.FIELDS if name not in ("arrival", "slo"))
 # Every line but the first is {"event": NAME, ...} with these fields; the first says whose trace it is.
 FIELDS: Mapping[str, tuple[str, ...]] = {
-    "arrived": (*KNOWN, "at", "first_token", "between_tokens"),
+    "arrived": (*KNOWN, "at", "first_token", "between_tokens", "weight", "background"),
     "admitted": ("id", "at"),
     "prefilled": ("id", "at"),
     "held": ("id", "at"),
@@ -29,9 +29,11 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "rescued": ("at",),
     "wasted": ("at", "tokens"),
 }
-OPTIONAL = {"last", "first_token", "between_tokens", "guess"}  # may be null
-TEXTS = {"kind", "how", "policy", "reason"}
+OPTIONAL = {"last", "first_token", "between_tokens", "guess", "weight"}  # may be null
+LATER: Mapping[str, Any] = {"tenant": "", "weight": None, "background": False}  # older traces lack them
+TEXTS = {"kind", "how", "policy", "reason", "tenant"}
 MOMENTS = {"at", "start", "last", "first_token", "between_tokens", "priority", "guess"}  # any finite number
+MOMENTS |= {"weight"}
 OBJECTS = {"gauges", "parameters"}
 REQUESTS = {"decode", "prompts", "evict"}  # so many of them in one plan
 LARGEST = 1e300  # of a number
@@ -64,7 +66,9 @@ def fault(line: dict[str, Any]) -> str | None:
         return "has no event"
     for name in FIELDS.get(event, ()):
         if name not in line:
-            return f"{event!r} lacks {name!r}"
+            if name not in LATER:
+                return f"{event!r} lacks {name!r}"
+            line[name] = LATER[name]
         value = line[name]
         if value is None:
             if name not in OPTIONAL:
@@ -88,6 +92,8 @@ def _wanted(name: str, value: Any) -> str | None:
         return None if _number(value) else "a finite number"
     if name in TEXTS:
         return None if isinstance(value, str) else "a text"
+    if name == "background":
+        return None if isinstance(value, bool) else "true or false"
     if name in OBJECTS:
         return None if isinstance(value, dict) else "a JSON object"
     if name == "ends":

@@ -47,6 +47,7 @@ RULES = {  # the columns of a workload, in their order
     "guess": Rule(True, NO_GUESS, LONGEST, "a guess is a length, or -1 for none", NO_GUESS),
     "clients": Rule(True, OPEN_LOOP, LONGEST, f"clients are whole numbers up to {LONGEST}", OPEN_LOOP),
     "cached": Rule(True, 0, LONGEST, FOUND, 0),
+    "tenant": Rule(True, 0, LONGEST, "a tenant is an index into tenants", 0),
 }
 
 
@@ -71,7 +72,7 @@ def column(rule: Rule, values: npt.ArrayLike, called: str) -> Whole | Real:
     return checked
 
 
-def check_together(columns: Mapping[str, Whole | Real], kinds: int) -> None:
+def check_together(columns: Mapping[str, Whole | Real], kinds: int, tenants: int) -> None:
     """What holds between columns: equal lengths, sorted arrivals, known kinds, open or closed, not both."""
     sizes = {name: len(values) for name, values in columns.items()}
     requests = sizes["prompt"]
@@ -85,10 +86,11 @@ def check_together(columns: Mapping[str, Whole | Real], kinds: int) -> None:
     if whole.any():
         row = int(np.argmax(whole))
         raise InputError(f"cached at row {row} is {columns['cached'][row]}; {FOUND}")
-    beyond = columns["kind"] >= kinds
-    if beyond.any():
-        row = int(np.argmax(beyond))
-        raise InputError(f"kind at row {row} is {columns['kind'][row]}; there are only {kinds} kinds")
+    for name, known in (("kind", kinds), ("tenant", tenants)):
+        beyond = columns[name] >= known
+        if beyond.any():
+            row = int(np.argmax(beyond))
+            raise InputError(f"{name} at row {row} is {columns[name][row]}; there are only {known} {name}s")
 
 
 def _check_arrivals(arrival: Whole | Real, clients: Whole | Real) -> None:

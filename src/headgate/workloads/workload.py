@@ -66,7 +66,9 @@ class Workload:
             requests are outstanding, so a schedule of concurrency stages is just this column.
         cached: prompt tokens that a prefix cache had of it, as recorded. Where `contents` is known the cache
             is simulated instead.
+        tenant: index into `tenants`.
         kinds: the classes.
+        tenants: names of those that share the engines; one without a name where that does not matter.
         name: what reports call it.
         origin: how it was made, for the run's record.
         contents: what requests share, for engines with a prefix cache; None: nothing is known of it.
@@ -89,19 +91,21 @@ class Workload:
     guess: Whole
     clients: Whole
     cached: Whole
+    tenant: Whole
     kinds: tuple[Kind, ...] = (Kind(),)
+    tenants: tuple[str, ...] = ("",)
     name: str = ""
     origin: Mapping[str, object] = field(default_factory=dict)
     contents: Contents | None = None
 
     def __post_init__(self) -> None:
-        names = Counter(kind.name for kind in self.kinds)
-        for name, times in names.items():
-            if times > 1:
-                raise InputError(f"{times} kinds are called {name!r}; give each its own name")
+        for what, names in (("kinds", [kind.name for kind in self.kinds]), ("tenants", self.tenants)):
+            for name, times in Counter(names).items():
+                if times > 1:
+                    raise InputError(f"{times} {what} are called {name!r}; give each its own name")
         for name, rule in RULES.items():
             object.__setattr__(self, name, column(rule, getattr(self, name), name))
-        check_together(self.columns(), len(self.kinds))
+        check_together(self.columns(), len(self.kinds), len(self.tenants))
         if self.contents is not None:
             self.contents.check(self.prompt)
 
@@ -112,6 +116,7 @@ class Workload:
         output: npt.ArrayLike,
         *,
         kinds: Sequence[Kind] = (Kind(),),
+        tenants: Sequence[str] = ("",),
         name: str = "",
         origin: Mapping[str, object] | None = None,
         contents: Contents | None = None,
@@ -123,11 +128,12 @@ class Workload:
             prompt: prompt tokens, one per request.
             output: true output tokens, one per request.
             kinds: the classes; `kind` is an index into them.
+            tenants: their names; `tenant` is an index into them.
             name: what reports call it.
             origin: how it was made.
             contents: what requests share.
             **columns: any of arrival, kind, limit, priority (that of the kind by default), patience, abort,
-                guess, clients, cached; one value stands for all rows.
+                guess, clients, cached, tenant; one value stands for all rows.
         """
         requests = np.size(prompt)
         filled: dict[str, npt.ArrayLike] = {
@@ -140,8 +146,8 @@ class Workload:
         if "priority" not in filled:
             filled["priority"] = _priorities(kinds, filled["kind"])
         filled.update(prompt=prompt, output=output)
-        rest = {"kinds": tuple(kinds), "name": name, "origin": dict(origin or {}), "contents": contents}
-        return cls(**filled, **rest)  # type: ignore[arg-type]
+        rest = {"kinds": tuple(kinds), "tenants": tuple(tenants), "name": name, "contents": contents}
+        return cls(**filled, **rest, origin=dict(origin or {}))  # type: ignore[arg-type]
 
     def columns(self) -> dict[str, Whole | Real]:
         return {name: getattr(self, name) for name in RULES}
@@ -151,6 +157,7 @@ class Workload:
         read: dict[str, Iterable[Any]] = {name: column.tolist() for name, column in self.columns().items()}
         read["kind"] = [self.kinds[kind].name for kind in read["kind"]]
         read["guess"] = [None if guess == NO_GUESS else guess for guess in read["guess"]]
+        read["tenant"] = [self.tenants[tenant] for tenant in read["tenant"]]
         read["slo"] = [self.kinds[kind].slo for kind in self.kind.tolist()]
         return zip(*(read[name] for name in FIELDS[2:]), strict=True)
 
@@ -170,7 +177,7 @@ class Workload:
             self.contents is None or not self.contents.same(other.contents)
         ):
             return False
-        return self.kinds == other.kinds and all(
+        return (self.kinds, self.tenants) == (other.kinds, other.tenants) and all(
             np.array_equal(mine, theirs[name]) for name, mine in self.columns().items()
         )
 
@@ -242,6 +249,10 @@ class Workload:
         joined["kind"] = np.concatenate(
             [np.array([place[kind] for kind in part.kinds])[part.kind] for part in parts]
         )
+        tenants = list(dict.fromkeys(name for part in parts for name in part.tenants))
+        joined["tenant"] = np.concatenate(
+            [np.array([tenants.index(name) for name in part.tenants])[part.tenant] for part in parts]
+        )
         order = np.argsort(joined["arrival"], kind="stable")
         contents = None
         if any(part.contents is not None for part in parts):
@@ -251,6 +262,7 @@ class Workload:
         return Workload(
             **{name: values[order] for name, values in joined.items()},
             kinds=tuple(place),
+            tenants=tuple(tenants),
             name=names,
             origin={"merged": [dict(part.origin) for part in parts]},
             contents=contents,
@@ -293,7 +305,11 @@ class Workload:
         columns: dict[str, npt.NDArray[Any]] = dict(self.columns())
         if self.contents is not None:
             columns |= {column: getattr(self.contents, name) for name, column in SHARED.items()}
-        write(path, columns, {"kinds": kinds, "name": self.name, "origin": dict(self.origin)})
+        write(
+            path,
+            columns,
+            {"kinds": kinds, "tenants": self.tenants, "name": self.name, "origin": dict(self.origin)},
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Workload:
@@ -310,6 +326,7 @@ class Workload:
                 **columns,
                 contents=contents,
                 kinds=kinds,
+                tenants=tuple(map(str, header.get("tenants", [""]))),
                 name=str(header["name"]),
                 origin=dict(header["origin"]),
             )  # a column that its version did not have gets its default

@@ -225,7 +225,7 @@ def test_order_in_each_place_is_the_order_of_coming(ledger):
 def test_a_handle_says_what_is_known(ledger):
     entry = Entry(ledger, 7, 1.5, 30, 200, "chat", 12, -1, Slo(0.5, 0.1))
     assert (entry.id, entry.arrival, entry.prompt, entry.limit) == (7, 1.5, 30, 200)
-    assert (entry.kind, entry.guess, entry.priority, entry.slo) == ("chat", 12, -1, (0.5, 0.1, "gap"))
+    assert (entry.kind, entry.guess, entry.priority, entry.slo) == ("chat", 12, -1, Slo(0.5, 0.1))
     assert repr(entry) == "Request(7, kind='chat', prompt=30, todo=30, generated=0, evictions=0)"
     assert not hasattr(entry, "output")
 

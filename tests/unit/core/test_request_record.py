@@ -1,101 +1,73 @@
-"""A field of a request is declared once and reaches everything: a measure of how well the record holds.
-
-A copy of the package gets a field `tenant`. Three files change for a simulated engine; a live one needs a
-fourth, which says where the value comes from.
-"""
+"""What a request brings with it is declared once and reaches policies, tables, files and traces."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
-from pathlib import Path
+import pytest
 
-import headgate
-
-SOURCE = Path(headgate.__file__).parent
-EDITS = {
-    "core/request.py": [
-        ("    slo: Slo = NO_SLO  #", "    tenant: int = 0\n    slo: Slo = NO_SLO  #"),
-        ("        slo: Slo = NO_SLO,\n", "        tenant: int = 0,\n        slo: Slo = NO_SLO,\n"),
-        ("self.priority, self.slo = ", "self.priority, self.tenant, self.slo = "),
-        (" = kind, guess, priority, slo", " = kind, guess, priority, tenant, slo"),
-        (
-            "    @property\n    def kind(self)",
-            '    @property\n    def tenant(self) -> int:\n        """Whose it is."""\n\n'
-            "    @property\n    def kind(self)",
-        ),
-    ],
-    "core/ledger.py": [
-        ("        slo: Slo = NO_SLO,\n", "        tenant: int = 0,\n        slo: Slo = NO_SLO,\n"),
-        (
-            "(self, id, arrival, prompt, limit, kind, guess, priority,",
-            "(self, id, arrival, prompt, limit, kind, guess, priority, tenant,",
-        ),
-        (
-            "    prompt, limit, kind, guess, priority, slo = known",
-            "    prompt, limit, kind, guess, priority, tenant, slo = known",
-        ),
-        (
-            "Entry(ledger, id, arrival, prompt, limit, kind, guess, priority,",
-            "Entry(ledger, id, arrival, prompt, limit, kind, guess, priority, tenant,",
-        ),
-    ],
-    "workloads/workload.py": [
-        ("    kinds: tuple[Kind, ...]", "    tenant: Whole\n    kinds: tuple[Kind, ...]"),
-    ],
-    "workloads/columns.py": [
-        (
-            '    "priority": Rule(',
-            '    "tenant": Rule(True, 0, LONGEST, "a number", 0),\n    "priority": Rule(',
-        ),
-    ],
-}
-PROGRAM = """
-import json, pathlib, sys
 from headgate.core.policy import Observer
+from headgate.core.request import Identity, Slo, weight_of
+from headgate.experiment.build import as_workload
 from headgate.experiment.library import card_engine, simulate
 from headgate.live.engine.trace import Trace
 from headgate.methods.mixed.mixed import Mixed
 from headgate.record.live_trace import read_live_trace
-from headgate.workloads.workload import Workload
+from headgate.workloads.workload import Kind, Workload
+
 
 class Seen(Observer):
-    def __init__(self): self.tenants = []
-    def arrived(self, request, now): self.tenants.append(request.tenant)
+    def __init__(self) -> None:
+        self.requests = []
 
-requests = Workload.of([20, 30, 40], [3, 4, 5], tenant=[7, 8, 7])
-requests.save("requests.npz")
-seen, trace = Seen(), Trace("live.jsonl", {}, background=False)
-engine = card_engine("linear-h200-qwen3-8b", slots=8, budget=512)
-run = simulate(engine, Mixed(slots=8, budget=512), requests, observers=(seen, trace))
-trace.close()
-print(json.dumps({
-    "policy": seen.tenants,
-    "table": run.requests["tenant"].tolist(),
-    "file": Workload.load("requests.npz").tenant.tolist(),
-    "trace": read_live_trace("live.jsonl").requests["tenant"].tolist(),
-}))
-"""
+    def arrived(self, request, now):
+        self.requests.append((request.tenant, request.slo.weight, request.slo.background))
 
 
-def test_a_new_field_touches_four_files_and_reaches_policies_tables_files_and_traces(tmp_path):
-    shutil.copytree(SOURCE, tmp_path / "headgate", ignore=shutil.ignore_patterns("__pycache__"))
-    for name, pairs in EDITS.items():
-        file = tmp_path / "headgate" / name
-        text = file.read_text(encoding="utf-8")
-        for old, new in pairs:
-            assert text.count(old) == 1, f"{name}: {old!r}"
-            text = text.replace(old, new)
-        file.write_text(text, encoding="utf-8")
-    found = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout.strip() == (
-        '{"policy": [7, 8, 7], "table": [7, 8, 7], "file": [7, 8, 7], "trace": [7, 8, 7]}'
-    )
+def test_tenants_weights_and_background_reach_policies_tables_files_and_traces(tmp_path):
+    kinds = (Kind("gold", Slo(0.5, None, weight=10.0)), Kind("batch", Slo(background=True)))
+    columns = {"kind": [0, 1, 0], "tenant": [1, 0, 1], "tenants": ("ann", "bob")}
+    requests = Workload.of([20, 30, 40], [3, 4, 5], kinds=kinds, **columns)
+    requests.save(tmp_path / "requests.npz")
+    seen, trace = Seen(), Trace(tmp_path / "live.jsonl", {}, background=False)
+    engine = card_engine("linear-h200-qwen3-8b", slots=8, budget=512)
+    run = simulate(engine, Mixed(slots=8, budget=512), requests, observers=(seen, trace))
+    trace.close()
+    assert seen.requests == [("bob", 10.0, False), ("ann", None, True), ("bob", 10.0, False)]
+    assert (run.tenants, run.requests["tenant"].tolist()) == (["ann", "bob"], [1, 0, 1])
+    assert run.to_dataframe(library="numpy")["tenant"].tolist() == ["bob", "ann", "bob"]
+    loaded = Workload.load(tmp_path / "requests.npz")
+    assert loaded == requests and loaded.kinds == kinds
+    live = read_live_trace(tmp_path / "live.jsonl")
+    assert [live.tenants[number] for number in live.requests["tenant"]] == ["bob", "ann", "bob"]
+    again = as_workload(live, tmp_path / "live.jsonl")
+    assert [again.tenants[number] for number in again.tenant] == ["bob", "ann", "bob"]
+    assert {kind.name: kind.slo for kind in again.kinds} == {kind.name: kind.slo for kind in kinds}
+
+
+def test_without_tenants_and_weights_a_record_says_nothing_of_them():
+    requests = Workload.of([20, 30], [3, 4])
+    run = simulate(card_engine("linear-h200-qwen3-8b", slots=8), "mixed", requests)
+    assert "tenant" not in run.requests and "tenants" not in run.meta
+    assert [*run.kinds[0]] == ["name", "first_token", "between_tokens", "between_kind"]
+
+
+@pytest.mark.parametrize(
+    ("weight", "priority", "worth"),
+    [
+        (None, 0, 1.0),
+        (None, 1, 0.1),
+        (None, -2, 100.0),
+        (3.0, 5, 3.0),
+        (None, 10**9, 1e-6),
+        (None, -400, 1e6),
+    ],
+)
+def test_a_priority_without_a_weight_counts_tenfold_a_step(weight, priority, worth):
+    request = Identity(0, 0.0, 10, 10, priority=priority, slo=Slo(weight=weight))
+    assert weight_of(request) == pytest.approx(worth)
+
+
+def test_merging_keeps_whose_request_each_is():
+    ann = Workload.of([10], [2], arrival=[1.0], tenants=("ann",))
+    both = Workload.of([20, 30], [2, 2], arrival=[0.0, 2.0], tenant=[0, 1], tenants=("bob", "ann"))
+    merged = ann.merge(both)
+    assert [merged.tenants[number] for number in merged.tenant] == ["bob", "ann", "ann"]

@@ -88,7 +88,7 @@ def test_columns_are_copies_that_cannot_be_written():
         ({"clients": [4, 4, 0]}, "clients at row 2 is 0, at row 0 4: open and closed loop in one"),
         ({"clients": 4, "arrival": [0, 0, 1]}, "arrival at row 2 is 1.0 in a closed loop; drop the arrivals"),
         ({"kinds": (CHAT, Kind("chat"))}, "2 kinds are called 'chat'; give each its own name"),
-        ({"tenant": [1, 2, 3]}, "a workload has no column 'tenant'; choose from: arrival, prompt"),
+        ({"colour": [1, 2, 3]}, "a workload has no column 'colour'; choose from: arrival, prompt"),
     ],
 )
 def test_every_wrong_table_is_one_line(columns, message):

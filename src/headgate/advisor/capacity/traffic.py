@@ -235,7 +235,8 @@ def promise(levels: Sequence[Level], kind: str, known: Slo) -> Slo:
 
     between = tightest(("tbt", "tpot"), known.between_tokens)
     of = known.between_kind if between == known.between_tokens else GAP  # a policy keeps a mean gap by gap
-    return Slo(tightest(("ttft",), known.first_token), between, of)
+    first = tightest(("ttft",), known.first_token)
+    return known._replace(first_token=first, between_tokens=between, between_kind=of)
 
 
 def promised_gap(levels: Sequence[Level]) -> float | None:

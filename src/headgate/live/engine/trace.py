@@ -108,7 +108,7 @@ class Trace(LiveObserver):
     # -- what it hears
 
     def arrived(self, request: Request, now: float) -> None:
-        self._note("arrived", *ABOUT(request), now, *request.slo[:2])
+        self._note("arrived", *ABOUT(request), now, *request.slo[:2], *request.slo[3:])
 
     def admitted(self, request: Request, now: float) -> None:
         self._note("admitted", request.id, now)

@@ -66,7 +66,7 @@ class Ticket:
     __slots__ = (
         "answer", "arrival", "avoid", "cached", "content", "deadline", "ended", "engine", "generated",
         "guess", "id", "kind", "lapsed", "last_token", "limit", "priority", "prompt", "queued", "slo",
-        "state", "tries", "waiter", "whole",
+        "state", "tenant", "tries", "waiter", "whole",
     )  # fmt: skip
 
     evictions = 0
@@ -84,12 +84,13 @@ class Ticket:
         slo: Slo = NO_SLO,
         whole: bool = False,
         content: Content | None = None,
+        tenant: str = "",
     ) -> None:
         self.content = content  # None: no router asks what it shares with others
         self.id, self.kind, self.arrival = id, kind, arrival
         self.queued = arrival  # when it entered its queue; later where a failed leg brought it back
         self.prompt, self.limit, self.guess = prompt, limit, guess
-        self.priority, self.slo = priority, slo
+        self.priority, self.slo, self.tenant = priority, slo, tenant
         self.whole = whole  # never split, whatever the router says
         self.state = TicketState.QUEUED
         self.engine = -1  # where it is; for HANDED_OVER where its KV is
