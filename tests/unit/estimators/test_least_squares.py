@@ -49,3 +49,17 @@ def test_what_is_not_seen_stays_as_it_was():
     for row in rows(100, rng):
         fit.update(row, float(row @ TRUE))
     assert fit.values == pytest.approx(TRUE, rel=0.05)
+
+
+def test_many_small_noisy_observations_do_not_spoil_the_large_ones():
+    """As on an asynchronous engine, whose small steps seem to take half or twice their time."""
+    errors = {}
+    for least in (0.0, 4.0):
+        rng, fit = np.random.default_rng(5), RelativeLeastSquares(PRIOR, least)
+        for number in range(200):
+            row = np.array([1.0, 1.0, rng.uniform(1, 20) if number % 8 else rng.uniform(400, 800)])
+            noise = rng.choice([0.4, 1.0, 2.0]) if number % 8 else 1.0
+            fit.update(row, float(row @ TRUE) * noise)
+        large = np.array([1.0, 1.0, 800.0])
+        errors[least] = abs(float(fit.values @ large) / float(TRUE @ large) - 1)
+    assert errors[4.0] < 0.02 < errors[0.0]
