@@ -21,8 +21,8 @@ import numpy as np
 from headgate.core.durations import duration
 from headgate.core.errors import InputError
 from studies.h200.promises import figures
-from studies.h200.promises.client import AHEAD, BATCH, CHAT, serve
-from studies.h200.promises.load import SEED, Load, draw_all, parse
+from studies.h200.promises.client import AHEAD, serve
+from studies.h200.promises.load import BATCH, CHAT, FREE, GOLD, SEED, Load, draw_all, parse
 from studies.h200.promises.server import SHAPES, Server, attach, start
 
 PLAIN, AUTO = "plain", "auto"  # auto: no card, step times are learned
@@ -43,7 +43,8 @@ def options(argv: list[str]) -> argparse.Namespace:
         "--loads",
         nargs="+",
         default=list(LOADS),
-        help="WORKLOAD:RATE; azure-conv, azure-code, sharegpt-8k, mooncake; +batch:RATE beside it",
+        help="WORKLOAD:RATE[@CLASS]; azure-conv, azure-code, sharegpt-8k, mooncake; +batch:RATE or "
+        "+batch:CLIENTSc beside it; classes chat, batch, gold, free",
     )
     add("--arms", nargs="+", default=list(ARMS), help="plain, or a policy like mixed:budget=2560")
     add("--rounds", type=int, default=1)
@@ -80,6 +81,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--watch", action="store_true", help="note long launches and the memory they ask for (watch.jsonl)")
     add("--steps", action="store_true", help="trace steps and add their median times by size")
     add("--seed", type=int, default=SEED)
+    add("--gold", type=float, default=10.0, help="weight of class gold; free has 1")
     add("--no-plugin", action="store_true", help="leave headgate out altogether; plain only")
     add("--tiny", action="store_true", help="a tiny model without a GPU, to try this script")
     add("--flags", nargs=argparse.REMAINDER, default=[], help="the rest goes to vllm serve")
@@ -103,8 +105,11 @@ def settings(asked: argparse.Namespace, arm: str) -> Line:
         "any_card": True,
     }
     promised: Line = {"ttft": asked.ttft, "tbt": asked.tbt}
-    if any("+" in load for load in asked.loads):  # then only chat was promised anything
-        promised = {"classes": {CHAT: promised, BATCH: {}}}
+    if any("+" in load for load in asked.loads):
+        free = {"ttft": "5s", "tbt": asked.tbt}
+        gold = {"ttft": "1s", "tbt": asked.tbt, "weight": asked.gold}
+        classes = {CHAT: promised, BATCH: {"background": True}, GOLD: gold, FREE: free}
+        promised = {"classes": classes}
     if arm == AUTO:
         found |= {"policy": "auto", "card": None}
     return {**found, **promised, "delivery": asked.delivery, "log_every": "1h"}
@@ -153,9 +158,10 @@ def ramp(asked: argparse.Namespace, server: Server) -> None:
     server.switch(settings(asked, PLAIN))
     number, shrink = np.arange(asked.ramp), SHRINK if asked.tiny else 1
     prompt = np.where(number % 2, 300, 900) // shrink
-    growing = Load("ramp", RAMP_RATE, number / RAMP_RATE, prompt, np.full(asked.ramp, RAMP_OUTPUT))
+    classless = np.full(asked.ramp, "")
+    growing = Load("ramp", RAMP_RATE, number / RAMP_RATE, prompt, np.full(asked.ramp, RAMP_OUTPUT), classless)
     full = np.full(asked.ramp, BURST_PROMPT // shrink)
-    burst = Load("burst", RAMP_RATE, number * 0.0, full, np.full(asked.ramp, BURST_OUTPUT))
+    burst = Load("burst", RAMP_RATE, number * 0.0, full, np.full(asked.ramp, BURST_OUTPUT), classless)
     for load in (growing, burst):
         serve(load, server.target, asked.clients, asked.drain, asked.seed)
 
@@ -171,6 +177,9 @@ def one(asked: argparse.Namespace, server: Server, arm: str, text: str, number: 
     answers = serve(load, server.target, asked.clients, asked.drain, seed)
     about = {"arm": arm, "workload": name, "rate": rate, "round": number, "seed": seed, "seconds": seconds}
     found = figures.summary(answers, duration(asked.ttft), duration(asked.tbt), asked.warm, seconds)
+    if any(part.kind in (GOLD, FREE) for part in parts):
+        gap = duration(asked.tbt)
+        found["classes"] = figures.by_class(answers, {GOLD: (1.0, gap), FREE: (5.0, gap)}, asked.warm)
     took = {"wall": round(time.monotonic() - began, 1), "fallen": server.fallen()}
     return {**about, **found, **took}, {**about, **figures.raw(answers)}
 

@@ -10,13 +10,15 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, NamedTuple
 
-from studies.h200.promises.load import Load
+from studies.h200.promises.load import BATCH, BATCH_OUTPUT, BATCH_PROMPT, CHAT, FREE, GOLD, Load
 
 AHEAD = 5.0  # seconds before the first arrival: processes start and write their requests
 OK = b"HTTP/1.1 200"
 EVENT = b'data: {"'
-CHAT, BATCH = "chat", "batch"  # classes, where a load has both
-Row = tuple[float, int, int, bool | None]  # arrival, prompt, output, whether it is batch
+BODIES = 64  # prompts of a process's closed loops, sent again and again (no prefix cache)
+STAGGER = 0.02  # seconds between the first requests of two of its clients
+Row = tuple[float, int, int, str]  # arrival, prompt, output, class
+URGENCY = {CHAT: 0, GOLD: 0, FREE: 1, BATCH: 1}  # vLLM's priorities, for servers that look at them
 
 
 class Answer(NamedTuple):
@@ -28,7 +30,9 @@ class Answer(NamedTuple):
     gaps: list[float]  # between two readings with tokens
     last: float | None
     whole: bool
-    batch: bool = False
+    kind: str = ""
+    prompt: int = 0
+    tokens: tuple[int, ...] = ()  # in each reading
 
 
 class Target(NamedTuple):
@@ -38,31 +42,70 @@ class Target(NamedTuple):
     model: str
     vocabulary: int
     temperature: float = 0.0  # 1 where greedy tokens of made-up weights would all be the same
+    priorities: bool = False  # does the server look at them?
 
 
 def serve(load: Load, target: Target, processes: int, drain: float, seed: int) -> list[Answer]:
-    """All requests of a run, from so many processes; waits `drain` seconds for the last ones."""
-    batch = [None] * len(load.arrival) if load.batch is None else load.batch.tolist()
-    columns = zip(load.arrival.tolist(), load.prompt.tolist(), load.output.tolist(), batch, strict=True)
-    rows: list[Row] = list(columns)
+    """All requests of a run, from so many processes; waits `drain` seconds for the last ones.
+
+    Clients of a closed loop send nothing after the load's end, and do not wait.
+    """
+    columns = (load.arrival, load.prompt, load.output, load.kind)
+    rows: list[Row] = list(zip(*(column.tolist() for column in columns), strict=True))
     begin = time.monotonic() + AHEAD
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(2 * processes, mp_context=get_context("spawn")) as pool:
         parts = [
             pool.submit(_part, rows[number::processes], target, begin, drain, seed + number)
             for number in range(processes)
         ]
+        for number in range(processes if load.clients else 0):
+            clients = len(range(number, load.clients, processes))
+            parts.append(pool.submit(_busy, clients, target, begin, load.seconds, seed + number))
         answers = [answer for part in parts for answer in part.result()]
     return sorted(answers, key=lambda answer: answer.arrival)
 
 
 def _part(rows: list[Row], target: Target, begin: float, drain: float, seed: int) -> list[Answer]:
     rng = random.Random(seed)
-    bodies = [(at, _body(prompt, output, batch, target, rng)) for at, prompt, output, batch in rows]
+    bodies = [(at, _body(prompt, output, kind, target, rng)) for at, prompt, output, kind in rows]
     answers = asyncio.run(_all(bodies, target.port, begin, drain))
-    return [answer._replace(batch=bool(row[3])) for answer, row in zip(answers, rows, strict=True)]
+    return [answer._replace(prompt=row[1], kind=row[3]) for answer, row in zip(answers, rows, strict=True)]
 
 
-def _body(prompt: int, output: int, batch: bool | None, target: Target, rng: random.Random) -> bytes:
+def _busy(clients: int, target: Target, begin: float, seconds: float, seed: int) -> list[Answer]:
+    """So many clients in a closed loop; their prompts are written beforehand, to be sent at once."""
+    rng = random.Random(seed + 77)
+    pool = []
+    for share in (0.5 + rng.random() for _ in range(BODIES)):
+        prompt, output = int(BATCH_PROMPT * share), int(BATCH_OUTPUT * (2 - share))
+        pool.append((prompt, _body(prompt, output, BATCH, target, rng)))
+    return asyncio.run(_loops(clients, pool, target.port, begin, seconds, rng))
+
+
+async def _loops(
+    clients: int, pool: list[tuple[int, bytes]], port: int, begin: float, seconds: float, rng: random.Random
+) -> list[Answer]:
+    answers: list[Answer] = []
+
+    async def client(number: int) -> None:
+        at = number * STAGGER
+        while at < seconds:
+            prompt, body = rng.choice(pool)
+            answer = await _one(port, at, body, begin)
+            answers.append(answer._replace(prompt=prompt, kind=BATCH))
+            if not answer.whole:
+                return
+            at = time.monotonic() - begin
+
+    tasks = [asyncio.create_task(client(number)) for number in range(clients)]
+    await asyncio.sleep(max(0.0, begin + seconds - time.monotonic()))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return answers
+
+
+def _body(prompt: int, output: int, kind: str, target: Target, rng: random.Random) -> bytes:
     words: dict[str, Any] = {
         "model": target.model,
         "prompt": [rng.randrange(10, target.vocabulary) for _ in range(prompt)],
@@ -71,8 +114,10 @@ def _body(prompt: int, output: int, batch: bool | None, target: Target, rng: ran
         "temperature": target.temperature,
         "stream": True,
     }
-    if batch is not None:
-        words["vllm_xargs"] = {"headgate_class": BATCH if batch else CHAT}
+    if kind:
+        words["vllm_xargs"] = {"headgate_class": kind}
+        if target.priorities:
+            words["priority"] = URGENCY[kind]
     text = json.dumps(words).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{target.port}\r\n"
@@ -96,6 +141,7 @@ async def _one(port: int, at: float, body: bytes, begin: float) -> Answer:
     """One request; a cancelled one keeps what it has seen."""
     due = begin + at
     status, first, last, gaps, whole = 0, None, None, [], False
+    tokens: list[int] = []
     writer = None
     try:
         await asyncio.sleep(max(0.0, due - time.monotonic()))
@@ -111,10 +157,11 @@ async def _one(port: int, at: float, body: bytes, begin: float) -> Answer:
                 else:
                     gaps.append(now - last)
                 last = now
+                tokens.append(data.count(EVENT))
             whole = whole or b"data: [DONE]" in data
     except (asyncio.CancelledError, OSError, asyncio.IncompleteReadError):
         pass
     finally:
         if writer is not None:
             writer.close()
-    return Answer(at, status, first, gaps, last, whole)
+    return Answer(at, status, first, gaps, last, whole, tokens=tuple(tokens))

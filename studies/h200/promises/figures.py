@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from studies.h200.promises.client import Answer
+from studies.h200.promises.load import BATCH, CHAT
 
 Line = dict[str, Any]
 BINS = (256, 512, 1024, 2048, 4096, 8192, 16_384)  # tokens of a step with prompts
@@ -22,8 +23,8 @@ def summary(answers: Sequence[Answer], ttft: float, tbt: float, warm: float, sec
     A request is kept when its first token came in time and none of its gaps was longer than promised; one
     that was not served to its end is not.
     """
-    mine = [each for each in answers if each.arrival >= warm and not each.batch]
-    batch = [each for each in answers if each.arrival >= warm and each.batch]
+    mine = [each for each in answers if each.arrival >= warm and each.kind in ("", CHAT)]
+    batch = [each for each in answers if each.arrival >= warm and each.kind == BATCH]
     first = np.array([inf if each.first is None else each.first for each in mine])
     gaps = np.array([gap for each in mine for gap in each.gaps])
     worst = np.array([max(each.gaps, default=0.0) for each in mine])
@@ -43,7 +44,33 @@ def summary(answers: Sequence[Answer], ttft: float, tbt: float, warm: float, sec
         "without_a_token": int(np.isinf(first).sum()),
         "errors": sorted({each.status for each in mine if each.status not in (0, 200)}),
         **({"batch": _batch(batch)} if batch else {}),
+        "tokens_per_second": _rates(answers, warm, seconds),
     }
+
+
+def by_class(answers: Sequence[Answer], promises: Mapping[str, tuple[float, float]], warm: float) -> Line:
+    """Requests and the share kept of each class with a promise."""
+    found: Line = {}
+    for kind, (ttft, tbt) in promises.items():
+        mine = [each for each in answers if each.kind == kind and each.arrival >= warm]
+        kept = [
+            each.whole and (each.first or inf) <= ttft and max(each.gaps, default=0.0) <= tbt for each in mine
+        ]
+        found[kind] = {"requests": len(mine), "kept": _mean(kept)}
+    return found
+
+
+def _rates(answers: Sequence[Answer], warm: float, seconds: float) -> Line:
+    """Prompt tokens, counted with the first token, and output tokens a second of each class in the window."""
+    totals: dict[str, float] = {}
+    for each in answers:
+        if each.first is None:
+            continue
+        moments = each.arrival + np.cumsum([each.first, *each.gaps])
+        inside = (moments >= warm) & (moments <= seconds)
+        count = int(np.array(each.tokens)[inside].sum()) + each.prompt * bool(inside[0])
+        totals[each.kind or "all"] = totals.get(each.kind or "all", 0.0) + count / (seconds - warm)
+    return {kind: round(value, 1) for kind, value in sorted(totals.items())}
 
 
 def _batch(answers: Sequence[Answer]) -> Line:
@@ -67,7 +94,7 @@ def raw(answers: Sequence[Answer]) -> Line:
         "worst_gap": [round(max(each.gaps, default=0.0), 4) for each in answers],
         "gaps": [len(each.gaps) for each in answers],
         "whole": [int(each.whole) for each in answers],
-        "batch": [int(each.batch) for each in answers],
+        "class": [each.kind for each in answers],
     }
 
 

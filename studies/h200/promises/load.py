@@ -18,55 +18,85 @@ WORKLOADS = (*BUNDLED, "mooncake", "batch")
 BATCH_PROMPT, BATCH_OUTPUT = 2000, 256  # tokens, half to one and a half times as many
 LONGEST_PROMPT, LONGEST_OUTPUT = 15_000, 2_000  # longer ones are cut, so that all fit the model's length
 SEED = 21
+CHAT, BATCH, GOLD, FREE = CLASSES = ("chat", "batch", "gold", "free")
 Whole = npt.NDArray[np.int64]
 
 
 class Load(NamedTuple):
-    """Requests in the order of arrival; those of `batch` were promised nothing."""
+    """Requests in the order of arrival, each of a class; and clients that send batch one after the other."""
 
     name: str
     rate: float
     arrival: npt.NDArray[np.float64]
     prompt: Whole
     output: Whole
-    batch: npt.NDArray[np.bool_] | None = None
+    kind: npt.NDArray[np.str_]
+    clients: int = 0  # that send requests of BATCH for as long as the run lasts
+    seconds: float = 0.0
 
 
-def parse(text: str) -> list[tuple[str, float]]:
-    """`azure-conv:19` as a workload and its rate; what follows a + is batch beside it, without promises."""
-    return [_part(part) for part in text.split("+")]
+class Part(NamedTuple):
+    """Of a load: at this rate, or sent by so many clients in a closed loop."""
+
+    name: str
+    rate: float
+    kind: str
+    clients: int = 0
 
 
-def _part(text: str) -> tuple[str, float]:
-    name, colon, rate = text.rpartition(":")
+def parse(text: str) -> list[Part]:
+    """`azure-conv:19`, `azure-conv:12+batch:8`, `azure-conv:12+batch:192c` (clients) or
+    `azure-conv:12@gold+azure-conv:12@free`. Without a class the first of several parts is chat, the others
+    are batch.
+    """
+    words = text.split("+")
+    several = ["", ""] if len(words) == 1 else [CHAT, BATCH]
+    return [_part(part, several[min(place, 1)]) for place, part in enumerate(words)]
+
+
+def _part(text: str, default: str) -> Part:
+    rest, _, kind = text.partition("@")
+    name, colon, rate = rest.rpartition(":")
     if name not in WORKLOADS:
         raise unknown("workload", name or text, WORKLOADS)
+    if kind and kind not in CLASSES:
+        raise unknown("class", kind, CLASSES)
+    clients = rate.endswith("c")
     try:
-        found = float(rate)
+        found = float(rate.removesuffix("c"))
     except ValueError:
         found = 0.0
-    if not (colon and found > 0):
-        raise InputError(f"load {text!r}: {rate!r} is not a rate; write it as azure-conv:19")
-    return name, found
+    if not (colon and found > 0) or (clients and name != BATCH):
+        raise InputError(f"load {text!r}: {rate!r} is not a rate; write azure-conv:19, or batch:192c clients")
+    return Part(name, 0.0, BATCH, int(found)) if clients else Part(name, found, kind or default)
 
 
-def draw_all(parts: list[tuple[str, float]], seconds: float, seed: int, shrink: int = 1) -> Load:
-    """The requests of all parts, those of later ones as batch."""
+def draw_all(parts: list[Part], seconds: float, seed: int, shrink: int = 1) -> Load:
+    """The requests of all parts."""
     loads = [
-        draw(name, rate, seconds, seed + 1000 * number, shrink) for number, (name, rate) in enumerate(parts)
+        draw(part.name, part.rate, seconds, seed + 1000 * number, shrink, part.kind)
+        for number, part in enumerate(parts)
+        if not part.clients
     ]
-    if len(loads) == 1:
-        return loads[0]
     arrival = np.concatenate([load.arrival for load in loads])
     order = np.argsort(arrival, kind="stable")
-    batch = np.concatenate([np.full(len(load.arrival), number > 0) for number, load in enumerate(loads)])
     prompt = np.concatenate([load.prompt for load in loads])
     output = np.concatenate([load.output for load in loads])
-    name, rate = "+".join(load.name for load in loads), sum(load.rate for load in loads)
-    return Load(name, rate, arrival[order], prompt[order], output[order], batch[order])
+    kind = np.concatenate([load.kind for load in loads])
+    name = "+".join(f"{part.clients} batch clients" if part.clients else part.name for part in parts)
+    return Load(
+        name,
+        sum(load.rate for load in loads),
+        arrival[order],
+        prompt[order],
+        output[order],
+        kind[order],
+        clients=sum(part.clients for part in parts),
+        seconds=seconds,
+    )
 
 
-def draw(name: str, rate: float, seconds: float, seed: int, shrink: int = 1) -> Load:
+def draw(name: str, rate: float, seconds: float, seed: int, shrink: int = 1, kind: str = "") -> Load:
     """Requests of so many seconds; `shrink` divides lengths, for tiny models."""
     rng = np.random.default_rng([seed, *name.encode()])
     prompts, outputs = lengths(name)
@@ -75,7 +105,7 @@ def draw(name: str, rate: float, seconds: float, seed: int, shrink: int = 1) -> 
     arrival = np.sort(rng.uniform(0.0, seconds, count))
     prompt = np.clip(prompts[rows] // shrink, 1, LONGEST_PROMPT // shrink)
     output = np.clip(outputs[rows] // shrink, 1, LONGEST_OUTPUT // shrink)
-    return Load(name, rate, arrival, prompt, output)
+    return Load(name, rate, arrival, prompt, output, np.full(count, kind, dtype="U8"))
 
 
 def lengths(name: str) -> tuple[Whole, Whole]:

@@ -45,9 +45,12 @@ ENVIRONMENT = {
 class Server:
     """A running server: where it is, its log, its settings."""
 
-    def __init__(self, home: Path, pid: int, port: int, shape: models.Shape, plugin: bool) -> None:
+    def __init__(
+        self, home: Path, pid: int, port: int, shape: models.Shape, plugin: bool, priorities: bool
+    ) -> None:
         self.home, self.pid, self.port, self.plugin = home, pid, port, plugin
-        self.target = Target(port, MODEL, shape.vocabulary, float(isinstance(shape, models.MoeShape)))
+        warm = float(isinstance(shape, models.MoeShape))
+        self.target = Target(port, MODEL, shape.vocabulary, warm, priorities)
         self.log, self.config, self.trace = home / "log", home / "headgate.json", home / "steps.jsonl"
 
     def switch(self, settings: dict[str, Any]) -> None:
@@ -124,7 +127,7 @@ def start(asked: Namespace, first: dict[str, Any]) -> Server:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    server = Server(home, child.pid, port, shape, not asked.no_plugin)
+    server = Server(home, child.pid, port, shape, not asked.no_plugin, "priority" in asked.flags)
     flags = {key: getattr(asked, key) for key in FLAGS}
     known = {"pid": child.pid, "port": port, "shape": name, "plugin": server.plugin, "flags": flags}
     (home / "server.json").write_text(json.dumps(known))
@@ -145,7 +148,8 @@ def attach(asked: Namespace) -> Server:
     except OSError:
         raise SystemExit(f"error: no server was left in {home}; leave --attach out to start one") from None
     vars(asked).update(known["flags"])
-    server = Server(home, known["pid"], known["port"], SHAPES[known["shape"]], known["plugin"])
+    priorities = "priority" in known["flags"]["flags"]
+    server = Server(home, known["pid"], known["port"], SHAPES[known["shape"]], known["plugin"], priorities)
     if not _healthy(server.port):
         raise SystemExit(f"error: no server on port {server.port}; leave --attach out to start one")
     return server

@@ -153,7 +153,8 @@ def _fill(asked: argparse.Namespace, lines: list[Line]) -> None:
     """Every answer that has no line yet."""
     seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
     for seed, text, arm, host in product(seeds, asked.loads, asked.arms, asked.hosts):
-        ((name, rate),) = parse(text)  # batch beside it is not replayed
+        (part,) = parse(text)  # batch beside it is not replayed
+        name, rate = part.name, part.rate
         about = {"workload": name, "arm": arm, "host": host, "seconds": asked.seconds}
         about |= {} if asked.rates else {"at": rate}
         same = [x for x in lines if about.items() <= x.items() and ("rate" in x) is asked.rates]

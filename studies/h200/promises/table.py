@@ -1,5 +1,7 @@
 """The results with the simulator's prediction: `python -m studies.h200.promises.table FILE...`.
 
+With `--classes` before the files: loads of several classes, without a prediction.
+
 The simulator serves the same arrivals and lengths on the calibrated card, asynchronously; its first tokens
 come without HTTP.
 """
@@ -42,6 +44,11 @@ HEAD = (
     "served/s",
     "runs",
 )
+CHAT_HEAD = (
+    "chat/s", "arm", "chat kept, %", "chat without a token", "TTFT p99 (ms)", "worst gap (ms)",
+    "batch, thousand tokens/s", "all",
+)  # fmt: skip
+GOLD_HEAD = ("requests/s", "arm", "gold kept, %", "free kept, %", "thousand tokens/s")
 
 
 def predict(line: Line, setup: Line) -> float:
@@ -116,6 +123,41 @@ def table(files: Iterable[str]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
+def beside(files: Iterable[str]) -> str:
+    """Chat beside clients that send batch, and gold beside free: the mean, and the runs one by one."""
+    groups: dict[tuple[str, float, str], list[Line]] = defaultdict(list)
+    for line, _ in read(files):
+        groups[line["workload"], line["rate"], line["arm"]].append(line)
+    tables: dict[bool, list[tuple[str, ...]]] = {False: [CHAT_HEAD], True: [GOLD_HEAD]}
+    for (_, rate, arm), lines in groups.items():
+        if gold := "classes" in lines[0]:
+            kept = [
+                _each([line["classes"][kind]["kept"] for line in lines], 100, 1) for kind in ("gold", "free")
+            ]
+            cells = [*kept, _each([sum(line["tokens_per_second"].values()) for line in lines], 1e-3, 1)]
+        elif "batch" in lines[0].get("tokens_per_second", {}):
+            tokens = [line["tokens_per_second"] for line in lines]
+            cells = [
+                _each([line["kept"] for line in lines], 100, 1),
+                _each([line["without_a_token"] for line in lines], 1, 0),
+                _ms([line["ttft"]["p99"] for line in lines]),
+                _ms([max(line["gap"]["worst"] for line in lines)]),
+                _each([each["batch"] for each in tokens], 1e-3, 1),
+                _each([sum(each.values()) for each in tokens], 1e-3, 1),
+            ]
+        else:
+            continue
+        fallen = " (fell back)" if any(line["fallen"] for line in lines) else ""
+        tables[gold].append((f"{rate:g}", f"`{arm}`{fallen}", *cells))
+    made = [[rows[0], ("---",) * len(rows[0]), *rows[1:]] for rows in tables.values() if len(rows) > 1]
+    return "\n\n".join("\n".join("| " + " | ".join(row) + " |" for row in rows) for rows in made)
+
+
+def _each(values: list[float], scale: float, digits: int) -> str:
+    each = ", ".join(f"{scale * value:.{digits}f}" for value in values)
+    return f"{scale * np.mean(values):.{digits}f}" + (f" ({each})" if len(values) > 1 else "")
+
+
 def _share(lines: list[Line], name: str) -> str:
     digits = 2 if name == "gaps_in_time" else 0
     return f"{100 * np.mean([line[name] for line in lines]):.{digits}f} %"
@@ -127,4 +169,5 @@ def _ms(values: list[float | None]) -> str:
 
 
 if __name__ == "__main__":
-    print(table(sys.argv[1:]))
+    files = sys.argv[1:]
+    print(beside(files[1:]) if files[0] == "--classes" else table(files))
