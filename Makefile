@@ -67,10 +67,11 @@ test-browser: $(BROWSER_READY)
 test-vllm: $(VLLM_READY)
 	$(VLLM_BIN)/pytest -n 2 --dist loadfile tests/engine
 
-# Does headgate run in this release of vLLM? Its sources are fetched, and the suites run on its scheduler.
+# Does headgate run in this release of vLLM? Its sources are fetched, the code that changed since the last one in
+# the record is shown, and the suites run on its scheduler.
 VERSION ?= newest
 vllm-release: $(VLLM_READY)
-	$(VLLM_BIN)/python tools/vllm_release.py $(VERSION)
+	$(VLLM_BIN)/python tools/vllm_release.py $(VERSION) --diff
 
 # HeadgateRouter in Ray Serve before eight emulated engines, sweeps on Ray, the manifests; Ray's own warnings aside.
 test-ray: $(RAY_READY)

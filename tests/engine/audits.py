@@ -54,7 +54,8 @@ def _one(oracle: Oracle, name: str, entry: Any, request: Any) -> None:
     _same(f"{name}: limit", entry.limit, request.max_tokens)
     _same(f"{name}: priority", entry.priority, request.priority)
     _same(f"{name}: evictions", entry.evictions, request.num_preemptions)
-    if entry.id in ledger.waiting and getattr(request, "drop_stale_output", False):  # since vLLM 0.27
+    in_0_26 = hasattr(request, "async_tokens_to_discard") and request.num_preemptions > 0
+    if entry.id in ledger.waiting and getattr(request, "drop_stale_output", in_0_26):
         return  # its newest token was thrown away with its KV; counted again when it is admitted
     _same(f"{name}: tokens", entry.generated, request.num_output_tokens)
     if entry.id in ledger.waiting:

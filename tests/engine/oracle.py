@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from connector import Load
 from memory import Memory, Wrong
 from runners import RUNNERS
-from schedulers import EngineShape, free_blocks, request
+from schedulers import EngineShape, free_blocks, request, scheduler
 from traffic import Comer, Traffic
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput
@@ -245,6 +245,11 @@ class Oracle:
             raise Wrong(f"{self.shape.blocks - free_blocks(scheduler)} blocks leaked")
         if scheduler.max_num_scheduled_tokens != self.shape.budget:
             raise Wrong(f"the step's budget is {scheduler.max_num_scheduled_tokens} now")
+
+
+def serve_plain(shape: EngineShape, traffic: Traffic) -> Oracle:
+    """Without headgate: `tools/vllm_release.py` does not count what fails in here as headgate's."""
+    return Oracle(scheduler(shape), shape, traffic).run()
 
 
 def admitted(output: Any) -> list[str]:

@@ -8,9 +8,10 @@ import pytest
 from audits import audit
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from oracle import Oracle
+from memory import Wrong
+from oracle import Oracle, serve_plain
 from policies import Narrow, engine_of, gated
-from schedulers import EngineShape, scheduler
+from schedulers import EngineShape, reset_loses_drafts
 from traffic import Comer, Traffic, draw_shape, draw_traffic
 
 from headgate.methods.eb.exclusive import PrefillFirst
@@ -33,7 +34,7 @@ EVICTS = ("wait", "nested-wait")
 def test_plain_vllm_passes_its_own_trial(ahead, runner, seed):
     random = Random(seed)
     shape = draw_shape(random, ahead=ahead, runner=runner)
-    Oracle(scheduler(shape), shape, draw_traffic(random, shape)).run()
+    serve_plain(shape, draw_traffic(random, shape))
 
 
 @pytest.mark.parametrize(("ahead", "runner"), MODES)
@@ -67,7 +68,7 @@ def test_worker_tells_mixed_steps_apart():
     shape = EngineShape(budget=64)
     comers = [Comer(f"r{step}", step, list(range(40)), 30, (), 0, 0, None, False, 0) for step in (0, 5, 10)]
     traffic = Traffic(comers, frozenset(), {}, {})
-    plain = Oracle(scheduler(shape), shape, traffic).run()
+    plain = serve_plain(shape, traffic)
     assert [number for number, step in enumerate(plain.runner.steps) if step.mixed] == [5, 10]
     exclusive = Oracle(gated(shape, PrefillFirst(slots=16)), shape, traffic).run()
     assert not any(step.mixed for step in exclusive.runner.steps)
@@ -80,7 +81,7 @@ def test_kv_that_comes_from_elsewhere(ahead, runner, data, seed, name):
     random = Random(seed)
     shape = draw_shape(random, ahead=ahead, runner=runner)._replace(connector=True)
     traffic = draw_traffic(random, shape)
-    Oracle(scheduler(shape), shape, traffic).run()
+    serve_plain(shape, traffic)
     made = gated(shape, MAKE[name](data.draw, engine_of(shape)))
     Oracle(made, shape, traffic, audit).run()
     assert made._headgate.fallen is None
@@ -92,7 +93,7 @@ def test_drafts_that_are_right_and_wrong(ahead, runner, data, seed, name):
     random = Random(seed)
     shape = draw_drafting(random, ahead, runner)
     traffic = draw_traffic(random, shape)
-    Oracle(scheduler(shape), shape, traffic).run()
+    serve_plain(shape, traffic)
     policy = MAKE[name](data.draw, engine_of(shape))
     assume(getattr(policy, "budget", shape.budget) > shape.drafts)  # or not even one decode would fit
     made = gated(shape, policy)
@@ -123,6 +124,19 @@ def test_decodes_that_join_under_a_lease_outgrow_its_budget(ahead, runner):
     assert made._headgate.fallen is None
     assert [len(step.decodes) for step in oracle.runner.steps[:8]] == [0] + [16] * 7
     assert not oracle.runner.lost
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_reset_with_drafts_in_flight_fails_in_plain_vllm_where_traffic_has_none(ahead):
+    """What `draw_traffic` leaves out is vLLM's own fault, and nothing more is left out."""
+    shape = EngineShape(ahead=ahead, runner=2, drafts=3, caching=True)
+    comer = Comer("r0", 0, [1, 2], 40, (), 0, 0, None, False)
+    traffic = Traffic([comer], frozenset(), {}, {5: True})
+    if ahead and reset_loses_drafts():
+        with pytest.raises(Wrong, match="r0: says"):
+            serve_plain(shape, traffic)
+    else:
+        serve_plain(shape, traffic)
 
 
 def draw_drafting(random, ahead, runner):

@@ -31,6 +31,7 @@ OPTIONAL = {
     "kv_holding_waiting",
     "max_num_active_reqs",
     "local_prefill_interval",
+    "async_tokens_to_discard",
 }  # asked for by getattr
 
 

@@ -6,7 +6,7 @@ from random import Random
 from typing import NamedTuple
 
 from language import WORDS, Truth
-from schedulers import EngineShape
+from schedulers import EngineShape, reset_loses_drafts
 from vllm.v1.core.sched.interface import PauseState
 
 LAST_ARRIVAL = 120  # steps
@@ -82,7 +82,7 @@ def draw_traffic(
     if calm:
         return Traffic(comers, frozenset(), {}, {})
     throttled = frozenset(step for step in range(400) if random.random() < 0.2)
-    return Traffic(
+    traffic = Traffic(
         comers,
         throttled if random.random() < 0.3 else frozenset(),
         _pauses(random) if random.random() < 0.3 else {},
@@ -91,6 +91,9 @@ def draw_traffic(
         if random.random() < 0.3 and not shape.connector
         else {},
     )
+    if shape.drafts and shape.ahead and reset_loses_drafts():
+        return traffic._replace(resets=dict.fromkeys(traffic.resets, False))
+    return traffic
 
 
 def _comer(

@@ -177,7 +177,12 @@ class Knobs:
             if request in admitted:
                 request.status = PREEMPTED if request.num_preemptions else WAITING
                 getattr(scheduler, "_inflight_prefills", set()).discard(request)
+        ran = [*scheduler.running]
         scheduler.reset_prefix_cache(reset_running_requests=True)
+        for request in ran:  # vLLM 0.26 drops an output for each token in flight: with drafts, too many
+            if getattr(request, "async_tokens_to_discard", 0) > 1:
+                name, flights = request.request_id, self._live.flights
+                request.async_tokens_to_discard = sum([name in flight.scheduled for flight in flights])
 
     def _restore_order(self, order: list[Request]) -> None:
         """The order of admission decides which vLLM preempts."""
