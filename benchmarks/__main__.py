@@ -64,6 +64,7 @@ GOALS = """\
 (i) asynchronous over synchronous, times | 1.5 | asynchronous | times
 (l) a plan of keep with 16,000 late over 250 waiting, times | 2 | queued | keep, late: 16,000 over 250
 (l) the same without a promise, times | 2 | queued | keep, no promise: 16,000 over 250
+(l) the same of all kinds and 100 tenants, times | 2 | queued | keep, mixed: 16,000 over 250
 (l) the same in a burst, times | | queued | keep, burst: 16,000 over 250
 (k) plan capacity --policy all, 3,000 requests, CPU s of two cores | 120 | capacity | CPU seconds"""
 
@@ -240,8 +241,8 @@ def planning() -> Result:
 def queued() -> Result:
     """(l) A plan while 100 decode and ten chat prompts of 0.5 s have just come, over how many others wait.
 
-    They are late, or have no promise, or came within the last tenth of a second. The best of 15 calls after
-    the first, which sorts a burst.
+    They are late, or have no promise, or came within the last tenth of a second, or are of all kinds: late
+    with weights, background, plain, of 100 tenants. The best of 15 calls after the first, which sorts them.
     """
     found: Result = {}
     engine = engine_of_card(load_card("cal-h200-qwen3-8b"))._replace(running=512, batch_tokens=8192)
@@ -252,7 +253,7 @@ def queued() -> Result:
         "nested-wait": lambda: NestedWait(512, engine.cost, thresholds="8/4", ends="64/512"),
     }
     for name, make in made.items():
-        for what in ("late", "no promise", "burst"):
+        for what in ("late", "no promise", "burst", "mixed"):
             costs = [_plan_over(make(), waiting, what) for waiting in QUEUES]
             for waiting, cost in zip(QUEUES, costs, strict=True):
                 found[f"{name}, {what}, {waiting}: microseconds"] = cost
@@ -264,15 +265,17 @@ def _plan_over(policy: BatchPolicy, waiting: int, what: str) -> float:
     """Microseconds of one plan."""
     ledger, rng = Ledger(Limits(8192, 512, 16), 800_000), np.random.default_rng(0)
     chat = Slo(0.5, 0.1)
+    mix = (chat, Slo(0.5, 0.1, weight=10.0), Slo(), Slo(background=True))
 
     def join(id: int, slo: Slo, arrival: float) -> Entry:
-        entry = Entry(ledger, id, arrival, int(rng.integers(50, 4000)), 500, slo=slo)
+        tenant = f"tenant {id % 100}" if what == "mixed" else ""
+        entry = Entry(ledger, id, arrival, int(rng.integers(50, 4000)), 500, slo=slo, tenant=tenant)
         ledger.arrive(entry)
         policy.arrived(entry, arrival)
         return entry
 
     for id in range(100):
-        entry = join(id, chat, 0.0)
+        entry = join(id, mix[id % len(mix)] if what == "mixed" else chat, 0.0)
         ledger.admit(entry)
         policy.admitted(entry, 0.0)
         entry.todo = 0
@@ -280,8 +283,9 @@ def _plan_over(policy: BatchPolicy, waiting: int, what: str) -> float:
         policy.prefilled(entry, 0.0)
         ledger.kv_free -= entry.prompt
     for place in range(waiting):
-        arrival = 5.0 * place / waiting if what == "late" else 9.9 + 0.1 * place / waiting
-        join(100 + place, Slo() if what == "no promise" else chat, arrival)
+        arrival = 5.0 * place / waiting if what in ("late", "mixed") else 9.9 + 0.1 * place / waiting
+        others = {"no promise": Slo(), "mixed": mix[place % len(mix)]}
+        join(100 + place, others.get(what, chat), arrival)
     for place in range(10):
         join(100 + waiting + place, chat, 9.95)
     ledger.now, best = 10.0, float("inf")

@@ -29,10 +29,10 @@ def draw_ordered(draw: st.DrawFn, name: str, slots: int, engine: Engine, cost: S
     budget = draw(st.integers(max(2, slots), engine.batch_tokens + slots + 1), label="budget")
     words["ageing"] = draw(st.sampled_from([0.0, 1.0]), label="ageing")
     if name == "sarathi":
-        words["order"] = draw(st.sampled_from(["arrival", "shortest", "priority"]))
+        words["order"] = draw(st.sampled_from(["arrival", "shortest", "priority", "fair"]))
     if name != "slai":
         return BATCH[name](slots=slots, budget=budget, **words)
-    words["order"] = draw(st.sampled_from(["arrival", "shortest", "priority", "deadline"]))
+    words["order"] = draw(st.sampled_from(["arrival", "shortest", "priority", "deadline", "fair"]))
     words["decodes"] = draw(st.none() | st.integers(1, budget - 1), label="decodes")
     words["between_tokens"] = draw(st.sampled_from([0.7, 4.0, 15.0, 60.0]), label="between_tokens")
     words["first_token"] = draw(st.sampled_from([3.0, 50.0]), label="first_token")

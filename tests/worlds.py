@@ -354,7 +354,13 @@ TESTING: dict[str, Callable[[st.DrawFn, Engine], BatchPolicy]] = {
 POLICIES = {name: draw_policy(name) for name in BATCH}
 
 
-KINDS = (Kind("none"), Kind("both", Slo(6.0, 4.0)), Kind("first", Slo(first_token=0.5), priority=1))
+KINDS = (
+    Kind("none"),
+    Kind("both", Slo(6.0, 4.0)),
+    Kind("first", Slo(first_token=0.5), priority=1),
+    Kind("gold", Slo(6.0, 4.0, weight=10.0)),
+    Kind("background", Slo(background=True)),
+)
 
 
 def columns_of(draw: st.DrawFn, rows: int) -> Callable[[Sequence[Any]], list[Any]]:
@@ -377,7 +383,9 @@ def workloads(draw: st.DrawFn, impatient: bool = False, promised: bool = False) 
         columns["abort"] = column([np.inf, np.inf, 0.1, 3.5, 30.0])
     columns["limit"] = column([2**31 - 1, 1, 7])
     if promised and draw(st.booleans(), label="own promises"):
-        columns["kind"], columns["kinds"] = column([0, 1, 2]), KINDS
+        columns["kind"], columns["kinds"] = column(range(len(KINDS))), KINDS
+    if promised and draw(st.booleans(), label="several tenants"):
+        columns["tenant"], columns["tenants"] = column([0, 1, 2]), ("", "good", "flood")
     if draw(st.booleans(), label="predicted"):
         columns["guess"] = column([-1, 1, 3, 30, 500])
     return Workload.of(column(range(1, 61)), column([1, 2, 3, 9, 30, 140]), **columns)

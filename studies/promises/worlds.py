@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 from headgate.advisor.capacity.traffic import Level, SearchTraffic, make_traffic, parse_levels
@@ -40,6 +41,7 @@ class World(NamedTuple):
     bound: float
 
 
+@cache
 def world(name: str, promise: str, requests: int | None = None) -> World:
     """A workload by its name, under promises by theirs."""
     words, usual = WORKLOADS[name]

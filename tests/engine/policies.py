@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 from schedulers import EngineShape, scheduler
 
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy
+from headgate.core.request import Slo
 from headgate.core.view import View
 from headgate.live.vllm import factory
 from headgate.sim.engine.engine import Engine
@@ -28,6 +30,16 @@ def gated(shape: EngineShape, policy: BatchPolicy, watchdog: float = 1e9) -> Any
     """headgate's scheduler with that policy; some starve by design, so the watchdog sleeps."""
     made = scheduler(shape, {"policy": "mixed", "watchdog": f"{watchdog}s"})
     made._headgate.take_over(policy)
+    return made
+
+
+CLASSES = (Slo(background=True), Slo(1000.0, 100.0), Slo(), Slo(1000.0, weight=10.0))
+
+
+def classed(made: Any) -> Any:
+    """The same, with requests of several classes in turn."""
+    terms, turn = made._headgate_books._promises, cycle(CLASSES)
+    made._headgate_books._promises = lambda request: terms(request)._replace(slo=next(turn))
     return made
 
 

@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from memory import Wrong
 from oracle import Oracle, serve_plain
-from policies import Narrow, engine_of, gated
-from schedulers import EngineShape, reset_loses_drafts
+from policies import Narrow, classed, engine_of, gated
+from schedulers import EngineShape, reset_loses_drafts, scheduler
 from traffic import Comer, Traffic, draw_shape, draw_traffic
 
 from headgate.methods.eb.exclusive import PrefillFirst
@@ -50,6 +50,16 @@ def test_every_policy_serves_everybody_the_right_tokens(name, ahead, runner, dat
     assert counts["mixed"] == sum(step.mixed for step in oracle.runner.steps)
     if name in NEVER_MIX:
         assert counts["mixed"] == 0
+
+
+@pytest.mark.parametrize(("ahead", "runner"), MODES)
+@given(data=st.data(), seed=SEEDS)
+def test_background_requests_that_keep_evicts_get_the_right_tokens(ahead, runner, data, seed):
+    random = Random(seed)
+    shape = draw_shape(random, ahead=ahead, runner=runner)
+    made = classed(gated(shape, MAKE["keep"](data.draw, engine_of(shape))))
+    Oracle(made, shape, draw_traffic(random, shape), audit).run()
+    assert made._headgate.fallen is None
 
 
 @pytest.mark.parametrize(("ahead", "runner"), MODES)

@@ -26,10 +26,11 @@ def worlds(draw: st.DrawFn, roomy: bool) -> tuple[Engine, Workload]:
     """A world whose requests all fit; with room enough that nobody is ever evicted, or as it comes."""
     engine: Engine = draw(engines())
     engine = engine._replace(cost=PRICES, max_model_len=min(200, engine.longest))
-    workload: Workload = draw(workloads())
+    workload: Workload = draw(workloads(promised=True))
     if roomy:
         engine = engine._replace(kv_tokens=engine.running * 256, max_model_len=256)
     columns = {"limit": np.minimum(workload.limit, engine.longest)}  # vLLM knows no more
+    columns |= {"kind": workload.kind, "kinds": workload.kinds, "priority": np.zeros(len(workload), int)}
     if workload.closed:
         columns["clients"] = workload.clients
     else:

@@ -61,6 +61,11 @@ class Virtual:
         self.policy = Asked(policy)
         self.scheduler = made = scheduler(shape, {"policy": "mixed", "watchdog": "1000000000s"})
         made._headgate.clock = made._headgate_books.wall = lambda: self.now
+        terms = made._headgate_books._promises
+        slos = [workload.kinds[kind].slo for kind in workload.kind.tolist()]
+        made._headgate_books._promises = lambda request: terms(request)._replace(
+            slo=slos[int(request.request_id)]
+        )
         made._headgate.origin = 0.0
         made._headgate.take_over(self.policy)
         self.ledger = made._headgate.ledger

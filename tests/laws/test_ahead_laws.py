@@ -25,7 +25,12 @@ ALL_OF_THEM = POLICIES | TESTING
 
 @pytest.mark.parametrize("name", list(ALL_OF_THEM))
 @settings(max_examples=15)
-@given(data=st.data(), engine=engines(), workload=workloads(impatient=True), hosted=st.booleans())
+@given(
+    data=st.data(),
+    engine=engines(),
+    workload=workloads(impatient=True, promised=True),
+    hosted=st.booleans(),
+)
 def test_everybody_is_served_or_leaves(name, data, engine, workload, hosted):
     if hosted:
         engine = engine._replace(cost=WorkCost(GPU, HOST))
@@ -50,7 +55,12 @@ def test_everybody_is_served_or_leaves(name, data, engine, workload, hosted):
 
 @pytest.mark.parametrize("name", list(ALL_OF_THEM))
 @settings(max_examples=25)
-@given(data=st.data(), engine=engines(), workload=workloads(impatient=True), hosted=st.booleans())
+@given(
+    data=st.data(),
+    engine=engines(),
+    workload=workloads(impatient=True, promised=True),
+    hosted=st.booleans(),
+)
 def test_leases_and_asking_at_every_step_agree(name, data, engine, workload, hosted):
     if hosted:
         engine = engine._replace(cost=WorkCost(GPU, HOST))

@@ -32,7 +32,7 @@ class Checked(Lagged):
 
 @pytest.mark.parametrize("name", list(POLICIES))
 @settings(max_examples=15)
-@given(data=st.data(), engine=engines(), workload=workloads(impatient=True))
+@given(data=st.data(), engine=engines(), workload=workloads(impatient=True, promised=True))
 def test_everybody_is_served_or_leaves(name, data, engine, workload):
     policy = POLICIES[name](data.draw, engine)
     log = run(engine, Checked(copy.deepcopy(policy)), workload)

@@ -14,7 +14,7 @@ from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import RoutePolicy
 from headgate.core.plan import Plan
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
-from headgate.core.request import Request
+from headgate.core.request import Request, Slo
 from headgate.core.view import View
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.experiment.fleet import FleetSetup, finished
@@ -343,6 +343,14 @@ COST = LinearCost(
 MOST_REQUESTS, MOST_SLOTS, MOST_TOKENS = 25, 8, 64
 LONGEST_PROMPT = 60
 NEVER = np.inf
+CLASSES = (
+    Kind("none"),
+    Kind("chat", Slo(6.0, 4.0)),
+    Kind("gold", Slo(6.0, 4.0, weight=10.0)),
+    Kind("urgent", Slo(first_token=0.5), priority=-1),
+    Kind("background", Slo(background=True)),
+)
+TENANTS = ("", "good", "flood")
 
 
 def world(number: int) -> World:
@@ -361,7 +369,10 @@ def world(number: int) -> World:
 
 
 def _workload(draw: np.random.Generator) -> Workload:
-    """A few requests, open or closed loop, with ties in time; in every second world some give up."""
+    """A few requests, open or closed loop, with ties in time.
+
+    In every second world some give up, in every second there are classes, in every second tenants.
+    """
     count = int(draw.integers(1, MOST_REQUESTS + 1))
     columns: dict[str, Any] = {"limit": draw.choice([2**31 - 1, 1, 7], count)}
     if draw.random() < 0.5:
@@ -371,5 +382,9 @@ def _workload(draw: np.random.Generator) -> Workload:
     if draw.random() < 0.5:
         columns["patience"] = draw.choice([NEVER, 0.1, 0.5, 2.5, 20.0], count)
         columns["abort"] = draw.choice([NEVER, NEVER, 0.1, 3.5, 30.0], count)
-    prompts = draw.integers(1, LONGEST_PROMPT + 1, count)
-    return Workload.of(prompts, draw.choice([1, 2, 3, 9, 30, 140], count), **columns)
+    prompts, outputs = draw.integers(1, LONGEST_PROMPT + 1, count), draw.choice([1, 2, 3, 9, 30, 140], count)
+    if draw.random() < 0.5:
+        columns["kind"], columns["kinds"] = draw.integers(0, len(CLASSES), count), CLASSES
+    if draw.random() < 0.5:
+        columns["tenant"], columns["tenants"] = draw.integers(0, len(TENANTS), count), TENANTS
+    return Workload.of(prompts, outputs, **columns)

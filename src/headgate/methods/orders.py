@@ -1,10 +1,14 @@
-"""In which order waiting prompts enter: by arrival, shortest first, by priority, by deadline; with ageing."""
+"""In which order waiting prompts enter: by arrival, shortest first, by priority, by deadline, by tenant.
+
+Tenants have accounts of what they were served; routers' queues use them too.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from heapq import heapify, heappop, heapreplace
 from math import inf, isfinite
 from typing import ClassVar
 
@@ -36,6 +40,14 @@ class PromptOrder(ABC):
     def drop(self, request: Request) -> None:
         """It waits no longer."""
 
+    def admitted(self, request: Request) -> None:
+        """It enters."""
+        self.drop(request)
+
+    def finished(self, request: Request) -> None:
+        """It has left, from wherever it was."""
+        self.drop(request)
+
     def waiting(self, view: View) -> Iterator[Request]:
         waiting = view.waiting
         first: set[int] = set()  # requests evicted before this policy was first notified
@@ -44,13 +56,13 @@ class PromptOrder(ABC):
                 break
             first.add(request.id)
             yield request
-        for id in self._ids(view.now):
+        for id in self._ids(view):
             fresh = waiting.get(id)
             if fresh is not None and id not in first:
                 yield fresh
 
     @abstractmethod
-    def _ids(self, now: float) -> Iterator[int]:
+    def _ids(self, view: View) -> Iterator[int]:
         """Those that were never evicted."""
 
 
@@ -69,7 +81,7 @@ class ByArrival(PromptOrder):
     def waiting(self, view: View) -> Iterator[Request]:
         return iter(view.waiting.values())
 
-    def _ids(self, now: float) -> Iterator[int]:
+    def _ids(self, view: View) -> Iterator[int]:
         return iter(())
 
 
@@ -92,7 +104,7 @@ class ShortestPrompt(PromptOrder):
     def drop(self, request: Request) -> None:
         self._sorted.drop(request)
 
-    def _ids(self, now: float) -> Iterator[int]:
+    def _ids(self, view: View) -> Iterator[int]:
         return self._sorted.ids()
 
     def _key(self, request: Request) -> Key:
@@ -134,7 +146,8 @@ class EarliestDeadline(ShortestPrompt):
         super().drop(request)
         self._by_start.drop(request)
 
-    def _ids(self, now: float) -> Iterator[int]:
+    def _ids(self, view: View) -> Iterator[int]:
+        now = view.now
         shortest, by_start, aged = self._sorted, self._by_start, self._ageing * now
         yield from shortest.ids(most=aged)
         for id in by_start.ids(least=now):
@@ -182,7 +195,219 @@ class _Sorted:
             yield int(keys[index][-1])
 
 
-ORDERS = ("arrival", "shortest", "priority", "deadline")
+OUTPUT = 2.0  # what an output token counts in a tenant's account; a prompt token counts 1
+QUANTUM = 20_000.0  # tokens by which a tenant may be ahead of another that waits
+SAVED = 2 * QUANTUM  # tokens that a tenant counts as behind the most served at most
+MOST_TENANTS = 1024  # accounts; further tenants share one
+RECENT = 100  # outputs that a tenant's mean goes back
+
+
+@mypyc_attr(serializable=True)
+class Account:
+    """What one tenant was served, in tokens, and what it has here."""
+
+    def __init__(self, tenant: str, served: float) -> None:
+        self.tenant, self.served = tenant, served
+        self.here = self.waiting = 0  # requests that wait or run; those of them that never ran
+        self.ends, self.output = 0, 0.0  # outputs seen, and their mean
+
+
+@mypyc_attr(serializable=True)
+class TenantAccounts:
+    """Tokens that each tenant was served, as VTC counts them (arXiv 2401.00588).
+
+    A prompt counts when it enters, without what the prefix cache has; an output token counts twice. Until a
+    request ends, its output counts as predicted, or as the mean of its tenant's. A tenant that comes back
+    starts at no less than the least served of those here, so that none saves up. We differ: a tenant is here
+    while its requests wait or run, not only while they wait, so one that is served at once stays behind a
+    flood; and it counts as `SAVED` tokens behind the most served at most, however little it asked for.
+
+    Nothing is counted until a request has a tenant. An account whose tenant has left is forgotten once that
+    changes nothing. Beyond `MOST_TENANTS` accounts new tenants share that of requests without a tenant.
+    """
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, Account] = {}
+        self._line: list[tuple[float, str]] = []  # those here, the least served first
+        self._floor = 0.0  # no account counts less; idle ones that have no more are forgotten
+        self._of: dict[int, tuple[Account, float | None]] = {}  # by request: what was charged for its output
+
+    def arrived(self, request: Request) -> None:
+        if not request.tenant and not self._accounts:
+            return
+        self.left(request)
+        account = self._account(request.tenant)
+        if not account.here:
+            account.served = max(account.served, self._least())
+            insort(self._line, (account.served, account.tenant))
+        account.here += 1
+        account.waiting += 1
+        self._of[request.id] = (account, None)
+
+    def admitted(self, request: Request) -> None:
+        """Charged once: that it was evicted is not its tenant's doing."""
+        account, charged = self._of.get(request.id, (None, None))
+        if account is None or charged is not None:
+            return
+        account.waiting -= 1
+        charged = OUTPUT * _expected(request, account)
+        self._of[request.id] = (account, charged)
+        self._charge(account, uncached(request) + charged)
+
+    def left(self, request: Request) -> None:
+        account, charged = self._of.pop(request.id, (None, None))
+        if account is None:
+            return
+        if charged is None:
+            account.waiting -= 1
+        else:
+            self._charge(account, OUTPUT * request.generated - charged)
+            account.ends += 1
+            account.output += (request.generated - account.output) / min(account.ends, RECENT)
+        account.here -= 1
+        if not account.here:
+            self._floor = self._least()
+            del self._line[bisect_left(self._line, (account.served, account.tenant))]
+            if account.served <= self._floor:
+                del self._accounts[account.tenant]
+
+    def name(self, request: Request) -> str:
+        """The tenant in whose account it is."""
+        account, _ = self._of.get(request.id, (None, None))
+        return "" if account is None else account.tenant
+
+    def served(self, tenant: str) -> float:
+        account = self._accounts.get(tenant)
+        return self._floor if account is None else max(self._floor, account.served)
+
+    def price(self, request: Request) -> float:
+        """What it would be charged if it entered now."""
+        account, _ = self._of.get(request.id, (None, None))
+        return uncached(request) + (0.0 if account is None else OUTPUT * _expected(request, account))
+
+    def ahead(self) -> frozenset[str]:
+        """Tenants more than `QUANTUM` ahead of another, both with requests that wait."""
+        line, most = self._line, inf
+        if len(line) < 2 or line[-1][0] - line[0][0] <= QUANTUM:
+            return NO_TENANT
+        tenants: list[str] = []
+        for served, tenant in line:
+            if self._accounts[tenant].waiting:
+                if most == inf:
+                    most = max(self._floor, served) + QUANTUM
+                elif served > most:
+                    tenants.append(tenant)
+        return frozenset(tenants) if tenants else NO_TENANT
+
+    def _account(self, tenant: str) -> Account:
+        account = self._accounts.get(tenant)
+        if account is None and len(self._accounts) >= MOST_TENANTS:
+            floor = self._least()
+            for old in [old for old in self._accounts.values() if not old.here and old.served <= floor]:
+                del self._accounts[old.tenant]
+            if len(self._accounts) >= MOST_TENANTS:
+                tenant = ""
+                account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = Account(tenant, self._least())
+        return account
+
+    def _least(self) -> float:
+        return max(self._floor, self._line[0][0]) if self._line else self._floor
+
+    def _charge(self, account: Account, tokens: float) -> None:
+        del self._line[bisect_left(self._line, (account.served, account.tenant))]
+        account.served = max(self._floor, account.served) + tokens
+        insort(self._line, (account.served, account.tenant))
+        self._floor = max(self._floor, self._line[-1][0] - SAVED)
+
+
+NO_TENANT: frozenset[str] = frozenset()
+
+
+def _expected(request: Request, account: Account) -> float:
+    return min(account.output if request.guess is None else request.guess, request.limit)
+
+
+@mypyc_attr(serializable=True)
+class TenantQueues:
+    """Waiting requests of each tenant by a key that never changes; the tenant served least goes first."""
+
+    def __init__(self, accounts: TenantAccounts) -> None:
+        self._accounts = accounts
+        self._queues: dict[str, list[Key]] = {}
+        self._of: dict[int, tuple[str, Key]] = {}
+
+    def add(self, request: Request, key: Key) -> None:
+        self.drop(request)
+        tenant = self._accounts.name(request)
+        self._of[request.id] = (tenant, key)
+        insort(self._queues.setdefault(tenant, []), key)
+
+    def drop(self, request: Request) -> None:
+        place = self._of.pop(request.id, None)
+        if place is None:
+            return
+        tenant, key = place
+        keys = self._queues[tenant]
+        del keys[bisect_left(keys, key)]
+        if not keys:
+            del self._queues[tenant]
+
+    def ids(self, waiting: Mapping[int, Request]) -> Iterator[int]:
+        """What comes first counts as served for what comes after it."""
+        if len(self._queues) == 1:
+            for keys in self._queues.values():
+                for key in keys:
+                    yield int(key[-1])
+            return
+        line = [(self._accounts.served(tenant), tenant) for tenant in self._queues]
+        heapify(line)
+        places: dict[str, int] = {}
+        while line:
+            served, tenant = line[0]
+            place = places.get(tenant, 0)
+            keys = self._queues[tenant]
+            id = int(keys[place][-1])
+            request = waiting.get(id)
+            if request is not None:
+                yield id
+                served += self._accounts.price(request)
+            places[tenant] = place + 1
+            if place + 1 < len(keys):
+                heapreplace(line, (served, tenant))
+            else:
+                heappop(line)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class LeastServed(PromptOrder):
+    """The tenant that was served least first, and of its requests the oldest."""
+
+    def __init__(self) -> None:
+        self.tenants = TenantAccounts()
+        self._queues = TenantQueues(self.tenants)
+
+    def add(self, request: Request) -> None:
+        self.tenants.arrived(request)
+        self._queues.add(request, (request.arrival, request.id))
+
+    def drop(self, request: Request) -> None:
+        self._queues.drop(request)
+
+    def admitted(self, request: Request) -> None:
+        self._queues.drop(request)
+        self.tenants.admitted(request)
+
+    def finished(self, request: Request) -> None:
+        self._queues.drop(request)
+        self.tenants.left(request)
+
+    def _ids(self, view: View) -> Iterator[int]:
+        return self._queues.ids(view.waiting)
+
+
+ORDERS = ("arrival", "shortest", "priority", "deadline", "fair")
 
 
 def order_of(owner: str, name: str, ageing: float, promise: float, pace: float) -> PromptOrder:
@@ -199,6 +424,8 @@ def order_of(owner: str, name: str, ageing: float, promise: float, pace: float) 
         return ByPriority(ageing)
     if name == "deadline":
         return EarliestDeadline(promise, pace, ageing)
+    if name == "fair":
+        return LeastServed()
     raise unknown(f"order of {owner}", name, ORDERS)
 
 

@@ -39,8 +39,9 @@ class Slai(BatchPolicy):
         slots: requests that may hold KV at once, α.
         budget: tokens in one step, decodes included, τ.
         cost: what steps cost.
-        order: "shortest" prompt first, "arrival", "priority" (then shortest), or "deadline" (of the first
-            token; those that are late anyway stand behind, the shortest first).
+        order: "shortest" prompt first, "arrival", "priority" (then shortest), "fair" (the tenant served least
+            first), or "deadline" (of the first token; those that are late anyway stand behind, the shortest
+            first).
         decodes: most decodes in a step, β, below `budget`; None: `slots`.
         between_tokens, first_token: seconds promised to requests that have no promise of their own.
         pace: how long the coming steps are thought to be. "predicted": a full step with all requests, by
@@ -100,7 +101,7 @@ class Slai(BatchPolicy):
 
     def admitted(self, request: Request, now: float) -> None:
         """It waits no longer; if it is ever evicted the view shows it first."""
-        self.order.drop(request)
+        self.order.admitted(request)
 
     def prefilled(self, request: Request, now: float) -> None:
         promise = self._promise(request)
@@ -115,7 +116,7 @@ class Slai(BatchPolicy):
         self._forget(request)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        self.order.drop(request)
+        self.order.finished(request)
         self._forget(request)
 
     def stepped(self, steps: Steps) -> None:

@@ -11,13 +11,18 @@ from headgate.core.errors import InputError
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.request import Slo
 from headgate.core.view import Limits
-from headgate.methods.mixed.sarathi import ShortestFirst
+from headgate.methods.mixed.sarathi import Sarathi, ShortestFirst
 from headgate.methods.orders import (
+    MOST_TENANTS,
+    QUANTUM,
+    SAVED,
     ByArrival,
     ByPriority,
     EarliestDeadline,
+    LeastServed,
     PromptOrder,
     ShortestPrompt,
+    TenantAccounts,
     order_of,
 )
 from headgate.methods.slai import Slai
@@ -217,3 +222,116 @@ def test_nobody_is_overtaken_by_whom_ageing_forbids(rows, ageing, slots):
         for late in range(early + 1, len(rows)):
             if when[late] < when[early]:
                 assert arrival[late] - arrival[early] <= (prompt[early] - prompt[late]) / ageing + 1e-9
+
+
+# -- tenants
+
+
+def tenant_world():
+    """An account book, and a way to let requests of (tenant, prompt) come."""
+    ledger, accounts = Ledger(Limits(10**6, 100), 10**6), TenantAccounts()
+
+    def come(id: int, tenant: str, prompt: int = 100, **more) -> Entry:
+        entry = Entry(ledger, id, 0.0, prompt, limit=1000, tenant=tenant, **more)
+        accounts.arrived(entry)
+        return entry
+
+    return accounts, come
+
+
+def test_a_prompt_counts_once_and_an_output_token_twice():
+    """First 100 + 2 x 0 expected; at the end 2 x 30 more. The next is expected to give 30."""
+    accounts, come = tenant_world()
+    first, second = come(0, "a"), come(1, "a")
+    accounts.admitted(first)
+    assert accounts.served("a") == 100
+    accounts.admitted(first)  # again, after an eviction
+    assert accounts.served("a") == 100
+    first._tokens = 30
+    accounts.left(first)
+    assert accounts.served("a") == 160
+    assert accounts.price(second) == 100 + 2 * 30
+    assert accounts.price(come(2, "a", guess=7)) == 100 + 2 * 7
+    second.cached = 40
+    accounts.admitted(second)
+    assert accounts.served("a") == 160 + 60 + 60
+
+
+def test_a_tenant_that_comes_back_has_saved_nothing():
+    """As in VTC: b starts where a is, not at 0; and so it is after all have left."""
+    accounts, come = tenant_world()
+    here = come(0, "a", int(QUANTUM) + 1)
+    accounts.admitted(here)
+    there = come(1, "b")
+    assert accounts.served("b") == accounts.served("a") == QUANTUM + 1
+    assert accounts.ahead() == frozenset()
+    more = come(2, "a", int(QUANTUM) + 1)
+    come(3, "a")
+    accounts.admitted(more)
+    assert accounts.ahead() == {"a"}  # 20,001 ahead of b, which waits
+    accounts.left(there)
+    assert accounts.ahead() == frozenset()
+    come(4, "c")
+    assert accounts.served("c") == 2 * (QUANTUM + 1)
+
+
+def test_debts_outlive_a_pause():
+    """a leaves 5,000 tokens ahead of b, comes back, and is still ahead."""
+    accounts, come = tenant_world()
+    behind, ahead = come(0, "b"), come(1, "a", 5000)
+    accounts.admitted(ahead)
+    accounts.admitted(behind)
+    accounts.left(ahead)
+    come(2, "a")
+    assert accounts.served("a") - accounts.served("b") == 4900
+
+
+def test_a_tenant_that_asks_for_little_saves_no_more_than_two_quanta():
+    """b has one small request here while a is served 100,000; then b may catch up by 40,000."""
+    accounts, come = tenant_world()
+    accounts.admitted(come(0, "b", 10))
+    accounts.admitted(come(1, "a", 100_000))
+    assert accounts.served("b") == accounts.served("a") - SAVED
+    come(2, "a")
+    accounts.admitted(come(3, "b", 500))
+    assert accounts.served("b") == accounts.served("a") - SAVED + 500
+
+
+def test_accounts_are_bounded_and_those_who_changed_nothing_are_forgotten():
+    accounts, come = tenant_world()
+    for id in range(3 * MOST_TENANTS):
+        entry = come(id, f"passing {id}")
+        accounts.admitted(entry)
+        accounts.left(entry)
+    assert len(accounts._accounts) <= 1
+    for id in range(MOST_TENANTS + 10):
+        come(10_000 + id, f"here {id}")
+    assert len(accounts._accounts) <= MOST_TENANTS + 1
+    late = come(20_000, "one more")
+    assert accounts.name(late) == ""
+    accounts.admitted(late)
+    assert accounts.served("") == accounts.served("here 0") + 100
+
+
+def test_fair_serves_the_tenant_that_had_least():
+    """What comes first counts: a, then b until it has had as much, then a again."""
+    rows = [{"prompt": 100, "tenant": "a", "arrival": 0.1 * place} for place in range(3)]
+    rows += [{"prompt": 40, "tenant": "b", "arrival": 1 + 0.1 * place} for place in range(4)]
+    assert queue(order_of("x", "fair", 0.0, 1.0, 0.0), rows) == [0, 3, 4, 5, 1, 6, 2]
+    assert queue(LeastServed(), PROMPTS) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("make", [lambda: Sarathi(4, 64, "fair"), lambda: Slai(4, 64, Line(), "fair")])
+def test_under_fair_a_flood_does_not_delay_another_tenant(make):
+    """40 of flood come at once, one of good every 20 s: that one waits for a slot, not for the flood."""
+    arrivals = [0.0] * 40 + [1.0 + 20 * place for place in range(5)]
+    tenants = ("flood", "good")
+    workload = Workload.of([20] * 45, [5] * 45, arrival=arrivals, tenant=[0] * 40 + [1] * 5, tenants=tenants)
+    engine = Engine(Line(), kv_tokens=10_000, max_model_len=100, batch_tokens=64, running=4)
+    waits = first_tokens(run(engine, make(), workload))
+    assert max(waits[id] - arrivals[id] for id in range(40, 45)) < 12
+    assert max(waits[id] for id in range(40)) > 60
+
+
+def first_tokens(log: Log) -> dict[int, float]:
+    return {event[1]: event[2] for event in log.events if event[0] == "prefilled"}

@@ -1,4 +1,4 @@
-"""In which order prompts enter: as many in time as can be, then the late, then those without a promise."""
+"""In which order prompts enter: in time what is worth most, then the late, then those without a promise."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush, merge
 from itertools import chain, islice
+from math import inf
 from typing import NamedTuple
 
 from headgate.core.build import mypyc_attr, quick
-from headgate.core.request import Request
+from headgate.core.request import Request, weight_of
 from headgate.core.view import View
+from headgate.methods.orders import NO_TENANT, TenantAccounts, TenantQueues
 
 ALMS = 0.1  # of all prompt tokens admitted: may go to the late before all others
 LATE = 4.0  # promises a request must have waited for that
@@ -19,13 +21,16 @@ REST = 0.02  # of them: may go to requests without a promise before all others
 LONG = 40.0  # seconds a request must have waited for that
 MOST_CREDIT = 16_384  # tokens of such a share saved up at most
 MOST_DEBT = 163_840.0  # tokens that the late owe at most, unless one prompt is longer
+BEHIND = 1e-3  # of what a kept promise is worth, where its tenant is ahead of another that waits
 TRIED = 16  # requests left out that a plan tries again
 SETTLED = 512  # requests in time that a plan looks at; later deadlines wait until these have entered
 ROUNDS = 64  # of such trials in one plan, each with requests that the one before had no place for
 MOST_RANK = 2**53
+LEAST_WEIGHT = 1e-9  # nothing is worth less, whatever clients say
 FEW = 16  # so many are sorted in or out one by one
 # Compared; the last two are arrival and number, so that no two are equal.
 Key = tuple[float, float, float, int]
+Cheap = tuple[float, int, int, float]  # tokens over worth, negative; number, tokens, worth
 
 
 class WaitingPrompt(NamedTuple):
@@ -35,6 +40,8 @@ class WaitingPrompt(NamedTuple):
     arrival: float
     id: int
     todo: int
+    weight: float = 1.0
+    tenant: str = ""
 
 
 @mypyc_attr(serializable=True)
@@ -42,14 +49,19 @@ class Waiting:
     """Requests that wait: promised ones to be in time, by deadline; those left out; those past their
     deadline; those without a promise. And the credit of the late and of those without a promise.
 
+    With `tenants` the owner tells who comes, enters and leaves before it tells the queue.
+
     A plan looks at those in time and at the first few of the others, so its price does not grow with the
     queue. A request that is left out comes back as soon as there is time for it.
     """
 
     def __init__(self, default: float | None) -> None:
         self._default = default
+        self.tenants = TenantAccounts()
+        self._ahead = NO_TENANT  # tenants whose promises count less, as of the last plan
+        self._weighted = 0  # promised requests whose weight is not 1
         self._jobs: dict[int, WaitingPrompt] = {}
-        self._keys: dict[int, Key] = {}  # of those left out or late: priority, tokens, arrival, number
+        self._keys: dict[int, Key] = {}  # of those left out or late: tokens over worth, 0, arrival, number
         self._in: list[WaitingPrompt] = []
         self._out: list[Key] = []
         self._due: list[WaitingPrompt] = []  # those of `_out`, by deadline
@@ -58,7 +70,7 @@ class Waiting:
         self._long: list[Key] = []  # those of `_late`, by the time from which they have waited long
         self._tokens = 0  # of those in time or left out, not yet late
         self._rest: OrderedDict[int, Request] = OrderedDict()  # without a promise, the oldest first
-        self._urgent: list[Key] = []  # the same by priority, then arrival
+        self._urgent = TenantQueues(self.tenants)  # the same by tenant, then weight, priority and arrival
         self._evicted: dict[int, bool] = {}  # the oldest first; has it a promise?
         self._credit = self._rest_credit = 0.0  # tokens; below 0: owed
 
@@ -66,6 +78,8 @@ class Waiting:
         return len(self._jobs) + len(self._rest) + len(self._evicted)
 
     def promise(self, request: Request) -> float | None:
+        if request.slo.background:
+            return None
         own = request.slo.first_token
         return self._default if own is None else own
 
@@ -77,26 +91,29 @@ class Waiting:
             return
         if promise is None:
             self._rest[request.id] = request
-            insort(self._urgent, _urgency(request))
+            self._urgent.add(request, _urgency(request))
             return
-        deadline = request.arrival + promise
+        deadline, weight = request.arrival + promise, max(LEAST_WEIGHT, weight_of(request))
+        tenant = self.tenants.name(request)
         job = self._jobs[request.id] = quick(
-            WaitingPrompt, (deadline, request.arrival, request.id, request.todo)
+            WaitingPrompt, (deadline, request.arrival, request.id, request.todo, weight, tenant)
         )
-        self._keys[request.id] = (_rank(request), float(request.todo), request.arrival, request.id)
+        self._keys[request.id] = self._key(job)
         self._tokens += request.todo
+        self._weighted += weight != 1.0
         insort(self._in, job)
 
     def drop(self, request: Request) -> None:
         if self._evicted.pop(request.id, None) is not None:
             return
         if self._rest.pop(request.id, None) is not None:
-            del self._urgent[bisect_left(self._urgent, _urgency(request))]
+            self._urgent.drop(request)
             return
         job = self._jobs.pop(request.id, None)
         if job is None:
             return
         key = self._keys.pop(request.id)
+        self._weighted -= job.weight != 1.0
         place = bisect_left(self._in, job)
         if place < len(self._in) and self._in[place] == job:
             del self._in[place]
@@ -129,8 +146,10 @@ class Waiting:
         """Decide which promised requests are to be in time, prompts before them included.
 
         A first token comes at the end of its step, in the mean half a step after the prompt's own tokens.
-        Steps are as long as what waits makes them, and at most `step` seconds.
+        Steps are as long as what waits makes them, and at most `step` seconds. Where weights differ the rule
+        is no optimum, so a set that can be in time gives way only to one that is worth more.
         """
+        self._ahead = self.tenants.ahead()
         for _ in range(ROUNDS):
             self._expire(start)
             tried = self._tried(waiting)
@@ -138,16 +157,42 @@ class Waiting:
             if tried:
                 jobs = merge(self._in, sorted(tried))  # few of which are looked at
             half = min(step, pace * self._tokens * (1 - 1 / max(1, len(self._in) + len(self._out)))) / 2
-            kept, looked = on_time(jobs, start + half, pace)
+            kept, looked = on_time(jobs, start + half, pace, self._ahead)
             if len(kept) == len(looked) and not tried:
                 return
             trying = {job.id for job in tried}
             gone = [job for job in looked if job.id not in kept and job.id not in trying]
             back = [job for job in tried if job.id in kept]
+            if gone and (self._weighted or self._ahead):
+                before = [job for job in looked if job.id not in trying]
+                if not self._worth_more(back, gone) and in_time(before, start + half, pace):
+                    gone, back = [], fitting(before, tried, start + half, pace)
             if not gone and not back:
                 return
             self._leave_out(gone)
             self._come_back(back)
+
+    def _worth_more(self, some: list[WaitingPrompt], others: list[WaitingPrompt]) -> bool:
+        """In less time, where they are worth the same."""
+        some_worth, other_worth = [sum([self._worth(job) for job in jobs]) for jobs in (some, others)]
+        if some_worth != other_worth:
+            return some_worth > other_worth
+        return sum([job.todo for job in some]) < sum([job.todo for job in others])
+
+    def _worth(self, job: WaitingPrompt) -> float:
+        return BEHIND * job.weight if job.tenant in self._ahead else job.weight
+
+    def _key(self, job: WaitingPrompt) -> Key:
+        """The worth least a token last, by what its tenant has had so far."""
+        return (job.todo / self._worth(job), 0.0, job.arrival, job.id)
+
+    def timely(self, request: Request) -> bool:
+        """Is it promised, and to be in time or evicted before?"""
+        job = self._jobs.get(request.id)
+        if job is None:
+            return self._evicted.get(request.id, False)
+        place = bisect_left(self._in, job)
+        return place < len(self._in) and self._in[place] == job
 
     def left_out(self, waiting: Mapping[int, Request]) -> tuple[int, ...]:
         ids = [key[3] for key in (*self._out, *self._late)]
@@ -157,8 +202,9 @@ class Waiting:
         """Those that wait, the next one first; and whether it is to have only what the others leave.
 
         First promised ones: evicted; then a late one and one without a promise that have waited long, if
-        there is credit for them; those in time, the earliest deadline first; the late, the most urgent and
-        then the shortest first. Then the others: evicted ones, then by priority and arrival.
+        there is credit for them; those in time (`_promised`); the late, those worth most a token
+        first. Then the others: evicted ones, then those of the tenant served least, each tenant's by
+        weight, priority and arrival.
         """
         waiting = view.waiting
         first: list[Request] = []
@@ -173,14 +219,21 @@ class Waiting:
         for id in self._promised():
             if id in waiting and id not in seen:
                 yield waiting[id], False
-        for id in chain([request.id for request in others], (key[3] for key in self._urgent)):
+        for id in chain([request.id for request in others], self._urgent.ids(waiting)):
             if id in waiting and id not in seen:
                 seen.add(id)
                 yield waiting[id], True
 
     def _promised(self) -> Iterator[int]:
-        """Those in time, then the late; compiled, a generator comprehension would be a list of them all."""
-        for job in self._in:
+        """Those in time, then the late; compiled, a generator comprehension would be a list of them all.
+
+        Those in time go by deadline. Where weights differ and some had to be left out, there is no time for
+        errors of the forecast: those worth most a token go first, so that an error costs the least.
+        """
+        jobs = self._in
+        if (self._out or self._late) and (self._weighted or self._ahead):
+            jobs = sorted(jobs[:SETTLED], key=self._key) + jobs[SETTLED:]
+        for job in jobs:
             yield job.id
         for key in merge(self._out, self._late):
             yield key[3]
@@ -202,25 +255,27 @@ class Waiting:
         """Those to be in time, with what the prefix cache leaves of those that a plan looks at by now."""
         jobs = self._in
         for place in range(min(len(jobs), SETTLED)):
-            deadline, arrival, id, todo = jobs[place]
+            deadline, arrival, id, todo, weight, tenant = jobs[place]
             request = waiting.get(id)
             if request is not None and request.todo != todo:
                 self._tokens += request.todo - todo
-                jobs[place] = self._jobs[id] = quick(WaitingPrompt, (deadline, arrival, id, request.todo))
+                job = quick(WaitingPrompt, (deadline, arrival, id, request.todo, weight, tenant))
+                jobs[place] = self._jobs[id] = job
         return jobs
 
     def _tried(self, waiting: Mapping[int, Request]) -> list[WaitingPrompt]:
         """The first of those left out, each as long as it is by now."""
         jobs: list[WaitingPrompt] = []
         for _, _, _, number in self._out[:TRIED]:
-            deadline, arrival, id, todo = job = self._jobs[number]
+            deadline, arrival, id, todo, weight, tenant = job = self._jobs[number]
             request = waiting.get(id)
             if request is not None and request.todo != todo:
                 self._tokens += request.todo - todo
                 del self._due[bisect_left(self._due, job)]
                 del self._out[bisect_left(self._out, self._keys[id])]
-                job = self._jobs[id] = quick(WaitingPrompt, (deadline, arrival, id, request.todo))
-                self._keys[id] = _key(job, self._keys[id])
+                shorter = (deadline, arrival, id, request.todo, weight, tenant)
+                job = self._jobs[id] = quick(WaitingPrompt, shorter)
+                self._keys[id] = self._key(job)
                 insort(self._due, job)
                 insort(self._out, self._keys[id])
             jobs.append(job)
@@ -261,7 +316,7 @@ class Waiting:
                 del self._in[bisect_left(self._in, job)]
         _line_up(self._due, jobs)
         for job in jobs:
-            self._keys[job.id] = _key(job, self._keys[job.id])
+            self._keys[job.id] = self._key(job)
         _put(self._out, [self._keys[job.id] for job in jobs])
 
     def _come_back(self, jobs: list[WaitingPrompt]) -> None:
@@ -271,40 +326,95 @@ class Waiting:
         _take(self._out, [self._keys[job.id] for job in jobs])
 
 
-def on_time(jobs: Iterable[WaitingPrompt], start: float, pace: float) -> tuple[set[int], list[WaitingPrompt]]:
-    """Moore and Hodgson's rule: the most prompts that can be done by their deadlines on one machine.
+def on_time(
+    jobs: Iterable[WaitingPrompt], start: float, pace: float, ahead: frozenset[str] = NO_TENANT
+) -> tuple[set[int], list[WaitingPrompt]]:
+    """Prompts that can be done by their deadlines on one machine, worth together as much as a greedy finds.
 
     `jobs` come by deadline. The machine is free from `start` on and takes `pace` seconds for a token.
-    Whenever a prompt would end late, the longest one so far leaves the set. With the set come the jobs that
-    were looked at: no more once `SETTLED` are in it. Tokens are summed as whole numbers, so that the set,
-    looked at again, is the set.
+    Whenever a prompt would end late, those worth least a token so far leave the set; where more than one has
+    to, those that still fit come back, the worthiest first. With equal weights the longest leaves, and this
+    is Moore and Hodgson's rule, which no other set exceeds. Promises of tenants `ahead` of others count less.
+    With the set come the jobs that were looked at: no more once `SETTLED` are in it. Tokens are summed as
+    whole numbers, so that the set, looked at again, is the set.
     """
     tokens = 0
     looked: list[WaitingPrompt] = []
     kept: set[int] = set()
-    longest: list[tuple[int, int]] = []  # (-todo, id); a heap once one had to leave
+    cheapest: list[Cheap] = []  # a heap once one had to leave
     dropped = False
     for job in jobs:
         if len(kept) >= SETTLED:
             break
-        deadline, _, number, todo = job
+        deadline, _, number, todo, worth, tenant = job
         looked.append(job)
         if start + todo * pace > deadline:  # late even if it ran at once: the rule would drop it itself
             continue
+        if tenant in ahead:
+            worth *= BEHIND
         kept.add(number)
         if dropped:
-            heappush(longest, (-todo, number))
+            heappush(cheapest, (-todo / worth, number, todo, worth))
         else:
-            longest.append((-todo, number))
+            cheapest.append((-todo / worth, number, todo, worth))
         tokens += todo
         if start + tokens * pace > deadline:
             if not dropped:
-                heapify(longest)
+                heapify(cheapest)
                 dropped = True
-            less, id = heappop(longest)
-            kept.discard(id)
-            tokens += less
+            tokens = _drop(cheapest, kept, tokens, start, pace, deadline)
     return kept, looked
+
+
+def _drop(
+    cheapest: list[Cheap], kept: set[int], tokens: int, start: float, pace: float, deadline: float
+) -> int:
+    """Those worth least a token leave until the last one is in time; the tokens that stay."""
+    gone: list[Cheap] = []
+    while start + tokens * pace > deadline:
+        gone.append(heappop(cheapest))
+        tokens -= gone[-1][2]
+    kept.difference_update([one[1] for one in gone])
+    if len(gone) > 1:
+        for one in sorted(gone, key=_worthiest):
+            if start + (tokens + one[2]) * pace <= deadline:
+                kept.add(one[1])
+                tokens += one[2]
+                heappush(cheapest, one)
+    return tokens
+
+
+def _worthiest(one: Cheap) -> tuple[float, int, int]:
+    return (-one[3], one[2], one[1])
+
+
+def in_time(jobs: list[WaitingPrompt], start: float, pace: float) -> bool:
+    """Do all of them end by their deadlines, run in that order?"""
+    tokens = 0
+    for job in jobs:
+        tokens += job.todo
+        if start + tokens * pace > job.deadline:
+            return False
+    return True
+
+
+def fitting(
+    line: list[WaitingPrompt], tried: list[WaitingPrompt], start: float, pace: float
+) -> list[WaitingPrompt]:
+    """The first of `tried` that can be in time beside all of `line`, by deadline; none: an empty list."""
+    before = [0]
+    for job in line:
+        before.append(before[-1] + job.todo)
+    slack = [inf] * (len(line) + 1)  # seconds by which all from this place on may end later
+    for place in range(len(line) - 1, -1, -1):
+        slack[place] = min(slack[place + 1], line[place].deadline - start - before[place + 1] * pace)
+    for job in tried:
+        place = bisect_left(line, job)
+        ends = start + (before[place] + job.todo) * pace
+        fits = ends <= job.deadline and job.todo * pace <= slack[place]
+        if fits and in_time([*line[:place], job, *line[place:]], start, pace):  # exactly, too
+            return [job]
+    return []
 
 
 def _spend(credit: float, tokens: float, most: float) -> float:
@@ -313,17 +423,12 @@ def _spend(credit: float, tokens: float, most: float) -> float:
 
 
 def _urgency(request: Request) -> Key:
-    return (_rank(request), 0.0, request.arrival, request.id)
+    return (-weight_of(request), _rank(request), request.arrival, request.id)
 
 
 def _rank(request: Request) -> float:
     """Its priority; clients may send numbers that no float can be."""
     return float(max(-MOST_RANK, min(request.priority, MOST_RANK)))
-
-
-def _key(job: WaitingPrompt, before: Key) -> Key:
-    """The key of a job whose prompt may have become shorter."""
-    return (before[0], float(job.todo), job.arrival, job.id)
 
 
 def _long(job: WaitingPrompt) -> Key:

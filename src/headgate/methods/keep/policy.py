@@ -26,6 +26,8 @@ SAMPLED = Prompts([(0, SAMPLE)]).first(SAMPLE)
 LEAST_SHARE = 0.1  # of the time that prompts have at least, for that pace
 # Half-done prompts with the promise of a first token and without; new ones that come first, and the others.
 Queue = tuple[list[Request], list[Request], list[Request], list[Request]]
+Victims = dict[int, int]  # background requests that make room, and the prompt that each makes it for
+NO_VICTIM: Victims = {}
 REFUSE = ("never", "predicted")
 LOOK = 4  # steps with prompts beside decodes, one after the other, before decodes run alone to time a launch
 SITS_OUT = 32  # steps with prompts in a row that half-done prompts without a promise may miss
@@ -39,7 +41,8 @@ class Keep(BatchPolicy):
 
     Without any promise it is `eb+`, step by step. With promises each step is the largest that keeps the
     tightest gap of the running decodes, by the card: prompts alone or beside decodes, whichever is cheaper.
-    Prompts enter by Moore and Hodgson's rule, so that as many as possible have their first token in time.
+    Prompts enter by Moore and Hodgson's rule, so that as many as possible have their first token in time, by
+    their weights. Requests without a promise get what is left; background ones make room when they must.
 
     Parameters:
         slots, budget: as in `mixed`.
@@ -52,6 +55,8 @@ class Keep(BatchPolicy):
         learn: whether the margin follows the late gaps that are seen.
         patience: share of its TTFT promise that a prompt may wait for others to share a step of their own.
         watermark: share of the KV that must stay free when a prompt enters.
+        fill: share of the time that decodes leave in a gap up to which prompts without a promise fill a step.
+        reserve: share of slots and KV that requests without a promise leave free.
         refuse: "never": requests that cannot be in time are served after the others; "predicted": they are
             turned away as soon as that is foreseen.
 
@@ -72,8 +77,12 @@ class Keep(BatchPolicy):
         patience: float = 0.1,
         watermark: float = 0.01,
         refuse: str = "never",
+        fill: float = 0.7,
+        reserve: float = 0.1,
     ) -> None:
         _check(ttft, tbt, patience, watermark)
+        if not (0 < fill <= 1 and 0 <= reserve < 1):
+            raise InputError(f"keep: fill={fill}, reserve={reserve}; both are shares, fill above 0")
         if refuse not in REFUSE:
             raise unknown("refuse of keep", refuse, REFUSE)
         self.refuse = refuse == "predicted"
@@ -83,12 +92,14 @@ class Keep(BatchPolicy):
         self.plain = ExclusivePlus(slots, budget, cost)  # decides while no request has a promise
         self.slots, self.budget = slots, budget
         self.patience, self.watermark = patience, watermark
+        self.fill, self.reserve = fill, reserve
         self.trust = Trust(trust, late, learn)
         self._ttft, self._tbt = ttft, tbt
         self._prices = StepPrices(cost)
         self._chooser = Chooser(self._prices, trust)
         self._waiting = Waiting(ttft)
         self._promised = 0  # requests here that have a promise
+        self._background: dict[int, Request] = {}  # those that hold KV, the newest last
         self._decoding: dict[int, float] = {}  # promised gap of each that decodes; inf: none
         self._gaps: dict[float, int] = {}  # the same, counted
         self._step: Step | None = None  # of the newest plan
@@ -111,6 +122,7 @@ class Keep(BatchPolicy):
 
     def arrived(self, request: Request, now: float) -> None:
         self.plain.arrived(request, now)
+        self._waiting.tenants.arrived(request)
         self._waiting.add(request)
         self._promised += self._has_promise(request)
 
@@ -118,6 +130,9 @@ class Keep(BatchPolicy):
         self.plain.admitted(request, now)
         self._waiting.drop(request)
         self._waiting.admitted(request, now)
+        self._waiting.tenants.admitted(request)
+        if request.slo.background:
+            self._background[request.id] = request
 
     def prefilled(self, request: Request, now: float) -> None:
         self.plain.prefilled(request, now)
@@ -129,12 +144,15 @@ class Keep(BatchPolicy):
     def evicted(self, request: Request, now: float) -> None:
         self.plain.evicted(request, now)
         self._forget(request)
+        self._background.pop(request.id, None)
         self._waiting.add(request)
 
     def finished(self, request: Request, now: float, how: End) -> None:
         """It has left; without promises eb+ goes on, and does not remember an old refill."""
         self.plain.finished(request, now, how)
         self._waiting.drop(request)
+        self._waiting.tenants.left(request)
+        self._background.pop(request.id, None)
         self._forget(request)
         if self._has_promise(request):
             self._promised -= 1
@@ -197,7 +215,7 @@ class Keep(BatchPolicy):
 
     def _between(self, request: Request) -> float:
         promise = request.slo.between_tokens
-        if promise is None:
+        if promise is None and not request.slo.background:
             promise = self._tbt
         return inf if promise is None else promise
 
@@ -224,52 +242,93 @@ class Keep(BatchPolicy):
         budget = min(self.budget, view.limits.batch_tokens)
         if decodes * width > budget:  # only after taking over a fuller engine
             return Plan(frozenset(islice(view.decoding, budget // width)), budget=budget)
+        short = self._short(view)
         if not view.waiting and not view.prefilling:
             self._shut_out = 0
-            return NONE_WAITS
-        if not view.prefilling and not self.refuse and decodes >= min(self.slots, view.limits.running):
+            return self._decodes_until(view, NONE_WAITS, short)
+        full = decodes >= min(self.slots, view.limits.running)
+        if full and not view.prefilling and not self.refuse and not self._background:
             return NO_PLACE_LEFT
         gap = self._gap()
         promised = gap / self.trust.value
         starved = self._shut_out >= min(1 / self.trust.late, MOST_SHUT_OUT / promised)
         known = (_load(view), gap, promised, self._since, self._apart, self._newest, self._last, starved)
         now = quick(Now, known)
-        half, other = self._halves(view)
+        half, other = self._halves(view, short)
         if view.waiting:
             pace = self._pace(now)
             start = self._free(view, now, half, pace)
             self._waiting.settle(view.waiting, start, pace, min(now.gap, pace * budget))
         reject = self._waiting.left_out(view.waiting) if self.refuse else ()
-        new, rest = self._entering(view, (half, other), budget, frozenset(reject))
+        new, rest, victims = self._entering(view, (half, other), budget, frozenset(reject), short)
+        if short or victims:
+            other = [request for request in other if request.id not in victims]
+            now = now._replace(load=_without(now.load, view, (*short, *victims)))
         plan = self._compose(view, (half, other, new, rest), now, budget)
+        if short or victims:
+            gone = [victim for victim, prompt in victims.items() if prompt in plan.prefill]
+            plan = plan._replace(evict=(*short, *gone))
         return plan._replace(reject=reject) if reject else plan
 
-    def _halves(self, view: View) -> tuple[list[Request], list[Request]]:
+    def _short(self, view: View) -> tuple[int, ...]:
+        """Background requests whose KV others need next, before the engine takes that of the newest."""
+        if not self._background:
+            return ()
+        missing = self._least_free(view) - view.kv_free
+        if missing <= 0:
+            return ()
+        makers = self._evictable(view)
+        if len(makers) >= len(view.decoding) + len(view.prefilling):
+            return ()
+        gone: list[int] = []
+        for request in reversed(makers):
+            if missing <= 0:
+                break
+            gone.append(request.id)
+            missing -= _frees(request, view.limits.block)
+        return tuple(gone)
+
+    def _evictable(self, view: View) -> list[Request]:
+        """Background requests that hold KV, the newest last; a live engine's news may be a step late."""
+        decoding, prefilling = view.decoding, view.prefilling
+        return [r for r in self._background.values() if r.id in decoding or r.id in prefilling]
+
+    def _least_free(self, view: View) -> int:
+        """KV tokens that decodes may take in the next step, and the watermark."""
+        return max(view.limits.block * len(view.decoding), int(self.watermark * view.kv_total))
+
+    def _decodes_until(self, view: View, plan: Plan, short: tuple[int, ...]) -> Plan:
+        """The plan, for as long as background requests need not make room for decodes."""
+        if not self._background:
+            return plan
+        spare = (view.kv_free - self._least_free(view)) // max(1, len(view.decoding)) - view.limits.block
+        until = plan.until._replace(steps=max(1, spare))
+        return plan._replace(evict=short, until=until)
+
+    def _halves(self, view: View, gone: tuple[int, ...]) -> tuple[list[Request], list[Request]]:
         half: list[Request] = []
         other: list[Request] = []
         for request in view.prefilling.values():
+            if request.id in gone:
+                continue
             (other if self._waiting.promise(request) is None else half).append(request)
         return half, other
 
     def _compose(self, view: View, queue: Queue, now: Now, budget: int) -> Plan:
         """The chosen step as a plan.
 
-        The engine runs half-done prompts before new ones. So half-done ones without a promise sit a step out
-        in which not all of them and all promised ones fit; when they have missed enough, they go first.
+        Promised prompts may fill the gap; the others fill a step up to a share of it. The engine runs
+        half-done prompts before new ones. So half-done ones without a promise sit a step out in which not all
+        of them and all promised ones fit; when they have missed enough, they go first.
         """
         half, other, new, rest = queue
-        decodes, promised = now.load.decodes, [*half, *new]
-        prompts = [*half, *other, *new, *rest]
+        decodes, prompts = now.load.decodes, [*half, *other, *new, *rest]
         if not prompts or (decodes and self._pieces >= MOST_PIECES):
             return DECODES_ALONE
-        if other and promised and self._sat >= SITS_OUT:
-            prompts = [*other, *promised, *rest]
-        step = self._largest(view, now, budget, prompts)
-        if other and promised and self._sat < SITS_OUT:
-            self._sits = step.tokens < sum(request.todo for request in (*promised, *other))
-            if self._sits:
-                prompts = promised
-                step = self._largest(view, now, budget, prompts)
+        if not other and not rest:
+            step = self._largest(view, now, budget, prompts)
+        else:
+            prompts, step = self._filled(view, queue, now, budget)
         self._no_room = step.kind is DECODES and not step.kept
         if step.kind is DECODES or (step.kind is APART and not self._due(view, prompts, step)):
             return DECODES_ALONE
@@ -284,6 +343,27 @@ class Keep(BatchPolicy):
             room -= request.todo
         held = step.kind is APART and decodes
         return plan_of(NONE if held else ALL, tuple(ids), budget, step.tokens, EACH_STEP)
+
+    def _filled(self, view: View, queue: Queue, now: Now, budget: int) -> tuple[list[Request], Step]:
+        """Promised prompts alone, or with the others up to `fill`, and their step."""
+        half, other, new, rest = queue
+        promised = [*half, *new]
+        spent = self._prices.decodes(now.load)
+        less = now
+        if spent < now.gap:
+            less = now._replace(gap=spent + self.fill * (now.gap - spent))
+        if not promised:
+            return [*other, *rest], self._largest(view, less, budget, [*other, *rest])
+        if other and self._sat >= SITS_OUT:
+            first = [*other, *promised, *rest]
+            return first, self._largest(view, less, budget, first)
+        filled = [*half, *other, *new, *rest]
+        step = self._largest(view, less, budget, filled)
+        wanted = sum(request.todo for request in promised)
+        if step.tokens > wanted and (not other or step.tokens >= wanted + sum(r.todo for r in other)):
+            return filled, step
+        self._sits = bool(other)
+        return promised, self._largest(view, now, budget, promised)
 
     def _largest(self, view: View, now: Now, budget: int, prompts: list[Request]) -> Step:
         parts = Prompts([(r.prompt + r.generated - r.todo, r.todo) for r in prompts])
@@ -302,42 +382,49 @@ class Keep(BatchPolicy):
         return False
 
     def _entering(
-        self, view: View, halves: tuple[list[Request], list[Request]], budget: int, without: frozenset[int]
-    ) -> tuple[list[Request], list[Request]]:
+        self,
+        view: View,
+        halves: tuple[list[Request], list[Request]],
+        budget: int,
+        without: frozenset[int],
+        gone: tuple[int, ...],
+    ) -> tuple[list[Request], list[Request], Victims]:
         """New prompts in order, as far as a step, slots and KV go; apart from them those that get what is
-        left.
+        left, which leave some slots and KV free; and background requests that are evicted for the first.
 
         The first that does not fit holds up those behind it, but one without a promise none that has one. An
         empty engine takes any prompt.
         """
         new: list[Request] = []
         rest: list[Request] = []
-        decodes, halfway = len(view.decoding), len(view.prefilling)
         half, other = [sum(request.todo for request in some) for some in halves]
-        slots, tokens = min(self.slots, view.limits.running) - decodes - halfway, budget - half
-        if slots <= 0 or tokens <= 0 or not view.waiting:
-            return new, rest
-        block, free = view.limits.block, view.kv_free - decodes - half - other
-        free -= int(self.watermark * view.kv_total)
+        tokens = budget - half
+        makers = self._evictable(view) if self._background else []
+        makers = [request for request in makers if request.id not in gone]
+        room = Room(self, view, half + other, gone, makers)
+        if tokens <= 0 or not view.waiting or room.shut:
+            return new, rest, NO_VICTIM
         passed = False
         for request, fills in self._waiting.order(view):
             if request.id in without:
                 continue
-            if fills and (passed or tokens <= other):
+            if fills and (passed or room.victims or tokens <= other):
                 break
-            room = -(-request.room // block) * block
-            if room > free and (new or rest or halfway or decodes):
-                if fills or self._waiting.promise(request) is not None:
+            if fills:
+                room.keep_free(self.reserve)
+            elif makers and not room.takes(request) and self._waiting.timely(request):
+                room.clear(request)
+            if not room.takes(request):
+                if fills or room.slots <= 0 or self._waiting.promise(request) is not None:
                     break
                 passed = True
                 continue
-            free -= room
+            room.take(request)
             (rest if fills else new).append(request)
             tokens -= request.todo
-            slots -= 1
-            if slots <= 0 or tokens <= 0:
+            if tokens <= 0 or room.shut:
                 break
-        return new, rest
+        return new, rest, room.victims
 
     def _free(self, view: View, now: Now, half: list[Request], pace: float) -> float:
         """When a new prompt can begin: after the step in flight, if there may be one, and the half-done."""
@@ -354,6 +441,69 @@ class Keep(BatchPolicy):
         return token * now.gap / max(now.gap - self._prices.decodes(now.load), LEAST_SHARE * now.gap)
 
 
+@mypyc_attr(serializable=True)
+class Room:
+    """Slots and KV for prompts that enter in this step, and background requests that can make more of it."""
+
+    def __init__(
+        self, policy: Keep, view: View, half_done: int, gone: tuple[int, ...], makers: list[Request]
+    ) -> None:
+        decodes, halfway = len(view.decoding), len(view.prefilling)
+        self._most, self._kv, self._block = (
+            min(policy.slots, view.limits.running),
+            view.kv_total,
+            view.limits.block,
+        )
+        self.slots = self._most - decodes - halfway + len(gone)
+        self._free = view.kv_free - decodes - half_done - int(policy.watermark * view.kv_total)
+        self._busy = decodes + halfway > len(gone)
+        self._makers, self._kept_free = makers, False  # the newest last
+        self.victims: Victims = {}
+
+    @property
+    def shut(self) -> bool:
+        return self.slots <= 0 and not self._makers
+
+    def takes(self, request: Request) -> bool:
+        """An empty engine takes any prompt."""
+        return self.slots > 0 and (not self._busy or self._blocks(request) <= self._free)
+
+    def take(self, request: Request) -> None:
+        self.slots -= 1
+        self._free -= self._blocks(request)
+        self._busy = True
+
+    def keep_free(self, share: float) -> None:
+        if not self._kept_free:
+            self._kept_free = True
+            self.slots -= int(share * self._most)
+            self._free -= int(share * self._kv)
+
+    def clear(self, request: Request) -> None:
+        """The newest background requests make room for a prompt; none if all were too few."""
+        missing, slots, count = self._blocks(request) - self._free, self.slots, 0
+        for victim in reversed(self._makers):
+            if missing <= 0 and slots > 0:
+                break
+            missing -= _frees(victim, self._block)
+            slots, count = slots + 1, count + 1
+        if missing > 0 or slots <= 0:
+            return
+        for _ in range(count):
+            victim = self._makers.pop()
+            self.victims[victim.id] = request.id
+            self._free += _frees(victim, self._block)
+        self.slots = slots
+
+    def _blocks(self, request: Request) -> int:
+        return -(-request.room // self._block) * self._block
+
+
+def _frees(request: Request, block: int) -> int:
+    """KV tokens that are free when it is evicted, at least: others may share what came from the cache."""
+    return (request.prompt + request.generated - request.todo - request.cached) // block * block
+
+
 def _load(view: View) -> DecodeLoad:
     """Decodes and what they read: the KV held less that of half-done prompts, and half a block each."""
     decodes = len(view.decoding)
@@ -364,6 +514,16 @@ def _load(view: View) -> DecodeLoad:
         held -= request.prompt + request.generated - request.todo
     held -= decodes * (view.limits.block - 1) // 2
     return quick(DecodeLoad, (decodes, max(decodes, held + decodes)))
+
+
+def _without(load: DecodeLoad, view: View, gone: tuple[int, ...]) -> DecodeLoad:
+    """The decodes when these have been evicted."""
+    decodes, context = load
+    for id in gone:
+        request = view.decoding.get(id)
+        if request is not None:
+            decodes, context = decodes - 1, context - request.prompt - request.generated
+    return quick(DecodeLoad, (decodes, max(decodes, context)))
 
 
 def _check(ttft: float | None, tbt: float | None, patience: float, watermark: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Final, NamedTuple
@@ -260,24 +261,28 @@ class Prompts:
 
     def __init__(self, parts: Iterable[tuple[int, int]]) -> None:
         self.parts = list(parts)
-        self.total = sum(todo for _, todo in self.parts)
+        self._chunks: list[Chunk] = []  # each prompt whole
+        self._ends: list[int] = []  # tokens to do up to each
+        self._behind, self._length = [0], [0]  # the sums of `Cut` before each
+        total = behind = length = 0
+        for there, todo in self.parts:
+            total, behind, length = total + todo, behind + there, length + there + todo + 1
+            self._chunks.append(quick(Chunk, (there, todo, True)))
+            self._ends.append(total)
+            self._behind.append(behind)
+            self._length.append(length)
+        self.total = total
 
     def first(self, tokens: int) -> Cut:
         """The first `tokens` of them; at most the last prompt is cut."""
-        behind = done = length = 0
-        chunks: list[Chunk] = []
-        room = tokens
-        for there, todo in self.parts:
-            if room <= 0:
-                break
-            taken = min(todo, room)
-            room -= taken
-            behind += there
-            chunks.append(quick(Chunk, (there, taken, taken == todo)))
-            if taken == todo:
-                done += 1
-                length += there + todo + 1
-        return quick(Cut, (tokens - max(room, 0), behind, tuple(chunks), done, length))
+        done = bisect_right(self._ends, tokens)
+        behind, length = self._behind[done], self._length[done]
+        chunks, whole = tuple(self._chunks[:done]), self._ends[done - 1] if done else 0
+        if done < len(self.parts) and tokens > whole:
+            there = self.parts[done][0]
+            chunk = quick(Chunk, (there, tokens - whole, False))
+            return quick(Cut, (tokens, behind + there, (*chunks, chunk), done, length))
+        return quick(Cut, (whole, behind, chunks, done, length))
 
 
 @mypyc_attr(serializable=True)

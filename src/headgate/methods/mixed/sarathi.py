@@ -10,7 +10,7 @@ from headgate.core.view import View
 from headgate.methods.mixed.mixed import NONE_WAITS, Mixed
 from headgate.methods.orders import entering, order_of, share
 
-KNOWN_ORDERS = ("arrival", "shortest", "priority")
+KNOWN_ORDERS = ("arrival", "shortest", "priority", "fair")
 
 
 class Sarathi(Mixed):
@@ -21,7 +21,8 @@ class Sarathi(Mixed):
     Parameters:
         slots: requests that may hold KV at once (the papers run 128).
         budget: tokens in one step, decodes included (the papers run 512).
-        order: "arrival", "shortest" (prompt first) or "priority" (then shortest).
+        order: "arrival", "shortest" (prompt first), "priority" (then shortest) or "fair" (the tenant served
+            least first).
         ageing: tokens by which a prompt counts as shorter with every second it waits; 0: none, and nothing
             bounds the wait of a long prompt. A tenth of the prefill rate is a good value.
         watermark: share of the KV that must stay free when a prompt enters.
@@ -47,10 +48,10 @@ class Sarathi(Mixed):
 
     def admitted(self, request: Request, now: float) -> None:
         """It waits no longer; if it is ever evicted the view shows it first."""
-        self.order.drop(request)
+        self.order.admitted(request)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        self.order.drop(request)
+        self.order.finished(request)
 
     def plan(self, view: View) -> Plan:
         prefilling, decodes = view.prefilling, len(view.decoding)

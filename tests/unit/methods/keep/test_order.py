@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,16 @@ from hypothesis import strategies as st
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.request import Slo
 from headgate.core.view import Limits
-from headgate.methods.keep.order import ALMS, LATE, REST, SETTLED, Waiting, WaitingPrompt, on_time
+from headgate.methods.keep.order import (
+    ALMS,
+    LATE,
+    REST,
+    SETTLED,
+    Waiting,
+    WaitingPrompt,
+    in_time,
+    on_time,
+)
 
 PROMISE = 0.5
 
@@ -280,3 +290,130 @@ def test_looked_at_again_it_is_the_same_and_every_request_has_one_place(rows, lo
             waiting.drop(ledger.waiting[id])
             ledger.leave(ledger.waiting[id])
     assert len(waiting) == len(ledger.waiting)
+
+
+# -- weights and tenants
+
+
+def job(id, todo, due, weight=1.0, tenant=""):
+    return WaitingPrompt(float(due), 0.0, id, todo, weight, tenant)
+
+
+def kept(*jobs, ahead=frozenset()):
+    return on_time(sorted(jobs), 0.0, 1.0, ahead)[0]
+
+
+def test_equal_weights_are_moore_and_hodgson():
+    """Ends at 2, 8, 10 > 9: the 6 leaves; then at 4 and 6."""
+    rows = [(0, 2, 7), (1, 6, 8), (2, 2, 9), (3, 2, 10)]
+    for weight in (1.0, 0.3, 1e6):
+        assert kept(*(job(*row, weight) for row in rows)) == {0, 2, 3}
+
+
+def test_the_least_worth_a_token_leaves():
+    """Both end at 6 > 5; 1/2 a token against 10/4. Without weights the longer one would leave."""
+    assert kept(job(0, 2, 4), job(1, 4, 5, 10)) == {1}
+    assert kept(job(0, 2, 4), job(1, 4, 5)) == {0}
+
+
+def test_one_that_left_in_vain_comes_back():
+    """12 > 8: 0.5 and 0.6 a token leave, the clock is at 6; the prompt of 5 does not fit, that of 1 does."""
+    assert kept(job(0, 1, 7, 0.5), job(1, 5, 7.5, 3), job(2, 6, 8, 60)) == {0, 2}
+
+
+def test_a_long_gold_prompt_gives_way_to_ten_short_free_ones():
+    """A gold one of 100 tokens worth 10 against ten of 9 tokens worth 1: 0.1 against 0.11 a token."""
+    free = [job(id, 9, 100) for id in range(1, 11)]
+    assert kept(job(0, 100, 100, 10), *free) == {*range(1, 11)}
+    assert kept(job(0, 100, 100, 12), *free) == {0}
+
+
+def test_a_tenant_that_is_ahead_is_late_before_others():
+    """Time for 5 tokens by 5: the shorter would stay, but its tenant is ahead."""
+    two = job(0, 2, 5, tenant="a"), job(1, 5, 5, tenant="b")
+    assert kept(*two) == {0}
+    assert kept(*two, ahead=frozenset("a")) == {1}
+
+
+def best_worth(jobs):
+    """Lawler and Moore's dynamic program: the most that any set in time is worth."""
+    worth_at = {0: 0.0}
+    for one in jobs:
+        for end, worth in [*worth_at.items()]:
+            end += one.todo
+            if end <= one.deadline and worth_at.get(end, -1.0) < worth + one.weight:
+                worth_at[end] = worth + one.weight
+    return max(worth_at.values())
+
+
+@pytest.mark.parametrize(
+    ("load", "mean", "worst"), [(1.1, 0.997, 0.85), (1.5, 0.99, 0.85), (3.0, 0.985, 0.8)]
+)
+def test_the_greedy_is_near_the_optimum(load, mean, worst):
+    """200 sets of 20 prompts, weights 1 and 10; with equal weights it is the optimum."""
+    rng, shares = np.random.default_rng(0), []
+    for _ in range(200):
+        todo = np.maximum(1, rng.lognormal(3, 1, 20).astype(int)).tolist()
+        due = rng.uniform(0.2, 1, 20) * sum(todo) / load
+        for weights in (rng.choice([1.0, 10.0], 20), np.ones(20)):
+            jobs = sorted(job(id, todo[id], due[id], float(weights[id])) for id in range(20))
+            chosen = kept(*jobs)
+            assert in_time([one for one in jobs if one.id in chosen], 0.0, 1.0)
+            shares.append(sum(one.weight for one in jobs if one.id in chosen) / best_worth(jobs))
+    assert shares[1::2] == [1.0] * 200
+    assert np.mean(shares[::2]) > mean
+    assert min(shares[::2]) > worst
+
+
+def test_of_those_in_time_the_worthiest_goes_first_while_others_are_late():
+    """Both in time: by deadline. A third that is not, and the one worth most a token goes first."""
+    slo = [Slo(first_token=1.0, weight=1.0), Slo(first_token=2.0, weight=10.0), Slo(first_token=0.01)]
+    ledger, waiting = queue([(0.0, 500), (0.0, 600), (0.0, 9000)], 0.0, slo=slo)
+    waiting.drop(ledger.waiting[2])
+    assert ids(ledger, waiting, 20e-6) == [0, 1]
+    waiting.add(ledger.waiting[2])
+    assert ids(ledger, waiting, 20e-6) == [1, 0, 2]
+
+
+def test_the_late_go_by_worth_a_token():
+    slo = [Slo(weight=1.0), Slo(weight=10.0), Slo(), Slo()]
+    ledger, waiting = queue([(0.0, 100), (0.0, 900), (0.0, 80), (0.0, 200)], 1.0, slo=slo)
+    for id, priority in ((2, 1), (3, -1)):  # 0.1 and 10 where no weight is given
+        waiting.drop(ledger.waiting[id])
+        ledger.waiting[id].priority = priority
+        waiting.add(ledger.waiting[id])
+    assert ids(ledger, waiting, 20e-6) == [3, 1, 0, 2]
+
+
+def test_background_is_promised_nothing():
+    """Whatever is promised to requests without a promise of their own; and it is never left out."""
+    ledger, waiting = queue([(0.0, 100), (0.0, 90)], 9.0, slo=[Slo(background=True), Slo()])
+    assert ids(ledger, waiting, 20e-6) == [1, 0]
+    assert waiting.left_out(ledger.waiting) == (1,)
+
+
+def test_without_a_promise_the_tenant_served_least_goes_first():
+    ledger, waiting = Ledger(Limits(16_384, 64), kv_total=10**6), Waiting(None)
+    for id, tenant in enumerate(["flood"] * 4 + ["good"] * 2):
+        entry = Entry(ledger, id, 0.1 * id, 100, limit=10, tenant=tenant)
+        ledger.arrive(entry)
+        waiting.tenants.arrived(entry)
+        waiting.add(entry)
+    assert ids(ledger, waiting, 20e-6) == [0, 4, 1, 5, 2, 3]
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(1, 30), st.integers(1, 90), st.sampled_from([0.5, 1.0, 10.0])), max_size=60
+    ),
+    pace=st.sampled_from([0.2, 1.0, 3.0]),
+)
+def test_with_weights_looked_at_again_it_is_the_same(rows, pace):
+    slo = [Slo(first_token=float(due), weight=weight) for _, due, weight in rows]
+    ledger, waiting = queue([(0.0, todo) for todo, _, _ in rows], 0.0, promise=None, slo=slo)
+    waiting.settle(ledger.waiting, 30 * pace, pace, 2.0)
+    first = ids(ledger, waiting, pace)
+    chosen = list(waiting._in)
+    assert ids(ledger, waiting, pace) == first
+    assert sorted(first) == sorted(ledger.waiting)
+    assert in_time(chosen, 0.0, pace)
