@@ -34,14 +34,15 @@ class Panel:
 def svg(title: str, panels: Sequence[Panel]) -> str:
     """A figure that stands alone; its text follows the reader's light or dark scheme."""
     width = WIDTH * len(panels)
+    height = HEIGHT + 18 * max(0, *((len(panel.series) - 3) // 2 for panel in panels))  # of a longer legend
     style = (
         "<style>text{font:12px system-ui,sans-serif;fill:#222}.a{stroke:#888;fill:none}.g{stroke:#8883}"
         "rect{fill:#fff}@media(prefers-color-scheme:dark){text{fill:#ddd}rect{fill:#16181c}}</style>"
     )
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
         f"<title>{escape(title)}</title>{style}",
-        f'<rect width="{width}" height="{HEIGHT}"/>',
+        f'<rect width="{width}" height="{height}"/>',
         f'<text x="{LEFT}" y="20" font-weight="bold">{escape(title)}</text>',
     ]
     for number, panel in enumerate(panels):

@@ -181,7 +181,7 @@ class Clients(Arrivals, Observer):
         self._now = now
         self._look_ahead()
 
-    def returned(self, now: float) -> None:
+    def returned(self, id: int, now: float) -> None:
         self.outstanding -= 1
 
     def _look_ahead(self) -> None:

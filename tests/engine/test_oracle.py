@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from memory import Wrong
 from oracle import Oracle, serve_plain
 from policies import Narrow, classed, engine_of, gated
-from schedulers import EngineShape, reset_loses_drafts, scheduler
+from schedulers import EngineShape, reset_loses_drafts
 from traffic import Comer, Traffic, draw_shape, draw_traffic
 
 from headgate.methods.eb.exclusive import PrefillFirst

@@ -147,4 +147,4 @@ class Virtual:
         for outputs in self.scheduler.update_from_output(output, result).values():
             for one in outputs.outputs:
                 if one.finish_reason is not None:
-                    self.arrivals.returned(self.now)
+                    self.arrivals.returned(0, self.now)  # of one loop: which does not matter

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headgate.advisor.capacity import plan as capacity
+from headgate.advisor.capacity.beside import BesidePlan, plan_beside
 from headgate.advisor.capacity.search import Progress
 from headgate.advisor.capacity.traffic import Level, promised_gap
 from headgate.advisor.capacity.trials import HOPELESS, Chosen, Contender, Race, named_policy, remembered
@@ -80,6 +81,7 @@ class Advice:
     declined: capacity.Declined | None = None  # why the runs carry no answer
     other: OtherTimes | None = None  # the best one's rate with the other arrival times
     other_engines: int | None = None  # that bear the load then; only where the two rates are apart
+    beside: BesidePlan | None = None  # what is left beside the load to a class without a promise
 
     @property
     def best(self) -> Advised:
@@ -117,6 +119,8 @@ class Advice:
         }
         if self.declined:
             document["declined"] = self.declined._asdict()
+        if self.beside:
+            document["beside"] = self.beside.as_dict()
         if self.other:
             document["other_times"] = {**self.other._asdict(), "engines": self.other_engines}
         return dict(without_nan(document))
@@ -150,7 +154,22 @@ def advise(
         shown = {*best.values(), advice.default.name}
         counted = tuple(counting.engines(each) if each.name in shown else each for each in ranked)
         advice = replace(advice, final=counted)
+        advice = replace(advice, beside=_left_beside(advice, settings, options, progress))
     return _at_other_times(advice, settings, options, progress, folder)
+
+
+def _left_beside(
+    advice: Advice, settings: Experiment, options: SearchSettings, progress: Progress
+) -> BesidePlan | None:
+    """What the answer and plain vLLM leave to background work on the engines that the load needs."""
+    best, plain = advice.best, advice.plain
+    if not any(share.background for share in settings.classes) or not best.engines:
+        return None
+    shown = {
+        each.name: Contender(each.policy, each.settings, (each.slots, each.budget)) for each in (best, plain)
+    }
+    fleet = settings.model_copy(update={"engines": best.engines if best.engines > 1 else None})
+    return plan_beside(fleet, shown, advice.levels, options, progress)
 
 
 class FlagTrials(NamedTuple):

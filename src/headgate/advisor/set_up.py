@@ -15,7 +15,7 @@ from headgate.cost.card import Card, load_card
 from headgate.cost.likeness import error_bar, throughput_error
 from headgate.experiment.build import make_engine, make_workload
 from headgate.experiment.run import composes_ahead, partly
-from headgate.experiment.settings import Experiment
+from headgate.experiment.settings import Experiment, without_clients
 from headgate.experiment.workers import Workers
 from headgate.methods.bounds import Bound, engine_bound, ideal_bound
 from headgate.sim.engine.engine import Engine
@@ -85,7 +85,7 @@ class SetUp:
         """What the runs have less of than an engine and its traffic."""
         alone = "" if self.traffic.drawn else AS_RECORDED
         read = self.traffic.trace.remarks if self.traffic.trace else []
-        said = filter(None, (self.traffic.sharing_said(self.engine), alone))
+        said = filter(None, (self.traffic.sharing_said(self.engine), alone, self.traffic.background_said))
         return [*error_bar(self.card), *partly(self.settings, self.card, fleet), *read, *said]
 
     def bounds(self) -> tuple[Bound, Bound]:
@@ -164,7 +164,7 @@ def other_question(settings: Experiment, options: SearchSettings, requests: int)
     if settings.trace is None or settings.arrivals or settings.burstiness:
         return None
     others = options.model_copy(update={"as_recorded": not options.as_recorded, "seeds": 1})
-    trace, _ = make_workload(without_load(settings).model_copy(update={"requests": None}))
+    trace, _ = make_workload(without_clients(without_load(settings)).model_copy(update={"requests": None}))
     if not trace.arrival[-1] > trace.arrival[0]:
         return None
     if others.as_recorded:

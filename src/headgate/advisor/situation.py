@@ -18,7 +18,7 @@ from headgate.cost.likeness import error_bar, throughput_error
 from headgate.cost.model import StepCost
 from headgate.estimators.hazard import LinearHazard, Survival, fit_hazard, guarded, sample_survival
 from headgate.experiment import build
-from headgate.experiment.settings import Experiment, flag
+from headgate.experiment.settings import Experiment, flag, without_clients
 from headgate.methods.eb.costs import Lengths
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.sessions import ENDLESS, found_again
@@ -215,8 +215,11 @@ def drawn_workload(settings: Experiment, drawn: int = DRAWN) -> tuple[Workload, 
     """
     if settings.trace is None and settings.requests is None and not settings.stages:
         settings = settings.model_copy(update={"requests": drawn})
-    workload, bad = build.make_workload(settings)
-    return workload, [*workload.remarks, *([f"left out {bad.count} bad rows"] if bad.count else [])]
+    workload, bad = build.make_workload(without_clients(settings))
+    clients = [share.name for share in settings.classes if share.clients]
+    left_out = [f"classes with clients of their own are left out: {', '.join(clients)}"] if clients else []
+    left_out += [f"left out {bad.count} bad rows"] if bad.count else []
+    return workload, [*workload.remarks, *left_out]
 
 
 def named_after(settings: Experiment, workload: Workload) -> str:

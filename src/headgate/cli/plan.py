@@ -180,8 +180,14 @@ def _promised(
 
 # -- plan capacity
 
-RATE, ENGINES = "rate", "engines"
-Find = Annotated[str, flag("rate: of one engine; engines: how few bear the load")]
+RATE, ENGINES, BATCH = "rate", "engines", "batch"
+BESIDE = ("keep", "mixed")  # policies that share an engine with batch unless others are named
+Find = Annotated[
+    str, flag("rate: of one engine; engines: how few bear the load; batch: what fits beside --rate")
+]
+EnginesShared = Annotated[
+    int | None, typer.Option(min=1, help="with --find batch (default: 1)", rich_help_panel=SEARCH)
+]
 Routers = Annotated[list[str] | None, flag("with --find engines (default: least-loaded); may be repeated")]
 Policies = Annotated[list[str] | None, flag(f"{NAMED} or all; may be repeated", POLICY)]
 Cache = Annotated[str | None, flag("folder of answers from before; none: use none")]
@@ -193,7 +199,10 @@ CAPACITY_HELP = """The largest rate or the fewest engines for service levels.
 at rates between zero and λ*, by bracketing, with several seeds in parallel.
 With --find engines the load is given (a trace's own, --scale-rate or --rate)
 and fleets are simulated at token level, from load / λ* engines up, under every
---router with every --policy.
+--router with every --policy. With --find batch the load is given, too, and the
+answer is how many tokens a second of a class without a promise fit beside it;
+where --slo says nothing, 95 % of the first tokens and 99 % of the gaps of each
+class must keep what the mix promises.
 A level is METRIC=TIME@STATISTIC:CLASS with the metrics ttft, tbt (every gap
 between two tokens), tpot and e2e, the statistics p50, p99, ... mean and max,
 and a class or all requests. Without a statistic it is a promise that policies
@@ -209,6 +218,7 @@ Examples:
   headgate plan capacity --slo e2e=20s@p95 --policy all --trace azure-conv --seeds 2
   headgate plan capacity --find engines --slo ttft=500ms@p95,tpot=40ms@p95 \\
       --trace azure-conv --scale-rate 30 --router least-loaded --policy mixed --policy eb+
+  headgate plan capacity --find batch --mix chat-and-batch.toml --rate 12
 """
 
 
@@ -220,6 +230,7 @@ def capacity(
     slo: Levels = None,
     policy: Policies = None,
     find: Find = RATE,
+    engines: EnginesShared = None,
     router: Routers = None,
     cache: Cache = None,
     json: Json = None,
@@ -229,11 +240,16 @@ def capacity(
     from headgate.advisor.flags import with_graphs
 
     outputs = Outputs(json, report).checked()
-    asks = asked("plan capacity", words, search, slo, policy, cache)
-    asks = asks._replace(policies=asks.policies or [words.policy])
+    asks = asked("plan capacity", words, search, slo, policy, cache, needed=find != BATCH)
+    if find == BATCH:
+        _find_batch(words.model_copy(update={"engines": engines}), router or [], asks, outputs)
+        return
+    if engines:
+        raise InputError("--engines is about --find batch; --find engines says how many are needed")
     words = with_graphs(words, asks.levels)
+    asks = asks._replace(policies=asks.policies or [words.policy])
     if find not in (RATE, ENGINES):
-        raise unknown("thing to --find", find, (RATE, ENGINES))
+        raise unknown("thing to --find", find, (RATE, ENGINES, BATCH))
     if find == ENGINES:
         find_engines(words, router or [], asks, outputs)
         return
@@ -270,6 +286,31 @@ def _find_rate(words: Experiment, asks: SearchQuestion, outputs: Outputs) -> Non
     outside = outside_said(words, best.policy, best.rate.value) if best else ""
     alarms = apart_said(other, "sustains"), outside
     _tell_search(found, other, capacity_page(found, sys.argv[1:]), outputs, setup, alarms)
+
+
+def _find_batch(words: Experiment, routers: list[str], asks: SearchQuestion, outputs: Outputs) -> None:
+    """What a class without a promise gets beside those that have one."""
+    from headgate.advisor.capacity.beside import plan_beside, with_promises
+    from headgate.advisor.capacity.plan import choose
+    from headgate.advisor.flags import with_graphs
+    from headgate.cost.card import load_card
+    from headgate.experiment.build import make_engine
+    from headgate.experiment.run import assumed, tried_arrivals
+    from headgate.report.plans.capacity import beside_page
+
+    if len(routers) > 1 or (routers and words.engines is None):
+        raise InputError("--find batch takes one --router, with --engines; drop the others")
+    if routers:
+        words = words.model_copy(update={"router": routers[0]})
+    levels = with_promises(words, asks.levels)
+    words = with_graphs(words, levels)
+    engine = make_engine(words, load_card(words.card))
+    chosen, notes = choose(asks.policies or list(BESIDE), words, engine)
+    found = plan_beside(words, chosen, levels, asks.options, bar, notes)
+    come = f"{tried_arrivals(asks.options.as_recorded, found.rate)} with a promise"
+    come += f", beside {found.clients:,} clients of {found.name}"
+    setup = assumed(words, come, fleet=found.engines > 1)
+    _tell_search(found, None, beside_page(found, sys.argv[1:]), outputs, setup, [])
 
 
 def _tell_search(
@@ -346,14 +387,15 @@ def asked(
     slo: list[str] | None,
     policies: Sequence[str] | None = None,
     cache: str | None = None,
+    needed: bool = True,
 ) -> SearchQuestion:
-    """There is a promise, and jobs are as many as cores unless told."""
+    """There is a promise where one is needed, and jobs are as many as cores unless told."""
     from headgate.advisor.capacity.traffic import parse_levels
 
-    if not slo:
+    if not slo and needed:
         raise InputError(f"{command} needs a promise, such as --slo ttft=1s@p95,tbt=100ms@p99")
     options = search.model_copy(update={"jobs": search.jobs or os.cpu_count() or 1})
-    return SearchQuestion(parse_levels(slo), list(policies or words.policies), options, cache)
+    return SearchQuestion(parse_levels(slo) if slo else (), list(policies or words.policies), options, cache)
 
 
 # -- plan fluid, plan wait

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from headgate.record.tables import Columns, Run
 from headgate.sim.engine.engine import DEFAULT_BUDGET, DEFAULT_SLOTS, Engine, engine_of_card
 from headgate.sim.engine.replica import Residents
 from headgate.workloads.arrivals import ArrivalProcess, arrival_process, spread, tick_of
+from headgate.workloads.columns import OPEN_LOOP
 from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
 from headgate.workloads.sessions import as_sessions, shared_prefix
 from headgate.workloads.streams import stream
@@ -40,6 +41,9 @@ DEFAULT_LENGTH = 512.0
 DEFAULT_REQUESTS = 1000
 DEFAULT_CLIENTS = 64
 MOST_REQUESTS = 10_000_000
+# Of a client and of an engine: no request of a class in a closed loop ends sooner than its tokens take.
+FASTEST_TOKEN, MOST_SERVED, MOST_SENT = 1e-3, 1000.0, 2_000_000
+SAMPLED = 1000  # outputs whose mean is that of their law
 # Of memory for a request and the steps recorded while it runs: 1,956 from 5,000 to 20,000 requests of the
 # default lengths and load (`headgate simulate --requests N`, peak of the process). Fewer steps a request take
 # less (500 with outputs of 2 tokens), more take more (2,830 with 64 tokens from 4 clients).
@@ -65,9 +69,13 @@ def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload,
     refuse_conflicts(words)
     seed = words.seed if seed is None else seed
     if words.trace is None:
-        workload, bad = _with_sessions(words, _drawn(words, seed), seed), BadRows()
+        workload, bad = _drawn(words, seed), BadRows()
     else:
         workload, bad = _traced(words, words.trace, seed)
+    if words.ttft or words.tbt or words.tpot:
+        kinds = tuple(_with_promise(kind, _promised(words)) for kind in workload.kinds)
+        workload = replace(workload, kinds=kinds)
+    workload = beside_clients(words, workload, seed)
     if words.cap_prompt or words.cap_output:
         workload = workload.cap(words.cap_prompt, words.cap_output)
     columns: dict[str, Any] = {}
@@ -75,8 +83,6 @@ def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload,
         columns["patience"] = np.full(len(workload), words.patience)
     if words.abort is not None:
         columns["abort"] = np.full(len(workload), words.abort)
-    if words.ttft or words.tbt or words.tpot:
-        columns["kinds"] = tuple(kind._replace(slo=_promised(words)) for kind in workload.kinds)
     return replace(workload, **columns), bad
 
 
@@ -102,15 +108,42 @@ def _drawn(words: Experiment, seed: int) -> Workload:
     stages = [_stage(words, stage) for stage in words.stages]
     lengths: dict[str, Any] = {"name": words.workload}
     if words.classes:
-        lengths = {"name": "mix", "classes": [_share(share) for share in words.classes]}
+        shares = [_share(share) for share in words.classes if not share.clients]
+        lengths = {"name": "mix", "classes": shares}
     else:
         lengths |= {"prompt": _law(words, "prompt"), "output": _law(words, "output")}
-    return generate(requests, seed=seed, arrivals=process, clients=clients, stages=stages, **lengths)
+    drawn = generate(requests, seed=seed, arrivals=process, clients=clients, stages=stages, **lengths)
+    return _with_sessions(words, drawn, seed)
+
+
+def beside_clients(words: Experiment, workload: Workload, seed: int) -> Workload:
+    """The requests, and those that clients of classes send beside them."""
+    shares = [share for share in words.classes if share.clients]
+    return (
+        workload.merge(*(_clients_of(words, share, workload, seed) for share in shares))
+        if shares
+        else workload
+    )
+
+
+def _clients_of(words: Experiment, share: ClassSettings, beside: Workload, seed: int) -> Workload:
+    """As many requests of a class in a closed loop as its clients could send while the others come.
+
+    At most `MOST_SENT`: of a longer run the clients are silent at the end.
+    """
+    law, clients = _share(share), share.clients or 1
+    output = float(law.output.draw(SAMPLED, stream(seed, "clients")).mean())
+    fastest = min(clients / (FASTEST_TOKEN * output), MOST_SERVED * (words.engines or 1))
+    rows = min(clients + ceil(float(beside.arrival[-1]) * fastest), max(clients, MOST_SENT))
+    refuse_many(rows)
+    drawn = generate(rows, seed=seed, classes=[law], clients=clients)
+    return _with_sessions(words, drawn, seed)
 
 
 def _with_sessions(words: Experiment, workload: Workload, seed: int) -> Workload:
     """System prompts and conversations, where the words ask for them."""
-    texts = [share.shared_prefix for share in words.classes] if words.classes else [words.shared_prefix]
+    own = {share.name: share.shared_prefix for share in words.classes}
+    texts = [own.get(kind.name, words.shared_prefix) for kind in workload.kinds]
     if not (words.turns or any(texts)):
         return workload
     prefixes = [shared_prefix(text) if text else None for text in texts]
@@ -156,9 +189,17 @@ def _promised(words: Experiment | ClassSettings) -> Slo:
     return Slo(words.ttft, words.tpot, MEAN) if words.tpot else Slo(words.ttft, words.tbt)
 
 
+def _with_promise(kind: Kind, promise: Slo) -> Kind:
+    """What is promised to all, background work left out; what a class is worth stays."""
+    before = kind.slo
+    return kind if before.background else kind._replace(slo=promise._replace(weight=before.weight))
+
+
 def _share(share: ClassSettings) -> Share:
-    kind = Kind(share.name, _promised(share), share.priority)
-    return Share(share.share, kind, _law(share, "prompt"), _law(share, "output"), share.patience or inf)
+    promise = _promised(share)._replace(weight=share.weight, background=share.background)
+    kind = Kind(share.name, promise, share.priority)
+    prompt, output = _law(share, "prompt"), _law(share, "output")
+    return Share(share.share or 1.0, kind, prompt, output, share.patience or inf, share.tenant)
 
 
 def _stage(words: Experiment, stage: StageSettings) -> WorkloadStage:
@@ -261,22 +302,36 @@ def cache_record(engines: Sequence[Residents]) -> dict[str, object]:
 
 
 def described(workload: Workload) -> dict[str, object]:
-    """Name, size, load and classes of the requests, for run.json."""
+    """Name, size, load and classes of the requests, for run.json.
+
+    `clients_beside` are those of each class in a closed loop beside an open one.
+    """
+    kinds = workload.kinds
     load = "closed" if workload.closed else "open" if np.ptp(workload.arrival) else "all-at-once"
+    requests, beside = len(workload), dict[str, int]()
+    if workload.beside:
+        requests = int(np.count_nonzero(workload.clients == OPEN_LOOP))
+        most = [int(workload.clients[workload.kind == place].max(initial=0)) for place in range(len(kinds))]
+        beside = {kind.name: clients for kind, clients in zip(kinds, most, strict=True) if clients}
     return {
-        "workload": {"name": workload.name, "requests": len(workload), **workload.origin},
+        "workload": {"name": workload.name, "requests": requests, **workload.origin},
         "load": load,
-        "clients": int(workload.clients.max()) or None,
+        "clients": None if beside else int(workload.clients.max()) or None,
+        **({"clients_beside": beside} if beside else {}),
         "kinds": [{"name": kind.name, **kind.slo.said()} for kind in workload.kinds],
         **({"tenants": list(workload.tenants)} if len(workload.tenants) > 1 else {}),
     }
 
 
-def by_tenant(tables: dict[str, Columns], workload: Workload) -> dict[str, Columns]:
-    """The tables of a run with the tenant of each request, where there are several; a number is a row."""
+def by_tenant(tables: dict[str, Columns], workload: Workload, rows: Sequence[int] = ()) -> dict[str, Columns]:
+    """The tables of a run with the tenant of each request, where there are several.
+
+    A number is a row of the workload, or its place in `rows` where clients send beside an open loop.
+    """
     if len(workload.tenants) > 1:
         requests = tables["requests"]
-        requests["tenant"] = workload.tenant[requests["id"].astype(np.int64)]
+        numbers = requests["id"].astype(np.int64)
+        requests["tenant"] = workload.tenant[np.array(rows)[numbers] if rows else numbers]
     return tables
 
 

@@ -93,6 +93,11 @@ class FleetSetup:
     def sharing(self, workload: Workload) -> Sharing:
         """What a router knows of prefixes: contents of the requests, and the size of an engine's cache."""
         engine, pieces = self.engine, workload.pieces() if self.engine.prefix_cache else None
+        if pieces is not None and workload.beside:
+            raise InputError(
+                "routers that look at prefixes must know which request comes; a class with clients "
+                "of its own does not say: give it a share, or choose another router such as least-loaded"
+            )
         return Sharing(
             (lambda request: None) if pieces is None else (lambda request: pieces[request.id]),
             engine.cost,
@@ -141,7 +146,7 @@ class FleetSetup:
             **(about or {}),
             "outcome": outcome,
         }
-        return Run(meta, **by_tenant(fleet.recorder.tables(), workload))
+        return Run(meta, **by_tenant(fleet.recorder.tables(), workload, fleet.arrivals.rows))
 
 
 def outcome_of(run: Callable[[], None]) -> str:
@@ -209,7 +214,7 @@ def fleet_plan(engine: Engine, engines: int, workload: Workload, prices: TokenPr
 def _flows(workload: Workload, engines: int) -> tuple[Flow, ...]:
     """One class per kind that comes, with its means and its rate per engine."""
     span = float(workload.arrival[-1] - workload.arrival[0])
-    if workload.closed or span <= 0:
+    if workload.clients.any() or span <= 0:
         raise InputError(
             "routers that plan need arrivals per second, of two requests or more, and these have none; "
             "give --rate, or choose another router such as least-loaded"

@@ -133,7 +133,8 @@ def simulate(
     simulator.run()
     about = {"driver": "simulator", "policy": label, "label": label, "outcome": "finished"}
     limits = {"kv_tokens": engine.kv_tokens, "longest": engine.longest, **cache_record([simulator.replica])}
-    return Run({**about, **limits, **described(workload)}, **by_tenant(recorder.tables(), workload))
+    tables = by_tenant(recorder.tables(), workload, simulator.arrivals.rows)
+    return Run({**about, **limits, **described(workload)}, **tables)
 
 
 def simulate_fleet(

@@ -29,7 +29,7 @@ from headgate.experiment.build import (
     too_long,
 )
 from headgate.experiment.fleet import FleetSetup, outcome_of, prices_of, transfer_time
-from headgate.experiment.settings import Experiment, at_once, renamed_promise
+from headgate.experiment.settings import Experiment, at_once, renamed_promise, without_clients
 from headgate.methods.make import make_policy, router_parameters, split_name
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
@@ -169,7 +169,7 @@ def _one_engine(
     outcome = outcome_of(simulator.run)
     return Run(
         {**about, **cache_record([simulator.replica]), "outcome": outcome},
-        **by_tenant(recorder.tables(), workload),
+        **by_tenant(recorder.tables(), workload, simulator.arrivals.rows),
     )
 
 
@@ -245,6 +245,12 @@ SATURATED = "a queue that never empties"
 
 def arrivals_said(settings: Experiment, otherwise: str = CLOSED) -> str:
     """How requests come; `otherwise` where no setting says so."""
+    clients = {share.name: share.clients for share in settings.classes if share.clients}
+    beside = "".join(f", beside {number:,} clients of {name}" for name, number in clients.items())
+    return _open_said(settings, otherwise) + beside
+
+
+def _open_said(settings: Experiment, otherwise: str) -> str:
     if settings.stages:
         return "a load that changes from stage to stage"
     if at_once(settings):
@@ -383,6 +389,7 @@ def outside_said(settings: Experiment, policy: str, rate: float) -> str:
     if not rate > 0:
         return ""
     load = dict.fromkeys(OTHER_LOADS) | {"rate": rate, "all_at_once": False, "stages": ()}
+    settings = without_clients(settings)
     words = settings.model_copy(update={**load, "requests": None if settings.trace else REQUESTS})
     prepared = Prepared(words)
     prepared.keep_first(REQUESTS)

@@ -4,6 +4,7 @@ meaning and its place in `--help`; the flags are derived from it.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -58,13 +59,17 @@ class LengthSettings(SettingsModel):
 
 
 class ClassSettings(LengthSettings):
-    """One class of a mix."""
+    """One class of a mix: a share of the requests, or clients of its own in a closed loop beside them."""
 
     name: str
-    share: Positive
+    share: Positive | None = None
+    clients: Count | None = None
     ttft: Seconds | None = None  # promises
     tbt: Seconds | None = declared(LOAD, "promised time between two tokens", flag=None, also=BETWEEN)
     tpot: Seconds | None = None
+    weight: Annotated[float, Field(strict=True)] | None = None  # of a kept promise beside those of others
+    background: Switch = False  # promised nothing, and may be evicted for a request that was
+    tenant: str = ""
     priority: Whole = 0
     patience: Seconds | None = None
 
@@ -168,8 +173,8 @@ class Experiment(LengthSettings, ManyEngines):
     )
     columns: str | None = declared(
         TRACE,
-        "which column is which, instead of a format: arrival=ts,prompt=input,output=out,class=tenant; "
-        "a CSV file headed arrival,prompt,output needs none",
+        "which column is which, instead of a format: arrival=ts,prompt=input,output=out, and class=kind, "
+        "tenant=team where there are; a CSV file headed arrival,prompt,output needs none",
     )
     times: str | None = declared(
         TRACE, "unit of the arrivals with --columns: s, ms, us, ns (default: told from the file)"
@@ -235,6 +240,12 @@ def refuse_conflicts(words: Experiment) -> None:
         _check_stages(words)
 
 
+def without_clients(words: Experiment) -> Experiment:
+    """The same without classes that clients send beside the others."""
+    shares = tuple(share for share in words.classes if not share.clients)
+    return words.model_copy(update={"classes": shares}) if len(shares) < len(words.classes) else words
+
+
 def flag(word: str) -> str:
     """What messages call a word: the flag, or the table of an experiment file."""
     return f"[[{word}]]" if word in ("classes", "stages") else "--" + word.replace("_", "-")
@@ -256,7 +267,8 @@ def _refuse(words: LengthSettings, names: tuple[str, ...], why: str) -> None:
 
 
 def _check_trace(words: Experiment, trace: str) -> None:
-    lengths = (*MAKE_LENGTHS, *MAKE_SESSIONS, "classes", "stages")
+    classes = [] if all(share.clients for share in words.classes) else ["classes"]
+    lengths = (*MAKE_LENGTHS, *MAKE_SESSIONS, *classes, "stages")
     _refuse(words, lengths, "makes lengths, but --trace brings its own; drop one of the two")
     if words.scale_rate and (words.clients or words.rate or at_once(words)):
         raise InputError("--scale-rate changes the trace's own times, another load replaces them; choose one")
@@ -298,13 +310,46 @@ def renamed_promise(words: Experiment) -> list[str]:
 
 
 def _check_classes(words: Experiment) -> None:
-    lengths = (*MAKE_LENGTHS, "shared_prefix", "ttft", "tbt", "tpot")
-    _refuse(words, lengths, "does not reach the classes of a mix; say it in each [[classes]] table")
+    if words.trace is None:
+        lengths = (*MAKE_LENGTHS, "shared_prefix", "ttft", "tbt", "tpot")
+        _refuse(words, lengths, "does not reach the classes of a mix; say it in each [[classes]] table")
     for number, share in enumerate(words.classes):
         _refuse_idle_lengths(share, f"classes.{number}: ")
         _refuse_both(share, f"classes.{number}: ")
+        _check_class(share)
         if share.patience and words.patience:
             raise InputError(f"--patience, but class {share.name!r} has its own; say it in one place")
+    if any(share.clients for share in words.classes):
+        _check_beside(words)
+
+
+def _check_class(share: ClassSettings) -> None:
+    """How it is sent, and what its weight and background mean beside its promises."""
+    if (share.share is None) == (share.clients is None):
+        said = "neither share nor clients" if share.share is None else "share and clients"
+        raise InputError(f"classes.{share.name}: {said}; give one: a share of the rate, or its own clients")
+    if share.weight is not None and not 0 < share.weight < inf:
+        raise InputError(f"classes.{share.name}: weight={share.weight:g}; give a number above 0")
+    promises = (("ttft", share.ttft), ("tbt", share.tbt), ("tpot", share.tpot))
+    given = [f"{word}={limit:g}s" for word, limit in promises if limit]
+    if share.background and given:
+        raise InputError(
+            f"classes.{share.name}: background and {given[0]}; background promises nothing: drop one"
+        )
+
+
+def _check_beside(words: Experiment) -> None:
+    """Clients of classes send as long as the others come at a rate."""
+    name = next(share.name for share in words.classes if share.clients)
+    if not words.trace and all(share.clients for share in words.classes):
+        raise InputError(
+            f"classes.{name}: clients, and no class comes at a rate; give each a share and the mix --clients"
+        )
+    if words.clients or at_once(words) or not (words.rate or words.trace):
+        raise InputError(
+            f"classes.{name}: clients send beside classes that come at a rate; give --rate for those"
+        )
+    _refuse(words, ("stages", "turns"), f"does not go with clients of a class ({name}); drop one of the two")
 
 
 def _check_load(words: Experiment) -> None:

@@ -436,14 +436,27 @@ def _gap_influence(found: Measured, share: float) -> Floats:
     return np.asarray(excess * (BATCHES / total) * (high - low) / (2 * reach), np.float64)
 
 
+def _open_part(run: Run) -> Run:
+    """The requests that clients of a closed loop did not send, numbered anew."""
+    kinds = [place for place, kind in enumerate(run.kinds) if kind.get("name") in run.meta["clients_beside"]]
+    rows = ~np.isin(run.requests["kind"], kinds)
+    requests = {name: column[rows] for name, column in run.requests.items()}
+    meta = {**run.meta, "clients_beside": None}
+    return replace(run, meta=meta, requests={**requests, "id": np.arange(int(rows.sum()))})
+
+
 def refuse_different(name: str, run: Run, baseline: str, other: Run) -> None:
     """Only runs that met the same requests can be compared.
 
     Arrivals may differ in a closed loop, where a request is sent when another ends. Outputs must agree
-    where both served the request to its end.
+    where both served the request to its end. Of runs with clients beside an open loop, the open loop counts.
     """
-    ours, theirs = run.requests, other.requests
     where = f"{name!r} and {baseline!r} did not meet the same requests"
+    if run.meta.get("clients_beside") and run.kinds == other.kinds:
+        if run.meta["clients_beside"] != other.meta.get("clients_beside"):
+            raise InputError(f"{where}: the clients of their classes differ; use one workload and seed")
+        run, other = _open_part(run), _open_part(other)
+    ours, theirs = run.requests, other.requests
     if run.sending != other.sending or run.kinds != other.kinds:
         raise InputError(f"{where}: one was sent {run.sending}, the other {other.sending}, or kinds differ")
     if len(ours["id"]) != len(theirs["id"]):

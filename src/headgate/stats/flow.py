@@ -259,9 +259,9 @@ def choose(run: Run, window: str = "middle") -> Window:
 
 
 def _first_round(run: Run) -> int:
-    """How many requests a closed loop sent at its start; 0 when leaving them out would leave too little."""
+    """How many requests clients sent at the start; 0 when leaving them out would leave too little."""
     arrival = run.requests["arrival"]
-    if run.sending != "closed" or not len(arrival):
+    if not (run.sending == "closed" or run.meta.get("clients_beside")) or not len(arrival):
         return 0
     opening = int(np.count_nonzero(arrival == arrival[0]))
     return opening if opening <= len(arrival) // 2 else 0

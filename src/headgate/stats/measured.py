@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headgate.core.request import MEAN
+from headgate.core.request import MEAN, MOST_URGENT
 from headgate.record.tables import Flags, Floats, Run
 from headgate.stats import flow
 from headgate.stats.flow import Window, choose
@@ -152,6 +152,20 @@ def unservable_rows(run: Run) -> Flags:
     if not isinstance(longest, int):
         return np.zeros(len(run.requests["id"]), bool)
     return np.asarray(run.requests["prompt"] >= longest)
+
+
+def weighed(run: Run) -> bool:
+    """Whether classes differ in more than their promises: some has a weight or is background work."""
+    return any(kind.get("weight") is not None or kind.get("background") for kind in run.kinds)
+
+
+def weights(run: Run) -> Floats:
+    """What a kept promise of each request is worth, as `weight_of` has it."""
+    own = [np.nan if kind.get("weight") is None else float(kind["weight"]) for kind in run.kinds]
+    mine = np.array(own)[run.requests["kind"].astype(np.int64)]
+    priority = run.requests.get("priority", np.zeros(len(mine)))  # a table of others may lack it
+    urgency = np.clip(-priority.astype(np.float64), -MOST_URGENT, MOST_URGENT)
+    return np.where(np.isnan(mine), 10.0**urgency, mine)
 
 
 def promised(kind: dict[str, Any]) -> bool:

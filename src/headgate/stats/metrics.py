@@ -18,7 +18,8 @@ from headgate.record.tables import ENDS, Flags, Floats, Integers, Run
 from headgate.stats import flow
 from headgate.stats.figures import Estimate, Figures, PartOrder, Spread, figures, per_batch, spread_of_mean
 from headgate.stats.flow import Window
-from headgate.stats.measured import Latencies, Measured, Promises, by_mean, promised
+from headgate.stats.measured import Latencies, Measured, Promises, by_mean, promised, weighed, weights
+from headgate.stats.tenants import TenantFigures, compute_tenants
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,16 @@ class EngineUse:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """What a class is worth beside others, and what that meant for it."""
+
+    weight: float | None  # None: by the priority of each request
+    background: bool
+    evictions: int  # over the whole run
+    token_rate: float  # prompt and output tokens a second of the requests that finished in the window
+
+
+@dataclass(frozen=True)
 class KindMetrics:
     """The same figures for one kind of request."""
 
@@ -77,6 +88,7 @@ class KindMetrics:
     e2e: Figures
     longest_gap: float
     goodput: Goodput | None
+    standing: Standing | None = None  # None: no class has a weight, and none is background work
 
 
 @dataclass(frozen=True)
@@ -125,6 +137,8 @@ class Metrics:
     stationary: bool
     reason: str
     prefix_cache: PrefixHits | None = None  # None: there was none, or requests shared nothing
+    value_kept: float | None = None  # weights of kept promises over those of all; None: none has a weight
+    tenants: TenantFigures | None = None
 
     @property
     def rough(self) -> tuple[str, ...]:
@@ -135,8 +149,12 @@ class Metrics:
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for strict JSON: what is not known is None."""
         plain: dict[str, Any] = without_nan(asdict(self))
-        if self.prefix_cache is None:
-            del plain["prefix_cache"]
+        for name in ("prefix_cache", "value_kept", "tenants"):
+            if getattr(self, name) is None:
+                del plain[name]
+        for kind, row in zip(self.kinds, plain["kinds"], strict=True):
+            if kind.standing is None:
+                del row["standing"]
         return plain
 
 
@@ -188,6 +206,8 @@ def compute_metrics(measured: Measured) -> Metrics:
         queue_times=tuple(times.tolist()), queue_lengths=tuple(lengths.tolist()),
         stationary=measured.trend.stationary, reason=measured.trend.reason,
         prefix_cache=prefix_hits(run),
+        value_kept=_value_kept(run, chosen, promises),
+        tenants=compute_tenants(run, chosen, promises),
     )  # fmt: skip
 
 
@@ -241,7 +261,29 @@ def _kind(
         ttft=ttft, tpot=tpot, e2e=e2e,
         longest_gap=_largest(longest[mine & window.keep]),
         goodput=_goodput(promises, window, mine) if promised(kind) else None,
+        standing=_standing(run, kind, window, mine) if weighed(run) else None,
     )  # fmt: skip
+
+
+def _standing(run: Run, kind: dict[str, Any], window: Window, mine: Flags) -> Standing:
+    rows = run.requests
+    counted = window.counted[mine[window.counted]]
+    tokens = float((rows["prompt"][counted] + rows["output"][counted]).sum())
+    return Standing(
+        weight=kind.get("weight"),
+        background=bool(kind.get("background")),
+        evictions=int(rows["evictions"][mine].sum()),
+        token_rate=tokens / window.seconds if window.seconds > 0 else math.nan,
+    )
+
+
+def _value_kept(run: Run, window: Window, promises: Promises | None) -> float | None:
+    """Of the requests that were promised anything and are measured."""
+    if promises is None or not weighed(run):
+        return None
+    classes = np.array([promised(kind) for kind in run.kinds])[run.requests["kind"].astype(np.int64)]
+    judged, worth = window.keep & promises.judged & classes, weights(run)
+    return _share(worth[judged & promises.met], float(worth[judged].sum()))
 
 
 def _counts(run: Run, window: Window) -> Counts:

@@ -73,7 +73,7 @@ def column(rule: Rule, values: npt.ArrayLike, called: str) -> Whole | Real:
 
 
 def check_together(columns: Mapping[str, Whole | Real], kinds: int, tenants: int) -> None:
-    """What holds between columns: equal lengths, sorted arrivals, known kinds, open or closed, not both."""
+    """What holds between columns: equal lengths, sorted arrivals, known kinds, a class open or closed."""
     sizes = {name: len(values) for name, values in columns.items()}
     requests = sizes["prompt"]
     for name, size in sizes.items():
@@ -81,7 +81,7 @@ def check_together(columns: Mapping[str, Whole | Real], kinds: int, tenants: int
             raise InputError(f"{name} has {size} rows, prompt has {requests}; give one value per request")
     if requests == 0:
         raise InputError("a workload has no requests; give at least one")
-    _check_arrivals(columns["arrival"], columns["clients"])
+    _check_arrivals(columns["arrival"], columns["clients"], columns["kind"])
     whole = columns["cached"] >= columns["prompt"]
     if whole.any():
         row = int(np.argmax(whole))
@@ -93,7 +93,7 @@ def check_together(columns: Mapping[str, Whole | Real], kinds: int, tenants: int
             raise InputError(f"{name} at row {row} is {columns[name][row]}; there are only {known} {name}s")
 
 
-def _check_arrivals(arrival: Whole | Real, clients: Whole | Real) -> None:
+def _check_arrivals(arrival: Whole | Real, clients: Whole | Real, kind: Whole | Real) -> None:
     """Sorted in an open loop; all zero in a closed one, where the clients decide when a request is sent."""
     back = np.diff(arrival) < 0
     if back.any():
@@ -102,14 +102,16 @@ def _check_arrivals(arrival: Whole | Real, clients: Whole | Real) -> None:
             f"arrival at row {row} is {arrival[row]}, before the row above it; sort the requests by arrival"
         )
     closed = clients > OPEN_LOOP
-    if closed.any() and not closed.all():
-        row = int(np.argmax(closed != closed[0]))
+    both = np.isin(kind, np.intersect1d(kind[closed], kind[~closed]))
+    if both.any():
+        first = int(np.argmax(both))
+        row = int(np.argmax(both & (kind == kind[first]) & (closed != closed[first])))
         raise InputError(
-            f"clients at row {row} is {clients[row]}, at row 0 {clients[0]}: open and closed loop in one "
-            "workload; run them one after the other"
+            f"clients at row {row} is {clients[row]}, at row {first} {clients[first]}: open and closed loop "
+            "in one class; give the clients a class of their own"
         )
-    if closed.any() and arrival.any():
-        row = int(np.argmax(arrival > 0))
+    if arrival[closed].any():
+        row = int(np.argmax(closed & (arrival > 0)))
         raise InputError(
             f"arrival at row {row} is {arrival[row]} in a closed loop; drop the arrivals or the clients"
         )

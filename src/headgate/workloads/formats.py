@@ -114,6 +114,7 @@ def _number(value: object, what: str) -> float:
 # -- the formats
 
 VLLM, AIPERF, GUIDELLM = "vllm-bench", "aiperf", "guidellm"
+COLUMNS, TENANT = "--columns", "tenant"
 
 
 class Format(NamedTuple):
@@ -128,6 +129,7 @@ class Format(NamedTuple):
     calendar: bool = False  # the clock is a calendar: the first request sets the start
     lengths_only: bool = False  # files without arrivals exist
     client: str = ""  # column
+    tenant: str = ""  # column; where none is named, one called tenant may be there
     mark: str = ""  # a column that distinguishes the format from others with the same ones
     classes: bool = False  # clients are classes of requests, which keep their names
     unsorted: bool = False  # rows come in another order than requests arrived, and are sorted when read
@@ -138,7 +140,7 @@ class Format(NamedTuple):
         needed = [self.prompt, self.output]
         if not self.lengths_only:
             needed.insert(0, self.arrival)
-        return needed + [name for name in (self.client, self.mark) if name]
+        return needed + [name for name in (self.client, self.tenant, self.mark) if name]
 
 
 def _format(columns: str, json: bool = True, **more: Any) -> Format:
@@ -180,6 +182,7 @@ class Fields(NamedTuple):
     output: object
     client: str | None
     sharing: Mapping[str, object] = NOTHING_SHARED  # those of SHARING that the row has
+    tenant: str = ""
 
 
 # The line number, and the fields or the reason why there are none.
@@ -214,9 +217,14 @@ def rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:
         for number, start, prompt, output in requests_of(path, text, name):
             yield number, Fields(start, prompt, output, None)
     elif chosen.json:
-        yield from _json_rows(text, chosen)
+        yield from _json_rows(text, chosen, _tenant_column(name, chosen))
     else:
         yield from _csv_rows(path, text, name, chosen)
+
+
+def _tenant_column(name: str, chosen: Format) -> str:
+    """The one named, or the one called so where --columns does not say what is read."""
+    return chosen.tenant or ("" if name == COLUMNS else TENANT)
 
 
 def is_json_lines(text: str) -> bool:
@@ -243,6 +251,8 @@ def _csv_rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:
         arrival, prompt, output, client = _places(path, header, name, chosen)
         timed, named = arrival < len(header), client < len(header)
         sharing = [(name, header.index(name)) for name in SHARING if name in header]
+        owner = _tenant_column(name, chosen)
+        tenant = header.index(owner) if owner in header else None
         for row in reader:
             if len(row) == len(header):
                 when, whose = row[arrival] if timed else None, row[client].strip() if named else None
@@ -250,6 +260,8 @@ def _csv_rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:
                 if sharing:
                     shared = {key: row[place].strip() for key, place in sharing if row[place].strip()}
                     fields = fields._replace(sharing=shared)
+                if tenant is not None:
+                    fields = fields._replace(tenant=row[tenant].strip())
                 yield reader.line_num, fields
             elif row:
                 yield reader.line_num, f"{len(row)} fields where the header has {len(header)}"
@@ -269,7 +281,7 @@ def _places(path: str, header: Sequence[str], name: str, chosen: Format) -> list
     return [header.index(column) if column in header else len(header) for column in wanted]
 
 
-def _json_rows(text: str, chosen: Format) -> Iterator[Row]:
+def _json_rows(text: str, chosen: Format, owner: str) -> Iterator[Row]:
     """Rows of JSON lines; a missing key becomes None, which no field reader accepts."""
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
@@ -279,10 +291,11 @@ def _json_rows(text: str, chosen: Format) -> Iterator[Row]:
             yield number, "not a JSON object"
         else:
             get = record.get
-            client = get(chosen.client) if chosen.client else None
+            client, tenant = (get(column) if column else None for column in (chosen.client, owner))
             whose = str(client) if isinstance(client, str | int) else None
             sharing = {name: record[name] for name in SHARING if record.get(name) is not None}
-            yield number, Fields(get(chosen.arrival), get(chosen.prompt), get(chosen.output), whose, sharing)
+            times = (get(chosen.arrival), get(chosen.prompt), get(chosen.output))
+            yield number, Fields(*times, whose, sharing, str(tenant) if isinstance(tenant, str | int) else "")
 
 
 def _record(line: str) -> dict[str, object] | None:

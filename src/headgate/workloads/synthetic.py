@@ -18,10 +18,13 @@ from headgate.workloads.workload import Kind, Workload
 
 MOST = 100_000_000  # requests of one workload: far more than any memory holds a run of
 PAIRS = "lengths.pairs"  # the stream that pairs are drawn from
+UNSAID = (("tenant", ""), ("background", False))  # of a recipe, where they were not given
 
 
 class Share(NamedTuple):
-    """One class of a mix: its share of the requests, and what its requests look like.
+    """One class of a mix: its share of the requests, what its requests look like, and whose they are.
+
+    A class may be there once for each of several tenants.
 
     Examples:
         >>> from headgate import Kind, Share, generate, length_law
@@ -36,6 +39,7 @@ class Share(NamedTuple):
     prompt: LengthLaw
     output: LengthLaw
     patience: float = math.inf
+    tenant: str = ""
 
 
 class WorkloadStage(NamedTuple):
@@ -112,17 +116,27 @@ def generate(
     stages = tuple(stages) or (WorkloadStage(requests or 0),)
     recipe = Recipe(seed, arrivals, prompt, output, pairs, tuple(classes), clients, stages)
     _check(recipe, requests)
-    kind = _kinds(recipe)
-    prompts, outputs = _lengths(recipe, kind)
-    patience = np.array([share.patience for share in recipe.classes])[kind] if recipe.classes else np.inf
+    drawn = _classes(recipe)
+    prompts, outputs = _lengths(recipe, drawn)
+    patience = np.array([share.patience for share in recipe.classes])[drawn] if recipe.classes else np.inf
+    kinds = [share.kind for share in recipe.classes] or [Kind()]
+    tenants = [share.tenant for share in recipe.classes] or [""]
+    if len({*zip(kinds, tenants, strict=True)}) == len(kinds):  # else the workload refuses equal names
+        known = list(dict.fromkeys(kinds))
+        drawn_kinds, kinds = np.array([known.index(kind) for kind in kinds])[drawn], known
+    else:
+        drawn_kinds = drawn
+    named = list(dict.fromkeys(tenants))
     return Workload.of(
         prompts,
         outputs,
         arrival=_arrivals(recipe),
         clients=_clients(recipe),
-        kind=kind,
+        kind=drawn_kinds,
         patience=patience,
-        kinds=[share.kind for share in recipe.classes] or [Kind()],
+        kinds=kinds,
+        tenant=np.array([named.index(tenant) for tenant in tenants])[drawn],
+        tenants=named,
         name=name,
         origin={"drawn": _described(recipe)},
     )
@@ -158,7 +172,8 @@ def _check_shares(classes: Sequence[Share]) -> None:
         raise InputError("the shares of the kinds are too large to be added; give smaller numbers")
 
 
-def _kinds(recipe: Recipe) -> Whole:
+def _classes(recipe: Recipe) -> Whole:
+    """For each request its place among the classes."""
     total = sum(stage.requests for stage in recipe.stages)
     if not recipe.classes:
         return np.zeros(total, dtype=np.int64)
@@ -168,20 +183,20 @@ def _kinds(recipe: Recipe) -> Whole:
     return np.searchsorted(bounds[:-1], stream(recipe.seed, "classes").random(total), side="right")
 
 
-def _lengths(recipe: Recipe, kind: Whole) -> tuple[Whole, Whole]:
+def _lengths(recipe: Recipe, drawn: Whole) -> tuple[Whole, Whole]:
     ends = np.cumsum([stage.requests for stage in recipe.stages])
     parts = [
-        _stage_lengths(recipe, number, kind[end - stage.requests : end])
+        _stage_lengths(recipe, number, drawn[end - stage.requests : end])
         for number, (stage, end) in enumerate(zip(recipe.stages, ends, strict=True))
     ]
     prompts, outputs = zip(*parts, strict=True)
     return np.concatenate(prompts), np.concatenate(outputs)
 
 
-def _stage_lengths(recipe: Recipe, number: int, kind: Whole) -> tuple[Whole, Whole]:
-    stage, count = recipe.stages[number], len(kind)
+def _stage_lengths(recipe: Recipe, number: int, drawn: Whole) -> tuple[Whole, Whole]:
+    stage, count = recipe.stages[number], len(drawn)
     if recipe.classes:
-        return _class_lengths(recipe, number, kind)
+        return _class_lengths(recipe, number, drawn)
     if recipe.pairs is not None:
         return recipe.pairs.draw(count, _stream(recipe, PAIRS, number))
     prompt, output = stage.prompt or recipe.prompt, stage.output or recipe.output
@@ -193,10 +208,13 @@ def _stage_lengths(recipe: Recipe, number: int, kind: Whole) -> tuple[Whole, Who
     )
 
 
-def _class_lengths(recipe: Recipe, number: int, kind: Whole) -> tuple[Whole, Whole]:
-    prompts, outputs = np.empty_like(kind), np.empty_like(kind)
+def _class_lengths(recipe: Recipe, number: int, drawn: Whole) -> tuple[Whole, Whole]:
+    prompts, outputs = np.empty_like(drawn), np.empty_like(drawn)
+    names = [share.kind.name for share in recipe.classes]
     for place, share in enumerate(recipe.classes):
-        rows, name = kind == place, share.kind.name
+        rows, name = drawn == place, share.kind.name
+        if names.count(name) > 1:  # a stream for each tenant
+            name += f"/{share.tenant}"
         count = int(rows.sum())
         prompts[rows] = share.prompt.draw(count, _stream(recipe, "lengths.prompt", number, name))
         outputs[rows] = share.output.draw(count, _stream(recipe, "lengths.output", number, name))
@@ -250,7 +268,8 @@ def _described(thing: object) -> object:
         named = getattr(thing, "_asdict", None)
         if named is None:
             return [_described(each) for each in thing]
-        return {key: _described(value) for key, value in named().items() if value not in (None, ())}
+        given = {key: value for key, value in named().items() if value not in (None, ())}
+        return {key: _described(value) for key, value in given.items() if (key, value) not in UNSAID}
     if is_dataclass(thing) and not isinstance(thing, type):
         parts = {each.name: _described(getattr(thing, each.name)) for each in fields(thing)}
         return {"law": type(thing).__name__, **parts}

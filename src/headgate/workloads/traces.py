@@ -13,6 +13,7 @@ import numpy as np
 
 from headgate.core.errors import InputError, unknown
 from headgate.workloads.formats import (
+    COLUMNS,
     FORMATS,
     BadFieldError,
     Fields,
@@ -44,8 +45,9 @@ class BadRows:
         return BadRows(self.count + 1, (*self.first, (line, reason))[:SHOWN])
 
 
-# One good row: its line, its arrival in ticks of the format's clock, its lengths, its client, what it shares.
-GoodRow = tuple[int, float, int, int, str, Mapping[str, object]]
+# One good row: its line, its arrival in ticks of the format's clock, its lengths, its client, what it shares,
+# and its tenant.
+GoodRow = tuple[int, float, int, int, str, Mapping[str, object], str]
 
 
 def read_trace(
@@ -67,8 +69,8 @@ def read_trace(
         format: a name in FORMATS; detected from the first line when left out.
         skip_bad_rows: leaves out rows without usable lengths or times instead of refusing the file.
         sort: sorts rows that are out of order instead of refusing the file.
-        columns: which column is which: "arrival=ts,prompt=input,output=out,class=tenant"; not needed where
-            the header of a CSV file says arrival, prompt, output (and class).
+        columns: which column is which: "arrival=ts,prompt=input,output=out,class=kind,tenant=team"; not
+            needed where the header of a CSV file says arrival, prompt, output (and class, tenant).
         times: the unit of arrivals (s, ms, us, ns) with `columns`; told from the file when left out.
 
     Examples:
@@ -85,7 +87,7 @@ def read_trace(
     text = as_text(path, content)
     columns = columns or (named_as_roles(text) if format is None else "")
     if columns:
-        name, chosen = "--columns", own_format(columns, is_json_lines(text))
+        name, chosen = COLUMNS, own_format(columns, is_json_lines(text))
     else:
         name = choose(str(path), text, format)
         chosen = FORMATS[name]
@@ -108,18 +110,24 @@ def read_trace(
 
 
 def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> None:
-    """Writes the requests as a Mooncake trace; arrivals are rounded to the millisecond."""
-    if workload.closed:
+    """Writes the requests as a Mooncake trace; arrivals are rounded to the millisecond.
+
+    Where there are several tenants, a column of its own says whose each is.
+    """
+    if workload.clients.any():
         raise InputError("a closed loop has no arrival times to write; save it as a workload instead")
     stamps = np.rint(workload.arrival * 1000).astype(np.int64).tolist()
-    columns = (workload.prompt, workload.output, workload.cached)
+    columns = (workload.prompt, workload.output, workload.cached, workload.tenant)
     lengths = zip(stamps, *(column.tolist() for column in columns), strict=True)
     try:
         with open(path, "w", encoding="utf-8", newline="\n") as file:
-            for stamp, prompt, output, cached in lengths:
-                record = {"timestamp": stamp, "input_length": prompt, "output_length": output, "hash_ids": []}
+            for stamp, prompt, output, cached, tenant in lengths:
+                record: dict[str, object] = {"timestamp": stamp, "input_length": prompt}
+                record |= {"output_length": output, "hash_ids": []}
                 if cached:
                     record["cached"] = cached
+                if len(workload.tenants) > 1:
+                    record["tenant"] = workload.tenants[tenant]
                 file.write(json.dumps(record) + "\n")
     except OSError as error:
         raise InputError(f"{path}: cannot be written, {error.strerror}; choose another path") from None
@@ -148,11 +156,13 @@ def _entry(line: int, fields: Fields | str, chosen: Format) -> GoodRow:
     """One row understood, or a BadFieldError."""
     if isinstance(fields, str):
         raise BadFieldError(fields)
-    arrival, prompt, output, client, sharing = fields
+    arrival, prompt, output, client, sharing, tenant = fields
     # Only a file of lengths alone has no arrival column; a row that lacks its arrival is bad.
     timeless = arrival is None and chosen.lengths_only
     if chosen.client and not client:
         raise BadFieldError(f"{chosen.client} is missing")
+    if chosen.tenant and not tenant:
+        raise BadFieldError(f"{chosen.tenant} is missing")
     return (
         line,
         0.0 if timeless else chosen.clock(arrival, chosen.arrival),
@@ -160,13 +170,14 @@ def _entry(line: int, fields: Fields | str, chosen: Format) -> GoodRow:
         tokens(output, chosen.output),
         client or "",
         checked_sharing(sharing) if sharing else sharing,
+        tenant,
     )
 
 
 def _table(
     path: str, entries: list[GoodRow], chosen: Format, sort: bool, origin: Mapping[str, object]
 ) -> Workload:
-    lines, ticks, prompts, outputs, clients, sharing = zip(*entries, strict=True)
+    lines, ticks, prompts, outputs, clients, sharing, whose = zip(*entries, strict=True)
     start = min(ticks) if chosen.calendar else 0  # whole ticks are subtracted before they become floats
     arrival = np.array([tick - start for tick in ticks], dtype=np.float64) / chosen.ticks
     back = np.diff(arrival) < 0
@@ -175,6 +186,8 @@ def _table(
         raise InputError(f"{path}:{line}: arrives before the row above it; sort the file or pass --sort")
     order = np.argsort(arrival, kind="stable")
     kinds, kind = _kinds(clients, chosen.classes)
+    tenants = list(dict.fromkeys(whose))
+    number = {tenant: place for place, tenant in enumerate(tenants)}
     contents = shared_contents(sharing, prompts, outputs, chosen.hashed)
     return Workload.of(
         np.array(prompts)[order],
@@ -182,6 +195,8 @@ def _table(
         arrival=arrival[order],
         kind=np.array(kind)[order],
         kinds=kinds,
+        tenant=np.array([number[tenant] for tenant in whose])[order],
+        tenants=tenants,
         name=Path(path).name.split(".")[0],
         origin=origin,
         contents=None if contents is None else contents.subset(order),
@@ -205,8 +220,8 @@ def _kinds(clients: Sequence[str], classes: bool) -> tuple[list[Kind], list[int]
 
 # -- columns of any name: arrival=ts,prompt=input
 
-ROLES = ("arrival", "prompt", "output", "class")
-FORM = "write arrival=COLUMN,prompt=COLUMN,output=COLUMN[,class=COLUMN]"
+ROLES = ("arrival", "prompt", "output", "class", "tenant")
+FORM = "write arrival=COLUMN,prompt=COLUMN,output=COLUMN[,class=COLUMN][,tenant=COLUMN]"
 
 
 def named_as_roles(text: str) -> str:
@@ -239,6 +254,7 @@ def own_format(text: str, json: bool) -> Format:
         clock=as_written,
         lengths_only="arrival" not in named,
         client=named.get("class", ""),
+        tenant=named.get("tenant", ""),
         classes=True,
         unsorted=True,
         any_unit=True,

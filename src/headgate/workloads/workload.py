@@ -18,7 +18,6 @@ from headgate.core.request import FIELDS, Slo
 from headgate.workloads.columns import (
     LONGEST,
     NO_GUESS,
-    OPEN_LOOP,
     RULES,
     Real,
     Summary,
@@ -63,7 +62,9 @@ class Workload:
         abort: seconds after arrival at which its client hangs up.
         guess: predicted output tokens, -1 without a prediction.
         clients: 0 in an open loop. In a closed one, request i is sent as soon as fewer than clients[i]
-            requests are outstanding, so a schedule of concurrency stages is just this column.
+            requests are outstanding, so a schedule of concurrency stages is just this column. Beside
+            requests of an open loop it counts those of its class, and is sent only while some of the open
+            loop are still to come; what is left of the rows then is not sent.
         cached: prompt tokens that a prefix cache had of it, as recorded. Where `contents` is known the cache
             is simulated instead.
         tenant: index into `tenants`.
@@ -184,7 +185,12 @@ class Workload:
     @property
     def closed(self) -> bool:
         """Whether clients, not a clock, decide when the next request is sent."""
-        return bool(self.clients[0] != OPEN_LOOP)
+        return bool(self.clients.all())
+
+    @property
+    def beside(self) -> bool:
+        """Whether clients of some classes send beside requests that come at times of their own."""
+        return bool(self.clients.any()) and not self.closed
 
     @property
     def remarks(self) -> list[str]:
@@ -339,7 +345,7 @@ class Workload:
         return replace(self, **columns)
 
     def _open_only(self, what: str) -> None:
-        if self.closed:
+        if self.clients.any():
             raise InputError(f"a closed loop has no arrival times, so no {what}; choose its clients instead")
 
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from headgate.core.errors import InputError
-from headgate.workloads import read_trace
 from headgate.workloads.formats import unit_of
+from headgate.workloads.traces import read_trace, write_mooncake
 
 COLUMNS = "arrival=ts,prompt=input,output=out,class=tenant"
 
@@ -213,3 +213,31 @@ def test_lengths_of_servegen(tmp_path):
         2370,
         "servegen-offline",
     )
+
+
+def test_tenants_by_name_and_by_their_own_header(tmp_path):
+    rows = "0,100,20,chat,acme\n1,200,30,batch,acme\n2,300,40,chat,blue\n"
+    named, _ = read_trace(
+        written(tmp_path, "ts,in,out,kind,team\n" + rows),
+        columns="arrival=ts,prompt=in,output=out,class=kind,tenant=team",
+    )
+    told, _ = read_trace(written(tmp_path, "arrival,prompt,output,class,tenant\n" + rows))
+    assert named == told and told.tenants == ("acme", "blue") and told.tenant.tolist() == [0, 0, 1]
+    lines = '{"timestamp": 0, "input_length": 5, "output_length": 6, "tenant": "x"}\n'
+    lines += '{"timestamp": 10, "input_length": 5, "output_length": 6, "tenant": 7}\n'
+    lines += '{"timestamp": 20, "input_length": 5, "output_length": 6}\n'
+    mooncake, _ = read_trace(written(tmp_path, lines, "mine.jsonl"))
+    assert mooncake.tenants == ("x", "7", "") and mooncake.tenant.tolist() == [0, 1, 2]
+    write_mooncake(mooncake, tmp_path / "again.jsonl")
+    assert read_trace(tmp_path / "again.jsonl")[0] == mooncake
+
+
+def test_a_tenant_column_that_is_not_named_is_not_read(tmp_path):
+    path = written(tmp_path, "ts,tenant,input,out\n0.5,paid,100,20\n0.75,free,200,30\n")
+    workload, _ = read_trace(path, columns=COLUMNS)  # it is the class there
+    assert workload.tenants == ("",) and len(workload.kinds) == 2
+    with pytest.raises(InputError, match="no column 'team'"):
+        read_trace(path, columns="prompt=input,output=out,tenant=team")
+    holes = written(tmp_path, "arrival,prompt,output,tenant\n0,1,2,\n")
+    with pytest.raises(InputError, match="tenant is missing; fix the row"):
+        read_trace(holes)

@@ -396,7 +396,7 @@ def test_origin_says_how_it_was_made():
         ),
         (
             {"arrivals": None, "stages": [WorkloadStage(25), WorkloadStage(25, clients=2)]},
-            "open and closed loop in one workload",
+            "open and closed loop in one class",
         ),
         (
             {"prompt": None, "output": None, "classes": [Share(0, CHAT, Fixed(1), Fixed(1))]},

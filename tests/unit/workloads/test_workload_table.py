@@ -136,7 +136,7 @@ def test_head_and_subset():
             "a closed loop has no arrival times, so no rate; choose its clients instead",
         ),
         (lambda table: table.as_closed(2).between(0, 1), "a closed loop has no arrival times"),
-        (lambda table: table.merge(table.as_closed(2)), "open and closed loop in one workload"),
+        (lambda table: table.merge(table.as_closed(2)), "open and closed loop in one class"),
         (lambda table: table.merge(three(kinds=(Kind("", Slo(1.0)),))), "2 kinds are called ''"),
     ],
 )

@@ -18,7 +18,7 @@ from headgate.core.version import VERSION
 from headgate.sim.engine.engine import Engine
 
 COUNTS = "advisor core cost estimators experiment kv methods record sim stats workloads"
-ARRAYS = ("arrival", "prompt", "output", "limit", "kind", "patience", "abort", "priority", "cached")
+ARRAYS = ("arrival", "prompt", "output", "limit", "kind", "patience", "abort", "priority", "cached", "tenant")
 Task = TypeVar("Task")
 Answer = TypeVar("Answer", bound=tuple[Any, ...])
 
@@ -80,7 +80,8 @@ def file_of(folder: Path, engine: Engine, traffic: SearchTraffic, rest: object) 
     shared = (traffic.requests, traffic.levels, traffic.classes, traffic.recorded)
     digest.update(repr((limits, shared, rest)).encode())
     digest.update(repr((traffic.words.arrivals, traffic.words.burstiness)).encode())
-    drawn = traffic.at(1.0, traffic.words.seed)
+    digest.update(repr([share for share in traffic.words.classes if share.clients]).encode())
+    drawn = traffic.at_rate.at(1.0, traffic.words.seed)
     for workload in (drawn, traffic.trace or drawn):
         contents = workload.contents
         for column in (contents.offsets, contents.keys, contents.tokens) if contents else ():

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from headgate.advisor.capacity.beside import OVERLOAD, values_in_overload
 from headgate.advisor.capacity.search import ROUGH, Progress, Search
 from headgate.advisor.capacity.traffic import Level, SearchTraffic
 from headgate.advisor.capacity.trials import (
@@ -77,6 +78,7 @@ class CapacityPlan(SearchPlan):
     limited: Bound  # with the engine's limits
     found: tuple[PolicyRate, ...]
     declined: Declined | None = None  # why nothing can be said of the best
+    values_in_overload: Mapping[str, float] = field(default_factory=dict)  # kept, where classes have weights
 
     @property
     def best(self) -> PolicyRate | None:
@@ -89,6 +91,8 @@ class CapacityPlan(SearchPlan):
             "bound_of_engine": {**asdict(self.limited), "rate": self.limited.rate},
             "policies": [asdict(each) for each in self.found],
         }
+        if self.values_in_overload:
+            document["value_kept"] = {"load": OVERLOAD * self.ideal.rate, "policies": self.values_in_overload}
         declined = {"declined": self.declined._asdict()} if self.declined else {}
         return dict(without_nan(document | self.ending() | declined))
 
@@ -120,6 +124,10 @@ def plan_capacity(
     notes += [*given_up(found), *at_the_edge(found)]
     notes += [] if left else length.not_enough(searched)
     plan = CapacityPlan(start, searched.traffic, tuple(notes), bool(left), ideal, limited, found)
+    if not left:
+        tried = {each.policy: chosen[each.policy] for each in found if not each.dropped}
+        values = values_in_overload(start, searched.traffic, tried, ideal.rate, progress)
+        plan = replace(plan, values_in_overload=values)
     return plan if left or plan.best is None else replace(plan, declined=searched.declined(plan.best))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite
+from math import ceil, inf, isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +12,16 @@ import numpy as np
 from headgate.core.durations import duration
 from headgate.core.errors import InputError, RunError, unknown
 from headgate.core.request import GAP, Slo
-from headgate.experiment.build import ALL_FIT, Unservable, make_workload, refuse_many, servable, unservable
-from headgate.experiment.settings import Experiment, flag
+from headgate.experiment.build import (
+    ALL_FIT,
+    Unservable,
+    beside_clients,
+    make_workload,
+    refuse_many,
+    servable,
+    unservable,
+)
+from headgate.experiment.settings import Experiment, flag, without_clients
 from headgate.methods.bounds import Requests
 from headgate.record.tables import Flags, Floats, Integers, Run
 from headgate.sim.engine.engine import Engine
@@ -33,6 +41,10 @@ LEAVE = "lets requests leave, which hides that they were late"
 REFUSED = {"rate": SEARCHED, "clients": OTHER, "all_at_once": OTHER, "scale_rate": SEARCHED}
 REFUSED |= {"stages": "change the load", "patience": LEAVE, "abort": LEAVE, "ttft": PROMISE, "tpot": PROMISE}
 BOUND_FROM = 20_000  # requests drawn to know their law
+LONGEST_BESIDE, FEWEST_BESIDE = (
+    300.0,
+    60,
+)  # seconds of a run beside clients, and requests that it has at least
 
 
 class Level(NamedTuple):
@@ -71,19 +83,35 @@ class SearchTraffic:
 
     def at(self, rate: float, seed: int) -> Workload:
         if self.trace is None:
-            words = self.words.model_copy(update={"rate": rate, "requests": self.requests})
+            words = self.words.model_copy(update={"rate": rate, "requests": self._number(rate)})
             workload, _ = make_workload(words, seed)
         elif self.recorded:
             workload = self.trace.scale_rate(rate / own_rate(self.trace))
         else:
             workload = self._resampled(self.trace, rate, seed)
         workload = self._classed(workload, seed)
+        if self.trace is not None:
+            workload = beside_clients(self.words, workload, seed)
         kinds = (kind._replace(slo=promise(self.levels, kind.name, kind.slo)) for kind in workload.kinds)
         return replace(workload, kinds=tuple(kinds))
 
+    @property
+    def at_rate(self) -> SearchTraffic:
+        """Without the classes that clients send: their number depends on how long a run takes."""
+        return replace(self, words=without_clients(self.words))
+
+    @property
+    def background_said(self) -> str:
+        """That levels of all requests are not about background work; empty where there is none."""
+        names = [share.name for share in self.words.classes if share.background]
+        if not names or all(level.kind for level in self.levels):
+            return ""
+        return f"levels without a class are not about background work ({', '.join(names)}): none is promised"
+
     def lengths(self, engine: Engine) -> Requests:
-        """Prompts and decode iterations of those that the engine takes."""
-        rows = self.trace or replace(self, requests=max(self.requests, BOUND_FROM)).at(1.0, self.words.seed)
+        """Prompts and decode iterations of those that come at the rate and that the engine takes."""
+        many = replace(self.at_rate, requests=max(self.requests, BOUND_FROM))
+        rows = self.trace or many.at(1.0, self.words.seed)
         fits, prompts = rows.prompt < engine.longest, rows.prompt
         outputs = np.minimum(np.minimum(rows.output, rows.limit), engine.longest - prompts)[fits]
         if engine.prefix_cache and not (self.trace and not self.recorded):  # drawn rows share nothing
@@ -92,7 +120,7 @@ class SearchTraffic:
 
     def sharing_said(self, engine: Engine) -> str:
         """Whether prompts are found in the prefix cache; empty where none share anything."""
-        rows = self.trace or self.at(1.0, self.words.seed)
+        rows = self.trace or self.at_rate.at(1.0, self.words.seed)
         if not engine.prefix_cache or (rows.contents is None and not rows.cached.any()):
             return ""
         if self.trace is not None and not self.recorded:
@@ -102,14 +130,24 @@ class SearchTraffic:
             return f"prefix caching is on: {share:.1%} of the prompt tokens are found, as recorded"
         return f"prefix caching is on: an endless cache would find {share:.1%} of the prompt tokens"
 
+    def _number(self, rate: float) -> int:
+        """Requests of a run; beside clients, which leave no engine idle, of `LONGEST_BESIDE` at most."""
+        if not any(share.clients for share in self.words.classes):
+            return self.requests
+        return min(self.requests, max(FEWEST_BESIDE, ceil(LONGEST_BESIDE * rate)))
+
     def _resampled(self, trace: Workload, rate: float, seed: int) -> Workload:
         name = self.words.arrivals or ("gamma" if self.words.burstiness else "poisson")
         process = arrival_process(name, rate, self.words.burstiness)
         pairs = Pairs(trace.prompt, np.minimum(trace.output, trace.limit))
-        workload = generate(self.requests, seed=seed, arrivals=process, pairs=pairs, name=trace.name)
-        if len(trace.kinds) == 1 or self.classes:
+        requests = self._number(rate)
+        workload = generate(requests, seed=seed, arrivals=process, pairs=pairs, name=trace.name)
+        if len(trace.kinds) == len(trace.tenants) == 1:
             return workload
-        drawn = pairs.rows(self.requests, stream(seed, PAIRS))  # the same rows, for their classes
+        drawn = pairs.rows(requests, stream(seed, PAIRS))  # the same rows, for their classes
+        workload = replace(workload, tenant=trace.tenant[drawn], tenants=trace.tenants)
+        if self.classes:
+            return workload
         return replace(workload, kind=trace.kind[drawn], kinds=trace.kinds, priority=trace.priority[drawn])
 
     def _classed(self, workload: Workload, seed: int) -> Workload:
@@ -143,18 +181,26 @@ def make_traffic(
     trace, lost = None, ALL_FIT
     if words.trace is not None:
         own = words.requests if recorded else None
-        plain = words.model_copy(update={"arrivals": None, "burstiness": None, "requests": own})
+        plain = words.model_copy(
+            update={"arrivals": None, "burstiness": None, "requests": own, "classes": ()}
+        )
         trace, _ = make_workload(plain)
         trace, lost = servable(trace, engine), unservable(trace, engine)
     if recorded:
         _check_recorded(words, trace)
     shares = parse_classes(classes)
-    if shares and words.classes:
+    if shares and without_clients(words).classes:
         raise InputError("--classes and the classes of a mix; drop one of the two")
     count = len(trace) if recorded and trace is not None else words.requests or requests
     traffic = SearchTraffic(words, levels, shares, count, trace, recorded, lost)
-    first = traffic.at(1.0, words.seed)
-    _check_kinds(levels, [kind.name for kind in first.kinds])
+    first = traffic.at_rate.at(1.0, words.seed)
+    beside = [share for share in words.classes if share.clients]
+    _check_kinds(levels, [*(kind.name for kind in first.kinds), *(share.name for share in beside)])
+    for share in words.classes:
+        if share.background and any(level.kind == share.name for level in levels):
+            raise InputError(
+                f"--slo is about class {share.name!r}, which is background work: drop one of the two"
+            )
     return traffic if trace else replace(traffic, lost=unservable(first, engine))
 
 
@@ -227,7 +273,12 @@ def parse_levels(texts: Sequence[str]) -> tuple[Level, ...]:
 
 
 def promise(levels: Sequence[Level], kind: str, known: Slo) -> Slo:
-    """What a class of users is promised: the tightest of its levels, or what was known before."""
+    """What a class of users is promised: the tightest of its levels, or what was known before.
+
+    Background work is promised nothing: levels without a class are not about it.
+    """
+    if known.background:
+        return known
 
     def tightest(metrics: tuple[str, ...], before: float | None) -> float | None:
         mine = [each.limit for each in levels if each.metric in metrics and each.kind in ("", kind)]
@@ -299,7 +350,8 @@ def _statistic(name: str, values: Floats, weights: Integers) -> float:
 
 def _of_kind(run: Run, kind: str) -> Flags:
     if not kind:
-        return np.ones(len(run.requests["id"]), bool)
+        background = [number for number, each in enumerate(run.kinds) if each.get("background")]
+        return ~np.isin(run.requests["kind"], background)
     numbers = [number for number, each in enumerate(run.kinds) if each.get("name") == kind]
     return np.isin(run.requests["kind"], numbers)
 

@@ -11,7 +11,7 @@ from headgate.advisor.capacity.traffic import promised_gap
 from headgate.advisor.flags import FLAG, WHY, graph_flag, loaded_with, model_of
 from headgate.cost.likeness import throughput_error
 from headgate.report import document as doc
-from headgate.report.plans.capacity import apart_said, asked, bar_of, engines_range, rate_bars
+from headgate.report.plans.capacity import apart_said, asked, bar_of, engines_range, left_said, rate_bars
 from headgate.report.plans.flags import UNNAMED, pasted, unnamed
 
 SIMULATED = "All rates are simulated with such graphs, those of vLLM at its defaults too."
@@ -107,6 +107,8 @@ def _facts(advice: Advice) -> doc.Facts:
     if not advice.declined:
         plain, default = (_against(advice, other) for other in (advice.plain, advice.default))
         facts["Plain vLLM"] = f"at its own best flags {plain}; at its defaults {default}"
+    if advice.beside:
+        facts["Background"] = left_said(advice.beside)
     facts["No policy"] = f"above λ* = {doc.number(advice.bound.rate)} requests/s on one engine"
     facts["Runs"] = f"{advice.requests:,} requests each, {doc.plural(len(advice.start.seeds), 'seed')}"
     return doc.Facts.of(facts)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, isnan, nan
 
 import numpy as np
 
+from headgate.advisor.capacity.beside import OVERLOAD, BesidePlan, PolicyBeside
 from headgate.advisor.capacity.plan import CapacityPlan, PolicyRate, apart
 from headgate.advisor.capacity.traffic import Level
 from headgate.advisor.fewest_engines import EnginesPlan, FleetFound, Size
@@ -20,6 +21,11 @@ ENOUGH = (
     "between tokens) within the limit. Slots: the share that decodes take. Of λ*: the load."
 )
 CLOSE = "How close each comes to λ*, the rate no policy exceeds; the thin line is the interval over seeds."
+BESIDE = (
+    "Tokens: prompts and outputs, from a fifth of the run to its last arrival. The bound counts no promise. "
+    "No token: promised requests that never got one. Evictions: of the class without a promise, mean of a "
+    "run."
+)
 FASTER = 1.5  # a trace that runs so many times as fast has sharper bursts than any that came
 CARE = (
     "λ* is the rate no policy exceeds. Intervals are over seeds; runs are finite, so tails (p99) are "
@@ -33,7 +39,7 @@ def capacity_page(plan: CapacityPlan, command: Sequence[str]) -> doc.Page:
     bars = doc.Drawn(lambda: (rate_bars("sustained", found, plan.ideal.rate, CLOSE),))
     sections = (
         doc.Section("", (_facts(plan),)),
-        doc.Section("Sustained rates", (_rates(found), bars)),
+        doc.Section("Sustained rates", (_rates(found, plan.values_in_overload), bars)),
     )
     about = f"card {plan.start.card.name}, {plan.start.workload}"
     return doc.plan_page("Capacity", about, _verdict(plan), sections, plan.notes, command, CARE)
@@ -104,7 +110,7 @@ def _facts(plan: CapacityPlan) -> doc.Facts:
     return doc.Facts.of(facts)
 
 
-def _rates(found: Sequence[PolicyRate]) -> doc.Grid:
+def _rates(found: Sequence[PolicyRate], worth: Mapping[str, float]) -> doc.Grid:
     rows = []
     for each in found:
         share = doc.valued(f"{100 * each.share:.0f} %", 100 * each.share)
@@ -113,7 +119,11 @@ def _rates(found: Sequence[PolicyRate]) -> doc.Grid:
         unknown = each.dropped and not each.rate.value  # it was not looked for further down
         rate = doc.valued(f"< {doc.number(each.rate.high or 0)}", 0.0) if unknown else each.rate.value
         rows.append(doc.row(name, rate, doc.span(each.rate), share, reason, each.runs))
-    heads = ("policy", "requests\nper s", "95 % interval", "of λ*", "limited by", "runs")
+    heads: tuple[str, ...] = ("policy", "requests\nper s", "95 % interval", "of λ*", "limited by", "runs")
+    if worth:
+        heads = (*heads, f"value kept\nat {OVERLOAD:g} λ*")
+        values = (worth.get(each.policy, nan) for each in found)
+        rows = [(*line, doc.share(value)) for line, value in zip(rows, values, strict=True)]
     return doc.Grid("", heads, tuple(rows), minor=("runs",))
 
 
@@ -126,6 +136,81 @@ def rate_bars(done: str, found: Sequence[PolicyRate], most: float, look: str) ->
     mark = Mark(f"λ* = {doc.number(most)}", most)
     title = f"What each policy {'sustains' if done == 'sustained' else done}"
     return Bars(done, "requests/s", bars, mark).figure(title, look)
+
+
+def beside_page(plan: BesidePlan, command: Sequence[str]) -> doc.Page:
+    """What is asked for, what no policy exceeds, what each leaves, and the best in one sentence."""
+    found = sorted(plan.found, key=lambda each: (bool(each.missed), -each.tokens.value))
+    sections = (
+        doc.Section("", (doc.Facts.of(_beside_facts(plan)),)),
+        doc.Section(f"What is left to {plan.name}", (_left(found),)),
+    )
+    rate = f"{doc.number(plan.rate)} requests/s with a promise"
+    about = f"card {plan.start.card.name}, {plan.start.workload}, {rate}"
+    return doc.plan_page("Batch", about, left_said(plan), sections, plan.notes, command, BESIDE)
+
+
+def _beside_facts(plan: BesidePlan) -> dict[str, str]:
+    facts = asked(plan.traffic.levels, plan.traffic.classes)
+    engine = plan.start.engine
+    each = "each with " if plan.engines > 1 else ""
+    facts["Engines"] = f"{plan.engines}, {each}{engine.running} slots, {engine.batch_tokens:,} tokens a step"
+    facts["Load"] = (
+        f"{doc.number(plan.rate)} requests/s with a promise, {doc.number(plan.promised_bound)} at most"
+    )
+    facts["Beside"] = f"{plan.clients:,} clients of {plan.name}, each sends when its last request returns"
+    facts["No policy"] = (
+        f"gives {plan.name} more than {doc.number(plan.bound)} tokens/s (promises not counted)"
+    )
+    facts["Runs"] = (
+        f"{plan.traffic.requests:,} requests with a promise, {doc.plural(len(plan.start.seeds), 'seed')}"
+    )
+    return facts
+
+
+def left_said(plan: BesidePlan) -> str:
+    """The best policy that keeps every level, and what it leaves."""
+    where = "one engine" if plan.engines == 1 else f"{plan.engines} engines"
+    if not plan.bound:
+        return f"Nothing is left to {plan.name} on {where}: the requests with a promise alone are too many."
+    best = plan.best
+    if best is None:
+        closest = max(plan.found, key=lambda each: each.kept if not isnan(each.kept) else -1.0)
+        return (
+            f"No policy keeps these levels beside {plan.clients:,} clients of {plan.name} on {where}: "
+            f"{closest.policy} misses {closest.missed} with {doc.percent(closest.kept)} of the promises kept."
+        )
+    of = f"{plan.name} ({plan.clients:,} clients){bar_of(plan.error)}"
+    return (
+        f"{doc.number(best.tokens.value)} tokens/s of {of} fit beside {doc.number(plan.rate)} requests/s on "
+        f"{where} with {best.policy}, {100 * best.share:.0f} % of what any policy can; "
+        f"{doc.percent(best.kept)} of the promises are kept."
+    )
+
+
+def _left(found: Sequence[PolicyBeside]) -> doc.Grid:
+    weighed = any(abs(each.value_kept - each.kept) > 1e-6 for each in found)  # else all weigh the same
+    rows = []
+    for each in found:
+        share = doc.valued(f"{100 * each.share:.0f} %", 100 * each.share)
+        kept = (each.kept, each.value_kept) if weighed else (each.kept,)
+        rows.append(
+            doc.row(
+                each.policy,
+                each.tokens.value,
+                doc.span(each.tokens),
+                share,
+                *map(doc.share, kept),
+                each.missed or "every level",
+                each.unanswered,
+                each.evictions,
+            )
+        )
+    heads: tuple[str, ...] = ("policy", "tokens\nper s", "95 % interval", "of the\nbound", "promises\nkept")
+    heads += ("value\nkept",) if weighed else ()
+    return doc.Grid(
+        "", (*heads, "keeps, or misses", "no\ntoken", "evictions"), tuple(rows), minor=("evictions",)
+    )
 
 
 def engines_page(plan: EnginesPlan, command: Sequence[str]) -> doc.Page:

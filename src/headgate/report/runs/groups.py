@@ -10,7 +10,7 @@ import numpy as np
 from headgate.core.request import MEAN
 from headgate.experiment.fleet import decode_targets
 from headgate.methods.fluid.plan import Path
-from headgate.record.tables import Flags, Run
+from headgate.record.tables import Run
 from headgate.report.charts import COLOURS, Axis, Bar, Bars, Chart, Floats, Mark, Series, over_time
 from headgate.report.document import Cell, Figure, Grid, Row, number, percent, row, share, time_unit, valued
 from headgate.report.runs.scenes import compared
@@ -19,7 +19,11 @@ from headgate.stats.measured import Measured, between_tokens, by_mean, promised
 from headgate.stats.metrics import Metrics
 
 COLUMNS = 160  # of a picture over time
-MOST = 12  # tenants drawn one by one
+VALUE = "Value kept: {} (the weights of kept promises over those of all promised requests)."
+APART = (
+    "Service: prompt tokens and twice the output tokens. Apart: the most by which one tenant gained on "
+    "another while both had requests waiting{}."
+)
 MOST_BARS = 16  # engines drawn one by one
 MOST_RUNS = 3  # whose occupancy is drawn
 
@@ -44,10 +48,34 @@ def class_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
             good = share(kind.goodput.share.value if kind.goodput else np.nan)
             rows.append(row(kind.name or "-", name, kind.measured, Cell(promised), *cells, good))
     grid = Grid("", heads, tuple(rows), grouped=True, minor=(heads[2], heads[8], heads[9], heads[3]))
-    if len(metrics) == 1:  # its name says nothing
-        nameless = tuple((each[0], *each[2:]) for each in grid.rows)
-        grid = replace(grid, heads=(heads[0], *heads[2:]), rows=nameless, grouped=False)
-    return [grid]
+    return [_nameless(grid) if len(metrics) == 1 else grid]
+
+
+def worth_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
+    """What classes are worth, and what that meant, where one has a weight or is background work."""
+    rows, kept = [], []
+    for name, found in metrics.items():
+        for kind in found.kinds:
+            if (standing := kind.standing) is None:
+                continue
+            weight = "by priority" if standing.weight is None else f"{standing.weight:g}"
+            good = share(kind.goodput.share.value if kind.goodput else np.nan)
+            worth = "background" if standing.background else weight
+            rows.append(row(kind.name or "-", name, worth, good, standing.evictions, standing.token_rate))
+        if found.value_kept is not None:
+            alone = "" if len(metrics) == 1 else f"{name} "
+            kept.append(f"{alone}{percent(found.value_kept)}")
+    if not rows:
+        return []
+    heads = ("class", head, "weight", "promises\nkept", "evictions", "tokens\nper s")
+    grid = Grid("", heads, tuple(rows), (VALUE.format("; ".join(kept)),) if kept else ())
+    return [_nameless(grid) if len(metrics) == 1 else grid]
+
+
+def _nameless(grid: Grid) -> Grid:
+    """Without the column that names the run: there is only one."""
+    rows = tuple((each[0], *each[2:]) for each in grid.rows)
+    return replace(grid, heads=(grid.heads[0], *grid.heads[2:]), rows=rows, grouped=False)
 
 
 def class_figures(runs: Mapping[str, Measured]) -> list[Figure]:
@@ -141,42 +169,38 @@ def _occupancy(name: str, run: Run) -> Figure:
     return chart.figure(f"Decoding by class: {name}", look)
 
 
-def tenant_grid(runs: Mapping[str, Measured]) -> list[Grid]:
-    """Where requests say whose they are (a column `tenant`): what each tenant got."""
-    held = {name: found for name, found in runs.items() if "tenant" in found.run.requests}
-    if not held:
+def tenant_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
+    """What each tenant got, where there are several."""
+    rows, apart = [], []
+    for name, found in metrics.items():
+        if (figures := found.tenants) is None:
+            continue
+        for each in (*figures.tenants, *([figures.rest] if figures.rest else ())):
+            portion = share(each.service_share)
+            rows.append(row(each.name, name, each.requests, each.service, portion, share(each.kept)))
+        if not np.isnan(figures.apart):
+            alone = "" if len(metrics) == 1 else f"{name}, "
+            ahead = f"{figures.ahead} ahead of {figures.behind}"
+            apart.append(f"{alone}{number(figures.apart)} tokens, {ahead}")
+    if not rows:
         return []
-    rows = []
-    for name, found in held.items():
-        for tenant, mine, rate in _tenants(found.run):
-            ttft = found.latencies.ttft
-            waits = ttft[mine & found.window.keep & ~np.isnan(ttft)]
-            mean, tail = (waits.mean(), np.quantile(waits, 0.99)) if len(waits) else (np.nan, np.nan)
-            rows.append(row(tenant, name, int(mine.sum()), rate, 1000 * float(mean), 1000 * float(tail)))
-    head = compared(found.run for found in held.values()).head
-    heads = ("tenant", head, "requests", "tokens\nper s", "TTFT\nmean, ms", "TTFT\np99, ms")
-    return [Grid("", heads, tuple(rows))]
+    heads = ("tenant", head, "requests", "service\ntokens", "share", "promises\nkept")
+    said = APART.format(f": {'; '.join(apart)}" if apart else "; no two ever had")
+    grid = Grid("", heads, tuple(rows), (said,))
+    return [_nameless(grid) if len(metrics) == 1 else grid]
 
 
-def tenant_figures(runs: Mapping[str, Measured]) -> list[Figure]:
+def tenant_figures(metrics: Mapping[str, Metrics]) -> list[Figure]:
     """How even the service is between tenants."""
     bars = [
-        Bar(f"tenant {tenant}, {name}", (("tokens", f"c{colour % COLOURS}", rate),))
-        for colour, (name, found) in enumerate(runs.items())
-        if "tenant" in found.run.requests
-        for tenant, _, rate in _tenants(found.run)
+        Bar(f"tenant {each.name}, {name}", (("service", f"c{colour % COLOURS}", each.service),))
+        for colour, (name, found) in enumerate(metrics.items())
+        if found.tenants is not None
+        for each in found.tenants.tenants
     ]
     look = "Equal bars: equal shares of the engine."
-    figure = Bars("served", "tokens/s", _sorted(bars)).figure("Service by tenant", look)
+    figure = Bars("service", "tokens", _sorted(bars)).figure("Service by tenant", look)
     return [figure] if bars else []
-
-
-def _tenants(run: Run) -> Iterator[tuple[str, Flags, float]]:
-    seconds = max(run.span()[1] - run.span()[0], 1e-9)
-    tokens = np.where(run.completed(), run.requests["prompt"] + run.requests["output"], 0)
-    for tenant in np.unique(run.requests["tenant"]).tolist()[:MOST]:
-        mine = run.requests["tenant"] == tenant
-        yield str(tenant), mine, float(tokens[mine].sum()) / seconds
 
 
 def path_line(name: str, found: Measured, path: Path) -> str:

@@ -60,7 +60,8 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> doc.Chapter:
     fleet: list[doc.Block] = [grids.fleets(pools)] if pools else []
     fleet += [groups.path_line(name, first[name], path) for name, path in paths.items()]
     by_class: list[doc.Block] = [*groups.class_grid(scene.metrics, head)]
-    by_tenant: list[doc.Block] = [*groups.tenant_grid(first)]
+    by_class += groups.worth_grid(scene.metrics, head)
+    by_tenant: list[doc.Block] = [*groups.tenant_grid(scene.metrics, head)]
     prefix_by_engine = tuple(grids.prefix_grid(scene.metrics, by_engine=True))
     sections = [
         doc.Section("", tuple(_numbers(scene))),
@@ -68,7 +69,7 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> doc.Chapter:
         doc.Section("How long requests wait", (doc.Drawn(lambda: distributions(scene.runs)),)),
         doc.Section(machine, (doc.Drawn(lambda: filter(None, (timeline(list(runs.items()), rows),))),)),
         doc.Section("By class", (*by_class, doc.Drawn(lambda: groups.class_figures(first)))),
-        doc.Section("By tenant", (*by_tenant, doc.Drawn(lambda: groups.tenant_figures(first)))),
+        doc.Section("By tenant", (*by_tenant, doc.Drawn(lambda: groups.tenant_figures(scene.metrics)))),
         doc.Section("Prefix cache", tuple(grids.prefix_grid(scene.metrics))),
         doc.Section("Prefix cache by engine", prefix_by_engine, doc.PAGE_ONLY),
         doc.Section("The fleet", (*fleet, doc.Drawn(lambda: groups.fleet_figures(runs, paths)))),

@@ -176,7 +176,9 @@ def title_of(run: Run) -> str:
     about = run.meta.get("workload")
     what = str(about.get("name") or "requests") if isinstance(about, dict) else "requests"
     where = run.meta.get("card") or run.meta.get("model") or run.meta.get("driver", "")
-    return f"{what}{f' on {where}' if where else ''}, {load_of(run).text}"
+    clients = (run.meta.get("clients_beside") or {}).items()
+    beside = "".join(f" beside {number:,} clients of {name}" for name, number in clients)
+    return f"{what}{f' on {where}' if where else ''}, {load_of(run).text}{beside}"
 
 
 def gather(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[Scene]:

@@ -94,7 +94,7 @@ class Ahead(VirtualEngine):
         lengths: Sequence[int],
         observers: Sequence[Observer] = (),
         leases: bool = True,
-        on_leave: Callable[[float], None] = lambda now: None,
+        on_leave: Callable[[int, float], None] = lambda id, now: None,
         contents: Sequence[Pieces] | None = None,
     ) -> None:
         self._later = DelayedEvents(observers)
@@ -257,7 +257,7 @@ class Ahead(VirtualEngine):
             for ended in hear.finished:
                 ended(entry, now, how)
             self.policy.finished(entry, now, how)
-            self._on_leave(now)
+            self._on_leave(entry.id, now)
 
     def _stop(self, entry: Entry) -> None:
         """It gets no token after the step on its way, and keeps its slot and its KV."""

@@ -209,7 +209,7 @@ class VirtualEngine(Residents):
         lengths: Sequence[int],
         observers: Sequence[Observer] = (),
         leases: bool = True,
-        on_leave: Callable[[float], None] = lambda now: None,
+        on_leave: Callable[[int, float], None] = lambda id, now: None,
         contents: Contents = None,
     ) -> None:
         super().__init__(engine.checked(), lengths, contents)
@@ -550,7 +550,7 @@ class VirtualEngine(Residents):
     def _tell_finished(self, entry: Entry, now: float, how: End) -> None:
         for hook in self.hear.finished:
             hook(entry, now, how)
-        self._on_leave(now)
+        self._on_leave(entry.id, now)
 
 
 def _parts(chosen: list[tuple[Entry, int, int]]) -> tuple[Chunk, ...]:

@@ -45,9 +45,10 @@ class Simulator:
         progress: Callable[[int], None] | None = None,
         kind: type[VirtualEngine] = VirtualEngine,
     ) -> None:
-        self.arrivals = Arrivals(workload, engine.prefix_cache)
-        lengths, returned = workload.output.tolist(), self.arrivals.returned
-        contents = workload.pieces() if engine.prefix_cache else None
+        self.arrivals = arrivals_of(workload, engine.prefix_cache)
+        numbered, returned = self.arrivals.numbered, self.arrivals.returned
+        lengths: list[int] = numbered(workload.output.tolist())
+        contents = numbered(workload.pieces()) if engine.prefix_cache else None
         self.replica: VirtualEngine
         if asynchronous:
             self.replica = Ahead(engine, policy, lengths, observers, leases, returned, contents)
@@ -60,8 +61,8 @@ class Simulator:
         self._progress = progress
         # When each gives up, if still here, and whether by hanging up; at the same moment patience first.
         self._timers: list[tuple[float, int, bool]] = []
-        self._patience: list[float] = workload.patience.tolist()
-        self._abort: list[float] = workload.abort.tolist()
+        self._patience: list[float] = numbered(workload.patience.tolist())
+        self._abort: list[float] = numbered(workload.abort.tolist())
         # Requests may come and leave within a lease: for want of patience, or because they can never fit.
         refused = bool(workload.prompt.max() >= engine.longest)
         self._impatient: bool = refused or min(min(self._patience), min(self._abort)) < inf
@@ -156,7 +157,8 @@ class Arrivals:
     """Hands out a workload's requests as handles, each at its time.
 
     Open loop: at the workload's times. Closed loop: request i is sent as soon as fewer than
-    `clients[i]` requests are outstanding, so one that leaves lets the next one in at that moment.
+    `clients[i]` requests are outstanding, so one that leaves lets the next one in at that moment. A number
+    is a row of the workload.
 
     With `hits` a request comes with the cached tokens that were recorded for it. Which other requests hold
     them is not known, so they take memory as if no other did.
@@ -170,6 +172,7 @@ class Arrivals:
         self.times: list[float] = workload.arrival.tolist()
         self._clients: list[int] = workload.clients.tolist()
         self.known = workload.identities()
+        self.rows: list[int] = []  # by number, where numbers are not the workload's rows
         self._now = 0.0
         recorded = hits and workload.contents is None and workload.cached.any()
         self.cached: list[int] = workload.cached.tolist() if recorded else []
@@ -178,6 +181,10 @@ class Arrivals:
     @property
     def pending(self) -> bool:
         return self.sent < self.total
+
+    def numbered(self, values: Any) -> Any:
+        """A list with a value for each row, by number."""
+        return values
 
     def time_of(self, ahead: float) -> float:
         """When the `ahead`-th next request arrives (1: the next one); inf: never, or not known yet."""
@@ -200,8 +207,8 @@ class Arrivals:
             entry.todo -= entry.hit
         return entry
 
-    def returned(self, now: float) -> None:
-        """One request has left; in a closed loop its client sends the next."""
+    def returned(self, id: int, now: float) -> None:
+        """A request has left; in a closed loop its client sends the next."""
         self.outstanding -= 1
         self._now = now
         if self.closed:
@@ -215,3 +222,81 @@ class Arrivals:
             self.next_time = self.times[self.sent]
         else:
             self.next_time = -inf if self.outstanding < self._clients[self.sent] else inf
+
+
+class ArrivalsBeside(Arrivals):
+    """Requests with times of their own beside clients of a closed loop.
+
+    The clients of a class send while a request with a time is still to come, each when its last one returns.
+    Which row comes when depends on the policy, so requests are numbered as they are sent.
+    """
+
+    def __init__(self, workload: Workload, hits: bool = False) -> None:
+        super().__init__(workload, hits)
+        self.closed = True  # only the next arrival is known
+        self._rows_known: list[tuple[Any, ...]] = list(self.known)
+        self._kinds: list[int] = workload.kind.tolist()
+        self._timed = [row for row, clients in enumerate(self._clients) if not clients]
+        self._came = 0  # of these
+        self._next_rows: dict[int, list[int]] = {}  # of each class in a closed loop, the next one last
+        for row in range(self.total - 1, -1, -1):
+            if self._clients[row]:
+                self._next_rows.setdefault(self._kinds[row], []).append(row)
+        self._out = dict.fromkeys(self._next_rows, 0)  # requests of each that have not returned
+        self._by_number: list[tuple[list[Any], list[Any]]] = []
+        self.cached = self.numbered(self.cached)
+        self._sender = -1  # the class whose client sends next, -1: none before the next time
+        self._look_ahead()
+
+    @property
+    def pending(self) -> bool:
+        return self._came < len(self._timed)
+
+    def numbered(self, values: Any) -> Any:
+        if not values:
+            return values
+        ordered = list(values)
+        self._by_number.append((ordered, list(values)))
+        return ordered
+
+    def take(self, ledger: Ledger) -> Entry:
+        if self._sender < 0:
+            row = self._timed[self._came]
+            self._came += 1
+            self._now = max(self._now, self.times[row])
+            arrival = self.times[row]
+        else:
+            row = self._next_rows[self._sender].pop()
+            self._out[self._sender] += 1
+            arrival = self._now
+        id = self.sent
+        self.rows.append(row)
+        for ordered, by_row in self._by_number:
+            ordered[id] = by_row[row]
+        self.sent += 1
+        self.outstanding += 1
+        self._look_ahead()
+        return self._handle(ledger, id, arrival, self._rows_known[row])
+
+    def returned(self, id: int, now: float) -> None:
+        self.outstanding -= 1
+        self._now = max(self._now, now)
+        row = self.rows[id]
+        if self._clients[row]:
+            self._out[self._kinds[row]] -= 1
+            self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """At one moment the request with a time comes first."""
+        timed = self.times[self._timed[self._came]] if self.pending else inf
+        self._sender, self.next_time = -1, timed
+        if self._now < timed < inf:
+            for kind, rows in self._next_rows.items():
+                if rows and self._out[kind] < self._clients[rows[-1]]:
+                    self._sender, self.next_time = kind, self._now
+                    return
+
+
+def arrivals_of(workload: Workload, hits: bool = False) -> Arrivals:
+    """As the workload sends: at times, from clients, or both."""
+    return ArrivalsBeside(workload, hits) if workload.beside else Arrivals(workload, hits)

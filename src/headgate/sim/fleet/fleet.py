@@ -20,7 +20,7 @@ from headgate.core.roster import Member
 from headgate.kv.transfer import Transfer
 from headgate.record.fleet_recorder import FleetRecorder
 from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import PATIENT_DOG, REPORT_EVERY, Arrivals
+from headgate.sim.engine.simulator import PATIENT_DOG, REPORT_EVERY, Arrivals, arrivals_of
 from headgate.sim.fleet.fleet_engine import (
     PENDING,
     READY,
@@ -90,13 +90,14 @@ class FleetSimulator:
         self._came = 0  # requests so far
         self._progress = progress
         kinds = [kind.name for kind in workload.kinds]
-        self.arrivals = Arrivals(workload, engine.prefix_cache)
+        self.arrivals = arrivals_of(workload, engine.prefix_cache)
         self.recorder = FleetRecorder(kinds, engines)
         # the requests, by number
-        self._lengths: list[int] = workload.output.tolist()
-        self._contents = workload.pieces() if engine.prefix_cache else None
-        self._patience: list[float] = workload.patience.tolist()
-        self._abort: list[float] = workload.abort.tolist()
+        numbered = self.arrivals.numbered
+        self._lengths: list[int] = numbered(workload.output.tolist())
+        self._contents = numbered(workload.pieces()) if engine.prefix_cache else None
+        self._patience: list[float] = numbered(workload.patience.tolist())
+        self._abort: list[float] = numbered(workload.abort.tolist())
         self._fits = workload.prompt < engine.longest
         self._at: dict[int, FleetEngine] = {}  # where each one is
         # the router, and what lies between engines
@@ -142,7 +143,7 @@ class FleetSimulator:
 
         def on_end(entry: Entry, how: End) -> None:
             del self._at[entry.id]
-            self.arrivals.returned(self.now)
+            self.arrivals.returned(entry.id, self.now)
             if self.alone is None:
                 self.dispatch.ended(entry, id, self.now, how)
 
@@ -312,7 +313,7 @@ class FleetSimulator:
         self.recorder.rows.arrived(entry, entry.arrival)
         if entry.prompt >= self._longest:
             self.recorder.rows.finished(entry, entry.arrival, End.REFUSED)
-            self.arrivals.returned(now)
+            self.arrivals.returned(id, now)
             return
         if self._patience[id] < inf:
             self._push(entry.arrival + self._patience[id], TIMER, (id, False))
@@ -412,7 +413,7 @@ class FleetSimulator:
 
     def _close(self, request: Request, how: End) -> None:
         self.recorder.rows.finished(request, self.now, how)
-        self.arrivals.returned(self.now)
+        self.arrivals.returned(request.id, self.now)
 
     def _reach(self, station: FleetEngine) -> None:
         due = station.due
@@ -447,6 +448,7 @@ class EngineShare(Arrivals):
     def __init__(self, whole: Arrivals, known: list[tuple[Any, ...]], numbers: list[int]) -> None:
         self.total, self.sent, self.outstanding = len(numbers), 0, 0
         self.times, self.cached, self.closed = whole.times, whole.cached, False
+        self.rows: list[int] = []
         self._known, self._numbers = known, numbers
         self.now = 0.0
         self.events: list[tuple[float, int, int, Any]] = []

@@ -1,0 +1,358 @@
+"""How much work without a promise fits beside the classes that have one, and the value kept in overload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from math import inf, isnan, nan
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headgate.advisor.capacity.search import Progress
+from headgate.advisor.capacity.traffic import Level, SearchTraffic, measure
+from headgate.advisor.capacity.trials import Case, Chosen, Contender
+from headgate.advisor.set_up import SearchPlan, SetUp, offered_rate, set_up, without_load
+from headgate.advisor.settings import SearchSettings
+from headgate.core.errors import InputError, RunError
+from headgate.experiment.library import simulate, simulate_fleet
+from headgate.experiment.run import DEFAULT_ROUTER
+from headgate.experiment.settings import ClassSettings, Experiment
+from headgate.experiment.workers import as_they_end
+from headgate.methods.bounds import Requests, engine_bound
+from headgate.methods.make import make_policy
+from headgate.record.tables import Run
+from headgate.sim.engine.engine import Engine
+from headgate.stats.figures import Estimate, Spread
+from headgate.stats.flow import FILLS, STAYS
+from headgate.stats.metrics import summarise, without_nan
+from headgate.stats.tenants import served_by
+
+REQUESTS = 1500  # of the promised classes, of a run
+WARM_UP = 0.2  # of the time in which they come: clients begin all at once
+DRAWN_AT = 10.0  # requests a second, where only lengths are wanted: enough of every class
+BISECTIONS = 40
+STATISTICS = {"ttft": "p95", "tbt": "p99", "tpot": "p95"}  # of a promise of a class
+OVERLOAD = 1.25  # of λ*: where the value kept is measured
+
+
+class BesideOutcome(NamedTuple):
+    """One run: the worst level by its limit, levels, and what the class without a promise got."""
+
+    ratio: float
+    worst: str
+    values: tuple[float, ...]
+    tokens: float = 0.0  # per second
+    kept: float = nan  # share of promised requests with every promise kept
+    value: float = nan  # the same by weight, where classes have weights
+    unanswered: int = 0  # promised requests that never got a token
+    evictions: int = 0  # of the class without a promise
+    seconds: float = nan  # that tokens were counted in
+    stay: float = nan  # mean seconds from arrival to end, of the class without a promise
+
+
+@dataclass(frozen=True)
+class PolicyBeside:
+    """What one policy leaves to the class without a promise, over seeds; `missed` is the level that broke."""
+
+    policy: str
+    tokens: Estimate  # per second
+    share: float  # of the bound
+    missed: str  # "": every level was kept with every seed
+    kept: float
+    value_kept: float
+    values: dict[str, float]
+    unanswered: int
+    evictions: float
+    seconds: float  # counted in the shortest run
+    stay: float  # mean seconds of a request of the class without a promise
+
+
+@dataclass(frozen=True)
+class BesidePlan(SearchPlan):
+    """The answer of `headgate plan capacity --find batch`. Tokens are prompts and outputs."""
+
+    name: str  # of the class without a promise
+    clients: int
+    rate: float  # of the promised classes
+    engines: int
+    bound: float  # tokens a second that no policy exceeds beside them
+    promised_bound: float  # requests a second of the promised classes alone
+    found: tuple[PolicyBeside, ...]
+
+    @property
+    def best(self) -> PolicyBeside | None:
+        """The most tokens among those that keep every level."""
+        kept = [each for each in self.found if not each.missed]
+        return max(kept, key=lambda each: each.tokens.value, default=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        document = super().as_dict() | {
+            "class": self.name,
+            "clients": self.clients,
+            "rate": self.rate,
+            "engines": self.engines,
+            "requests_per_run": self.traffic.requests,
+            "bound": {"tokens_per_second": self.bound, "requests_alone": self.promised_bound},
+            "best": self.best.policy if self.best else None,
+            "policies": [asdict(each) for each in self.found],
+        }
+        return dict(without_nan(document | self.ending()))
+
+
+def plan_beside(
+    settings: Experiment,
+    chosen: Chosen,
+    levels: tuple[Level, ...],
+    options: SearchSettings,
+    progress: Progress,
+    notes: Sequence[str] = (),
+) -> BesidePlan:
+    """Every policy with every seed at the given rate of the promised classes."""
+    engines = settings.engines or 1
+    levels = with_promises(settings, levels)
+    share = unpromised(settings, levels)
+    start = set_up(_from_clients(without_load(settings), share), levels, options, REQUESTS)
+    rate = offered_rate(settings, start.traffic)
+    if rate is None:
+        raise InputError(f"--find batch: give --rate, of the requests that {share.name} comes beside")
+    (clients,) = (each.clients for each in start.settings.classes if each.name == share.name)
+    bound, alone = tokens_bound(start, rate / engines)
+    found = _run_all(start, chosen, rate, engines, share.name, bound * engines, progress)
+    return BesidePlan(
+        start=start,
+        traffic=start.traffic,
+        notes=(*notes, *start.notes(fleet=engines > 1), *_still_fills(found)),
+        interrupted=False,
+        name=share.name,
+        clients=clients or 0,
+        rate=rate,
+        engines=engines,
+        bound=bound * engines,
+        promised_bound=alone * engines,
+        found=found,
+    )
+
+
+def with_promises(settings: Experiment, levels: tuple[Level, ...]) -> tuple[Level, ...]:
+    """The levels, and what classes of a mix are promised where no level says so: `STATISTICS` of it."""
+    own = [
+        Level(metric, limit, statistic, share.name)
+        for share in settings.classes
+        for metric, statistic in STATISTICS.items()
+        if (limit := getattr(share, metric))
+        and not any(each.metric == metric and each.kind in ("", share.name) for each in levels)
+    ]
+    if not own and not levels:
+        raise InputError(
+            "--find batch: nothing is promised; give --slo, or ttft and tbt in a class of the mix"
+        )
+    return (*levels, *dict.fromkeys(own))  # a class may be there once for each tenant
+
+
+def unpromised(settings: Experiment, levels: Sequence[Level]) -> ClassSettings:
+    """The one class that neither the mix nor a level promises anything."""
+
+    def promised(share: ClassSettings) -> bool:
+        own = share.ttft or share.tbt or share.tpot
+        return not share.background and bool(own or any(each.kind in ("", share.name) for each in levels))
+
+    found = [share for share in settings.classes if not promised(share)]
+    if not found:
+        raise InputError(
+            "--find batch: no class is without a promise; give --mix with a class that has background = true"
+        )
+    if len(found) > 1:
+        names = ", ".join(share.name for share in found)
+        raise InputError(f"--find batch asks about one class without a promise, there are {names}; leave one")
+    if len(found) == len(settings.classes) and settings.trace is None:
+        raise InputError(f"--find batch: nothing comes beside {found[0].name}; add a class with a promise")
+    return found[0]
+
+
+def _from_clients(settings: Experiment, share: ClassSettings) -> Experiment:
+    """The class from as many clients as it has, or as there are slots: it always has work."""
+    if share.clients:
+        return settings
+    from headgate.cost.card import load_card
+    from headgate.experiment.build import make_engine
+
+    many = make_engine(settings, load_card(settings.card)).running * (settings.engines or 1)
+    own = share.model_copy(update={"clients": many, "share": None})
+    classes = tuple(own if each is share else each for each in settings.classes)
+    return settings.model_copy(update={"classes": classes})
+
+
+def tokens_bound(start: SetUp, rate: float) -> tuple[float, float]:
+    """Tokens a second of the class without a promise that no policy exceeds on one engine beside so many
+    requests of the others, and the most of those alone. Promises are not counted, so it is a little high.
+    """
+    engine, traffic = start.engine, start.traffic
+    others = traffic.lengths(engine)
+    rows = replace(traffic, requests=REQUESTS).at(DRAWN_AT, start.settings.seed)
+    mine = (rows.clients > 0) & (rows.prompt < engine.longest)
+    if not mine.any():
+        raise InputError("--find batch: no request of the class fits; raise --model-len or --kv-tokens")
+    prompts = rows.prompt[mine]
+    outputs = np.minimum(np.minimum(rows.output, rows.limit)[mine], engine.longest - prompts)
+    both = np.append(others.prompts, prompts), np.append(others.decodes, outputs - 1)
+
+    def total(share: float) -> float:
+        """Requests a second where the class has that share of them."""
+        weights = np.append(
+            np.full(len(others.prompts), (1 - share) / len(others.prompts)),
+            np.full(len(prompts), share / len(prompts)),
+        )
+        lengths = Requests.of(*both, weights)
+        return engine_bound(engine.cost, lengths, engine.running, engine.batch_tokens, engine.kv_tokens).rate
+
+    alone, low, high = total(0.0), 0.0, 1.0
+    if alone <= rate:
+        return 0.0, alone
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if total(middle) * (1 - middle) > rate else (low, middle)
+    return total(low) * low * float((prompts + outputs).mean()), alone
+
+
+class _Trial(NamedTuple):
+    name: str
+    contender: Contender
+    seed: int
+
+
+def _run_all(
+    start: SetUp, chosen: Chosen, rate: float, engines: int, batch: str, bound: float, progress: Progress
+) -> tuple[PolicyBeside, ...]:
+    trials = [_Trial(name, each, seed) for name, each in chosen.items() for seed in start.seeds]
+    work = partial(_run_one, start.case(), rate, engines, batch, start.settings.router or DEFAULT_ROUTER)
+    outcomes: dict[tuple[str, int], BesideOutcome] = {}
+    with (
+        progress("simulating", len(trials)) as report,
+        start.options.workers.start(work, len(trials)) as pool,
+    ):
+        for done, (trial, outcome) in enumerate(as_they_end(pool, trials), 1):
+            outcomes[trial.name, trial.seed] = outcome
+            report(done)
+    levels = [str(level) for level in start.traffic.levels if level.statistic]
+    by_policy = {name: [outcomes[name, seed] for seed in start.seeds] for name in chosen}
+    return tuple(_together(name, own, levels, bound) for name, own in by_policy.items())
+
+
+def _run_one(case: Case, rate: float, engines: int, batch: str, router: str, trial: _Trial) -> BesideOutcome:
+    contender = trial.contender
+    slots, budget = contender.limits or (case.engine.running, case.engine.batch_tokens)
+    engine = case.engine._replace(running=slots, batch_tokens=budget)
+    try:
+        run = _served(case, engine, contender, rate, trial.seed, engines, router)
+    except RunError as error:
+        return BesideOutcome(inf, f"the run stopped: {error}", ())
+    kept = measure(run, case.traffic.levels)
+    number = next(place for place, kind in enumerate(run.kinds) if kind["name"] == batch)
+    mine = run.requests["kind"] == number
+    figures = summarise(run)
+    good = [kind for kind in figures.kinds if kind.goodput is not None and kind.measured]
+    share = sum(kind.measured * kind.goodput.share.value for kind in good if kind.goodput)
+    return BesideOutcome(
+        ratio=kept.ratio,
+        worst=str(kept.worst),
+        values=kept.values,
+        tokens=_tokens(run, mine),
+        kept=share / sum(kind.measured for kind in good) if good else nan,
+        value=nan if figures.value_kept is None else figures.value_kept,
+        unanswered=int(np.isnan(run.requests["first_token"][~mine]).sum()),
+        evictions=int(run.requests["evictions"][mine].sum()),
+        seconds=(1 - WARM_UP) * float(np.ptp(run.requests["arrival"][~mine])),
+        stay=float(np.nanmean((run.requests["finished"] - run.requests["arrival"])[mine]))
+        if mine.any()
+        else nan,
+    )
+
+
+def _served(
+    case: Case, engine: Engine, contender: Contender, rate: float, seed: int, engines: int, router: str
+) -> Run:
+    requests = case.traffic.at(rate, seed)
+    about: dict[str, Any] = {"asynchronous": case.asynchronous, "watchdog": case.watchdog}
+    if engines == 1:
+        policy, _ = make_policy(contender.policy, contender.settings, engine)
+        return simulate(engine, policy, requests, **about)
+    return simulate_fleet(
+        engine,
+        lambda role: make_policy(contender.policy, contender.settings, engine)[0],
+        router,
+        requests,
+        engines=engines,
+        seed=seed,
+        **about,
+    )
+
+
+def _tokens(run: Run, mine: np.ndarray[Any, np.dtype[np.bool_]]) -> float:
+    """Per second of the time in which the others came, its beginning left out."""
+    arrival = run.requests["arrival"][~mine]
+    begin, end = float(arrival[0]), float(arrival[-1])
+    times = np.array([begin + WARM_UP * (end - begin), end])
+    if not times[1] > times[0]:
+        return nan
+    first, last = served_by(run, mine, times, output=1)
+    return float((last - first) / (times[1] - times[0]))
+
+
+def _together(name: str, own: Sequence[BesideOutcome], levels: Sequence[str], bound: float) -> PolicyBeside:
+    tokens = Spread.of_values(np.array([each.tokens for each in own])).estimate().cut()
+    missed = [each for each in own if not each.ratio <= 1]
+    known = [each.values for each in own if each.values]
+    return PolicyBeside(
+        policy=name,
+        tokens=tokens,
+        share=tokens.value / bound if bound else nan,
+        missed=max(missed, key=lambda each: each.ratio).worst if missed else "",
+        kept=float(np.mean([each.kept for each in own])),
+        value_kept=float(np.mean([each.value for each in own])),
+        values=dict(zip(levels, np.mean(known, axis=0).tolist(), strict=True)) if known else {},
+        unanswered=sum(each.unanswered for each in own),
+        evictions=float(np.mean([each.evictions for each in own])),
+        seconds=min(each.seconds for each in own),
+        stay=float(np.mean([each.stay for each in own])),
+    )
+
+
+def _still_fills(found: Sequence[PolicyBeside]) -> list[str]:
+    """One line where runs are so short that what was begun before they were measured counts."""
+    short = [each for each in found if each.seconds < STAYS * each.stay]
+    return [FILLS.format(short[0].seconds, short[0].stay)] if short else []
+
+
+# -- the value kept in overload
+
+
+def values_in_overload(
+    start: SetUp, traffic: SearchTraffic, chosen: Chosen, rate: float, progress: Progress
+) -> dict[str, float]:
+    """By policy, at `OVERLOAD` times λ* with the first seed; empty where no class has a weight."""
+    if not any(share.weight is not None for share in start.settings.classes):
+        return {}
+    work = partial(_value_at, start.case(traffic), OVERLOAD * rate, start.seeds[0])
+    values: dict[str, float] = {}
+    with (
+        progress("in overload", len(chosen)) as report,
+        start.options.workers.start(work, len(chosen)) as pool,
+    ):
+        for done, ((name, _), value) in enumerate(as_they_end(pool, list(chosen.items())), 1):
+            values[name] = value
+            report(done)
+    return {name: values[name] for name in chosen if not isnan(values[name])}
+
+
+def _value_at(case: Case, rate: float, seed: int, named: tuple[str, Contender]) -> float:
+    contender = named[1]
+    slots, budget = contender.limits or (case.engine.running, case.engine.batch_tokens)
+    engine = case.engine._replace(running=slots, batch_tokens=budget)
+    try:
+        run = _served(case, engine, contender, rate, seed, 1, "")
+    except RunError:
+        return 0.0
+    value = summarise(run).value_kept
+    return nan if value is None else value
