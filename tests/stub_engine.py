@@ -24,7 +24,7 @@ class StubEngine:
         self,
         policy: BatchPolicy | None,
         observers: tuple[Observer, ...] = (),
-        promises: Callable[[Request], tuple[str, Slo, int | None]] = lambda request: ("", Slo(), None),
+        promises: Callable[[Request], Any] = lambda request: ("", Slo(), None, ""),
         watchdog: float = 1e9,
         **words: Any,
     ) -> None:

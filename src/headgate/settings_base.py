@@ -76,11 +76,21 @@ def parameters(panel: str, about: str, example: str) -> Any:
     return Field(default_factory=dict, description=about, json_schema_extra=more)
 
 
+def check_worth(weight: float | None, background: bool, **promises: float | None) -> None:
+    """What a class says of its worth: a weight above 0, and no promise to background work."""
+    if weight is not None and weight <= 0:
+        raise ValueError(f"weight={weight:g}; give a number above 0")
+    promised = [f"{name}={seconds:g}s" for name, seconds in promises.items() if seconds is not None]
+    if background and promised:
+        raise ValueError(f"background and {promised[0]}; background promises nothing: drop one")
+
+
 NotEmpty = AfterValidator(_some)
 Seconds = Annotated[float, BeforeValidator(seconds), Field(strict=True, gt=0)]
 Delay = Annotated[float, BeforeValidator(seconds), Field(strict=True, ge=0)]
 Duration = Annotated[float, BeforeValidator(seconds)]  # of any sign; its user checks it
 NotNegative = Annotated[float, Field(strict=True, ge=0)]
+Weight = Annotated[float, Field(strict=True)]  # `check_worth` looks at it
 Setting = Annotated[Any, BeforeValidator(_setting)]
 
 

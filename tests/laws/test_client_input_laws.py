@@ -106,15 +106,17 @@ def test_reading_a_request_is_bounded_work(arguments, settings):
 
 @given(ARGUMENTS, SETTINGS)
 def test_whatever_a_client_says_is_within_its_range(arguments, settings):
-    kind, slo, guess = promises(arguments, settings)
+    kind, slo, guess, tenant = promises(arguments, settings)
     assert len(kind) <= LONGEST_TEXT
     assert not settings.classes or kind in {"", *settings.classes}
     between = settings.within(settings.shortest_claim)
     for time, least in ((slo.first_token, settings.floor.ttft), (slo.between_tokens, between)):
         assert time is None or least <= time <= requests.LONGEST_TIME
     assert guess is None or 1 <= guess <= requests.MOST_TOKENS
+    assert len(tenant) <= LONGEST_TEXT and len(requests.TENANTS) <= requests.MOST_TENANTS
+    assert slo.weight is None and not slo.background
     if settings.clients_may == ("class",):
-        assert guess is None
+        assert guess is None and not tenant
 
 
 SMALL = st.one_of(

@@ -287,6 +287,10 @@ class RoutePolicy(FleetObserver, ABC):
         self.left(request, now, End.ABORTED)
         self.arrived(request, now)
 
+    def passed_over(self, request: Request, now: float) -> None:
+        """The driver sent another one of its class in its place, as `moved` told; it waits on."""
+        self.returned(request, now)
+
     def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
         """Take over a running fleet: hear of everything in it as if it had just happened.
 

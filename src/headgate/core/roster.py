@@ -25,8 +25,8 @@ class Roster:
     """Live state of a fleet, as routers read it."""
 
     __slots__ = (
-        "_idle", "_open", "free_slots", "handoff", "idle", "now", "open", "places", "prefilling", "queues",
-        "replicas", "retired", "waiting",
+        "_idle", "_open", "free_slots", "handoff", "idle", "instead", "now", "open", "places", "prefilling",
+        "queues", "replicas", "retired", "waiting",
     )  # fmt: skip
 
     def __init__(self, roles: Sequence[str], rooms: Callable[[str], Room], kinds: Sequence[str]) -> None:
@@ -40,6 +40,7 @@ class Roster:
         self._idle: dict[str, OpenEngines] = {}
         self._open: dict[str, OpenEngines] = {}
         self.waiting: dict[int, Request] = {}  # all requests in `queues`
+        self.instead: dict[int, int] = {}  # of requests that went first: in whose place
         self.idle: dict[str, list[int]] = {}
         self.open: dict[str, list[int]] = {}
         self.free_slots = 0
@@ -145,10 +146,16 @@ class Roster:
         self.queues[request.kind].move_to_end(request.id, last=False)
 
     def waiting_one(self, id: int) -> Request:
-        request = self.waiting.get(id)
+        request = self.waiting.get(self.in_place_of(id))
         if request is None:
             raise RunError(f"request {id} does not wait for its prompt and cannot be turned away")
         return request
+
+    def in_place_of(self, id: int) -> int:
+        """The same, or the request in whose place it was sent already."""
+        while id not in self.waiting and id in self.instead:
+            id = self.instead[id]
+        return id
 
     def find(self, move: Move) -> tuple[Request, Member]:
         """The request that is moved and its engine, if the move is allowed."""

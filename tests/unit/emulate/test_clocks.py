@@ -11,10 +11,11 @@ from calls_of_emulator import FAST, SMALL, post, run, session, stream, text_of, 
 
 from headgate.core.errors import InputError
 from headgate.experiment.library import card_engine
-from headgate.live.emulate import answer, emulated
+from headgate.live.emulate import answer, emulated, service
 from headgate.live.emulate.clock import Alarm, WallClock
 from headgate.live.emulate.engine import Histogram, token_bounds
 from headgate.live.emulate.server import warn_when_late
+from headgate.live.engine.settings import Settings
 from headgate.methods.make import make_policy
 from headgate.record.recorder import Recorder
 from headgate.sim.engine.simulator import Simulator
@@ -102,6 +103,43 @@ def test_an_emulator_that_is_always_late_still_answers_others():
     run(main())
 
 
+def test_metrics_by_class_and_tenant_are_those_of_the_plug_in(monkeypatch):
+    """On a virtual clock: what waits for its first token longer than promised is counted as broken."""
+    classes = {
+        "gold": {"ttft": "1s", "tbt": "1s", "weight": 10},
+        "free": {"ttft": "1us"},
+        "batch": {"background": True},
+    }
+    settings = Settings(classes=classes, clients_may=("class", "tenant"), ttft="1us")
+    monkeypatch.setattr(service, "SETTINGS", settings)
+
+    async def main():
+        async with emulated(**SMALL, virtual=True) as urls, session() as client:
+            for name in classes:
+                words = {"headgate_class": name, "headgate_tenant": "acme", "headgate_weight": 1e9}
+                body = {"prompt": "x" * 40, "max_tokens": 5, "vllm_xargs": words}
+                assert (await post(client, urls[0], body))[0] == 200
+            shown = await metrics(client, urls[0])
+            return {
+                labels: value for (name, labels), value in shown.items() if name == "headgate_promises_total"
+            }, {
+                labels: value
+                for (name, labels), value in shown.items()
+                if name == "headgate_tenant_tokens_total"
+            }
+
+    promises, tokens = run(main())
+    assert promises == {
+        'class="gold",engine="0",kept="true",promise="ttft"': 1,
+        'class="gold",engine="0",kept="true",promise="tbt"': 1,
+        'class="free",engine="0",kept="false",promise="ttft"': 1,
+    }
+    assert tokens == {
+        'engine="0",kind="prompt",tenant="acme"': 30,
+        'engine="0",kind="output",tenant="acme"': 15,
+    }
+
+
 def test_metrics_count_what_was_done():
     async def main():
         async with emulated(**FAST, asynchronous=False) as urls, session() as client:
@@ -128,6 +166,7 @@ def test_metrics_count_what_was_done():
             decode = of("vllm:request_decode_time_seconds_sum")
             assert decode == pytest.approx(of("vllm:inter_token_latency_seconds_sum"))
             assert of("headgate_emulator_late_seconds_count") == of("headgate_emulator_steps_total")
+            assert of("headgate_queue", 'class="default",engine="0"') == 0
 
     run(main())
 

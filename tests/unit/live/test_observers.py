@@ -61,6 +61,18 @@ def test_metrics_always_and_the_trace_where_asked_for(tmp_path):
     assert policy == {"event": "policy", "at": 1.0, "policy": "v0", "parameters": {"slots": 8}}
 
 
+def test_weights_are_those_of_the_newest_settings():
+    classes = [{"gold": {"ttft": "1s", "weight": weight}} for weight in (2, 10)]
+    plug_in = PlugIn(Settings(policy="mixed", metrics=False, classes=classes[0]), FACTS, build)
+    gold = {"headgate_class": "gold"}
+    assert plug_in.promises(gold).slo.weight == 2
+    ready = Renewed(Settings(policy="mixed", metrics=False, classes=classes[1]), None, {})
+    plug_in._renewals = SimpleNamespace(take=lambda: ready, close=lambda: None)
+    plug_in.renew()
+    assert plug_in.promises(gold).slo.weight == 10
+    plug_in.close()
+
+
 def test_only_metrics_by_default():
     plug_in = PlugIn(Settings(policy="mixed", metrics=False), FACTS, build)
     assert [type(watcher) for watcher in plug_in.watchers] == [Metrics]

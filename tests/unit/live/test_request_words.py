@@ -11,7 +11,7 @@ from headgate.core.errors import InputError
 from headgate.core.request import Slo
 from headgate.live.engine import requests
 from headgate.live.engine.requests import promises
-from headgate.live.engine.settings import CLIENTS_MAY, Settings
+from headgate.live.engine.settings import CLIENTS_MAY, Settings, merge
 
 CLASSES = {"chat": {"ttft": "300ms", "tbt": 0.05}, "batch": {}}
 OPEN = Settings(clients_may=CLIENTS_MAY, delivery=0)
@@ -22,17 +22,18 @@ TWO = Settings(classes=CLASSES, clients_may=CLIENTS_MAY, delivery=0)
 def forgotten(monkeypatch):
     monkeypatch.setattr(requests, "IGNORED", requests.IGNORED.__class__())
     monkeypatch.setattr(requests, "MADE_UP", set())
+    monkeypatch.setattr(requests, "TENANTS", set())
 
 
 def test_nothing_said():
-    assert promises(None, TWO) == promises({}, TWO) == promises({"top": 1}, TWO) == ("", Slo(), None)
+    assert promises(None, TWO) == promises({}, TWO) == promises({"top": 1}, TWO) == ("", Slo(), None, "")
 
 
 def test_classes_promises_and_guess():
-    assert promises({"headgate_class": "chat"}, TWO) == ("chat", Slo(0.3, 0.05), None)
+    assert promises({"headgate_class": "chat"}, TWO) == ("chat", Slo(0.3, 0.05), None, "")
     own = {"headgate_class": "chat", "headgate_ttft": "1s", "headgate_guess": 80}
-    assert promises(own, TWO) == ("chat", Slo(1.0, 0.05), 80)
-    assert promises({"headgate_tbt": 0.07, "headgate_guess": "12"}, OPEN) == ("", Slo(None, 0.07), 12)
+    assert promises(own, TWO) == ("chat", Slo(1.0, 0.05), 80, "")
+    assert promises({"headgate_tbt": 0.07, "headgate_guess": "12"}, OPEN) == ("", Slo(None, 0.07), 12, "")
     assert promises({"headgate_class": "anything"}, OPEN).kind == "anything"
     assert not requests.IGNORED
 
@@ -40,9 +41,9 @@ def test_classes_promises_and_guess():
 def test_promises_of_all_requests_hold_where_there_is_no_closer_one():
     own = {"chat": {"ttft": "300ms"}}
     settings = Settings(ttft="500ms", tbt=0.1, classes=own, clients_may=CLIENTS_MAY, delivery=0)
-    assert promises(None, settings) == promises({"top": 1}, settings) == ("", Slo(0.5, 0.1), None)
-    assert promises({"headgate_class": "chat"}, settings) == ("chat", Slo(0.3, 0.1), None)
-    assert promises({"headgate_tbt": "200ms"}, settings) == ("", Slo(0.5, 0.2), None)
+    assert promises(None, settings) == promises({"top": 1}, settings) == ("", Slo(0.5, 0.1), None, "")
+    assert promises({"headgate_class": "chat"}, settings) == ("chat", Slo(0.3, 0.1), None, "")
+    assert promises({"headgate_tbt": "200ms"}, settings) == ("", Slo(0.5, 0.2), None, "")
 
 
 def test_a_part_of_each_gap_is_left_to_delivery():
@@ -57,7 +58,7 @@ def test_by_default_only_the_class_is_the_clients_word():
     """Row 5 of the attack: promises come from the classes that the operator declares."""
     settings = Settings(classes=CLASSES, delivery=0)
     greedy = {"headgate_class": "chat", "headgate_tbt": 1e-9, "headgate_ttft": 1e-9, "headgate_guess": 1}
-    assert promises(greedy, settings) == ("chat", Slo(0.3, 0.05), None)
+    assert promises(greedy, settings) == ("chat", Slo(0.3, 0.05), None, "")
     assert dict(requests.IGNORED) == {"headgate_tbt": 1, "headgate_ttft": 1, "headgate_guess": 1}
 
 
@@ -66,12 +67,13 @@ def test_nothing_at_all_is_the_clients_word_where_the_operator_says_so():
         "",
         Slo(),
         None,
+        "",
     )
 
 
 def test_times_have_a_floor_and_a_ceiling_and_a_guess_is_bounded():
     said = promises({"headgate_ttft": 1e-9, "headgate_tbt": "0.001ms", "headgate_guess": 1e300}, OPEN)
-    assert said == ("", Slo(0.1, 0.05), requests.MOST_TOKENS)
+    assert said == ("", Slo(0.1, 0.05), requests.MOST_TOKENS, "")
     own = Settings(clients_may=CLIENTS_MAY, delivery=0, floor={"tbt": "30ms"})
     assert promises({"headgate_ttft": 1e-9, "headgate_tbt": 1e-9}, own).slo == Slo(0.1, 0.03)
     assert promises({"headgate_ttft": 1e300, "headgate_tbt": 10**400}, OPEN).slo == Slo(86_400.0, 86_400.0)
@@ -116,7 +118,7 @@ def test_a_wrong_allow_list_is_one_line():
 def test_a_wrong_value_is_ignored_counted_and_told_once(caplog, word, value):
     with caplog.at_level(logging.WARNING, "vllm.headgate"):
         for _ in range(3):
-            assert promises({word: value}, TWO) == ("", Slo(), None)
+            assert promises({word: value}, TWO) == ("", Slo(), None, "")
     assert sum(requests.IGNORED.values()) == 3
     assert len(caplog.records) == 1
     assert len(caplog.records[0].getMessage()) < 300  # row 2: not logged whole
@@ -132,3 +134,84 @@ def test_classes_that_clients_make_up_do_not_fill_memory():
     kinds = {promises({"headgate_class": f"class {number}"}, OPEN).kind for number in range(1000)}
     assert len(kinds) == requests.MOST_CLASSES + 1 and "" in kinds
     assert promises({"headgate_class": "class 0"}, OPEN).kind == "class 0"
+
+
+# -- weights, background work, tenants
+
+WORTH = {
+    "gold": {"ttft": "1s", "weight": 10},
+    "batch": {"background": True},
+    "spare": {"background": True, "weight": 0.5},
+}
+
+
+def test_classes_have_weights_and_background_work_no_promise():
+    """Not even what all others are promised, and not what it claims."""
+    settings = Settings(ttft="500ms", tbt="100ms", classes=WORTH, clients_may=CLIENTS_MAY, delivery=0)
+    assert promises({"headgate_class": "gold"}, settings).slo == Slo(1.0, 0.1, weight=10)
+    assert promises({"headgate_class": "batch"}, settings).slo == Slo(background=True)
+    greedy = {"headgate_class": "spare", "headgate_ttft": "200ms", "headgate_tbt": "60ms"}
+    assert promises(greedy, settings).slo == Slo(weight=0.5, background=True)
+    assert requests.IGNORED == {"headgate_ttft": 1, "headgate_tbt": 1}
+    assert promises(None, settings).slo == Slo(0.5, 0.1)
+
+
+@pytest.mark.parametrize("word", ["headgate_weight", "headgate_background", "headgate_priority", "weight"])
+def test_no_client_gives_itself_a_weight(word):
+    settings = Settings(classes=WORTH, clients_may=CLIENTS_MAY)
+    assert promises({word: 1e6, "headgate_class": "gold"}, settings).slo.weight == 10
+    assert promises({word: 1e6}, settings).slo == Slo()
+
+
+def test_a_tenant_is_the_clients_word_only_where_the_operator_says_so():
+    assert promises({"headgate_tenant": "acme"}, TWO).tenant == "acme"
+    assert promises({"headgate_class": "chat", "headgate_tenant": "acme"}, Settings()).tenant == ""
+    assert requests.IGNORED == {"headgate_tenant": 1}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["", "x" * 65, "x" * 10_000_000, "\ud800", "a\nb", "a\0", "\u202e", 7, None, ["a"], {"a": 1}, b"a"],
+    ids=lambda value: repr(value)[:20],
+)
+def test_hostile_tenants_and_classes_are_ignored(wrong):
+    """Half a surrogate pair would end /metrics, a line break a log."""
+    assert promises({"headgate_tenant": wrong, "headgate_class": wrong}, OPEN) == ("", Slo(), None, "")
+    assert requests.IGNORED == {"headgate_tenant": 1, "headgate_class": 1}
+
+
+def test_tenants_are_named_in_any_script():
+    for name in ("Müller", "東京", "\U0001f600", "a b", "x" * 64):
+        assert promises({"headgate_tenant": name}, OPEN).tenant == name
+
+
+def test_a_hundred_thousand_tenants_share_1024_accounts_and_one_more():
+    named = [promises({"headgate_tenant": f"t{number}"}, OPEN).tenant for number in range(100_000)]
+    assert len(set(named)) == requests.MOST_TENANTS + 1 and len(requests.TENANTS) == requests.MOST_TENANTS
+    assert named[:1024] == [f"t{number}" for number in range(1024)]
+    assert set(named[1024:]) == {requests.OTHER_TENANTS}
+    assert promises({"headgate_tenant": "t7"}, OPEN).tenant == "t7"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"background": True, "ttft": "5s"}, "background and ttft=5s; background promises nothing: drop one"),
+        (
+            {"background": True, "itl": "100ms"},
+            "background and tbt=0.1s; background promises nothing: drop one",
+        ),
+        ({"weight": 0}, "weight=0; give a number above 0"),
+        ({"weight": -2.5}, "weight=-2.5; give a number above 0"),
+    ],
+)
+def test_classes_that_contradict_themselves(words, said):
+    with pytest.raises(InputError) as refused:
+        merge({}, {"classes": {"batch": words}}, "--flag")
+    assert str(refused.value).endswith(f"classes.batch: {said}")
+
+
+@pytest.mark.parametrize("words", [{"weight": "10"}, {"weight": inf}, {"weight": nan}, {"background": 1}])
+def test_a_weight_is_a_finite_number_and_background_a_switch(words):
+    with pytest.raises(InputError, match=r"classes\.batch"):
+        merge({}, {"classes": {"batch": words}}, "--flag")

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from headgate.core.plan import Plan, Until
 from headgate.core.policy import BatchPolicy
+from headgate.core.request import Slo, weight_of
 from headgate.live.engine.metrics import Metrics
+from headgate.live.engine.requests import RequestTerms
 from headgate.live.engine.settings import Settings
 from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import Engine
@@ -146,7 +148,7 @@ def test_a_clock_that_jumps_is_no_long_wait():
 
 
 def test_a_guess_is_cut_to_what_the_request_may_have():
-    engine = StubEngine(EveryOther(), promises=lambda request: ("", (None, None), 10**9))
+    engine = StubEngine(EveryOther(), promises=lambda request: ("", Slo(), 10**9, ""))
     engine.add("a", 5, 4)
     assert engine.books.entries["a"].guess == 4
     engine.drain()
@@ -223,3 +225,19 @@ def test_urgent_requests_go_first_and_starve_nobody_for_ever(name):
     assert engine.live.fallen is None
     engine.drain()
     assert engine.live.fallen is None and engine.scheduler.gone["patient"][1] == 4
+
+
+@pytest.mark.parametrize("by_priority", [False, True])
+def test_a_clients_priority_is_its_weight_only_where_vllm_follows_priorities(by_priority):
+    """vLLM takes the field from any client, with or without --scheduling-policy priority."""
+    terms = {"plain": RequestTerms(), "gold": RequestTerms("gold", Slo(1.0, weight=3.0), None, "acme")}
+    policy = make_policy("mixed", {}, engine_of(AMPLE))[0]
+    engine = StubEngine(
+        policy, promises=lambda request: terms[request.request_id], **WORDS, by_priority=by_priority
+    )
+    engine.add("plain", 5, 4, priority=-3)
+    engine.add("gold", 5, 4, priority=-3)
+    plain, gold = engine.books.entries["plain"], engine.books.entries["gold"]
+    assert weight_of(plain) == (1000.0 if by_priority else 1.0) and plain.priority == -3
+    assert weight_of(gold) == 3.0 and (gold.tenant, plain.tenant) == ("acme", "")
+    engine.drain()

@@ -9,28 +9,33 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, multiprocess
 
 from headgate.core.ledger import Entry
 from headgate.core.plan import ALL, NONE, Plan
-from headgate.core.policy import BatchPolicy
+from headgate.core.policy import BatchPolicy, End
+from headgate.core.request import Slo
 from headgate.core.view import Limits
 from headgate.live.engine import process
 from headgate.live.engine.live import Live
 from headgate.live.engine.metrics import Metrics
 from headgate.live.engine.settings import Settings
-from headgate.live.engine.tally import Tally
+from headgate.live.engine.tally import ClassTally, Tally
 from headgate.methods.eb.exclusive import Exclusive
 from headgate.methods.keep.policy import Keep
+from headgate.methods.mixed.mixed import Mixed
 from headgate.record.recorder import HOW, Recorder
+from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
-from headgate.workloads import Workload
+from headgate.stats.measured import Measured
+from headgate.workloads import Kind, Workload
 from worlds import POLICIES, TESTING, Line, engines, workloads
 
 MAKERS = {**POLICIES, **TESTING}
@@ -61,6 +66,33 @@ def test_it_agrees_with_the_tables(data, name, engine, workload):
     assert np.isclose(in_steps, steps["seconds"].sum())
     in_phases = sum(times.seconds for times in tally.phase_times) + tally._phase
     assert np.isclose(in_phases, in_steps)
+
+
+@given(st.data(), st.sampled_from(sorted(MAKERS)), engines(), workloads(impatient=True, promised=True))
+def test_promises_by_class_agree_with_the_tables(data, name, engine, workload):
+    """Every gap of every request, which the tables have one by one and the tally never looks at."""
+    policy = MAKERS[name](data.draw, engine)
+    recorder, tally = Recorder([kind.name for kind in workload.kinds]), Tally()
+    Simulator(engine, policy, workload, (recorder, tally)).run()
+    run = Run(
+        {"kinds": [{"name": kind.name, **kind.slo.said()} for kind in workload.kinds]}, **recorder.tables()
+    )
+    requests, longest = run.requests, Measured(run).longest
+    expected = Counter()
+    for row, kind in enumerate(workload.kinds[number] for number in requests["kind"]):
+        first, between = kind.slo.first_token, kind.slo.between_tokens
+        came = not np.isnan(requests["first_token"][row])
+        took = requests["first_token" if came else "finished"][row] - requests["arrival"][row]
+        refused = requests["how"][row] == HOW[End.REFUSED]
+        if first is not None and (came or refused or took > first):
+            expected[kind.name or "default", "ttft", "true" if came and took <= first else "false"] += 1
+        if between is not None and came:
+            assume(not abs(longest[row] - between) < 1e-9)  # a matter of rounding
+            expected[kind.name or "default", "tbt", "false" if longest[row] > between else "true"] += 1
+    shown = tally.by_class.shown()
+    assert shown["headgate_promises"] == expected
+    assert sum(shown["headgate_evictions"].values()) == requests["evictions"].sum()
+    assert not any(shown["headgate_queue"].values()) and not tally.by_class._here
 
 
 class Alternates(BatchPolicy):
@@ -182,6 +214,7 @@ def test_metrics_show_the_tally_once():
     assert value(registry, "headgate_steps_total", kind="empty") == 5
     assert value(registry, "headgate_step_seconds_count", kind="decode") == steps["decode"]
     assert value(registry, "headgate_stall_seconds_count") >= 1
+    assert value(registry, "headgate_queue", **{"class": "default"}) == 0
     assert value(registry, "headgate_wasted_tokens_total", cause="gone") == 7
     assert value(registry, "headgate_threshold") == 3 and value(registry, "headgate_slots") == 8
     assert value(registry, "headgate_policy", gauge="refill") == 3
@@ -197,6 +230,65 @@ def test_metrics_show_the_tally_once():
     assert value(registry, "headgate_info", **labels) == 0
     assert value(registry, "headgate_mode", mode="fallback") == 0
     assert value(registry, "headgate_fallen") == 0
+
+
+def test_metrics_by_class_and_tenant():
+    """Three classes, one slot: which promises were kept can be counted by hand."""
+    registry = CollectorRegistry()
+    metrics = Metrics(Settings(), ABOUT, 2_000, registry=registry, background=False)
+    kinds = (
+        Kind("gold", Slo(1.5, 1.5, weight=10)),
+        Kind("free", Slo(1.5, 0.5)),
+        Kind("", Slo(background=True)),
+    )
+    workload = Workload.of(
+        [10, 20, 30],
+        [3, 3, 3],
+        kind=[0, 1, 2],
+        kinds=kinds,
+        tenant=[1, 2, 0],
+        tenants=("", "acme", "\u6771\u4eac"),
+    )
+    engine = Engine(Line(1.0, 0.0, 0.0, 0.0, 0.0), 2_000, 1000, 64, 1)  # one slot, steps of one second
+    Simulator(engine, Mixed(1, 64), workload, (metrics,)).run()
+    for _ in range(2):
+        metrics.show()
+
+    def promises(kind, promise):
+        labels = {"class": kind, "promise": promise}
+        name = "headgate_promises_total"
+        return [value(registry, name, kept=kept, **labels) for kept in ("true", "false")]
+
+    assert promises("gold", "ttft") == [1, None] and promises("free", "ttft") == [None, 1]
+    assert promises("gold", "tbt") == [1, None] and promises("free", "tbt") == [None, 1]
+    assert promises("default", "ttft") == promises("default", "tbt") == [None, None]
+    assert [value(registry, "headgate_queue", **{"class": kind}) for kind in ("gold", "default")] == [0, 0]
+    tokens = {"acme": (10, 3), "\u6771\u4eac": (20, 3), "": (None, None)}
+    for tenant, counts in tokens.items():
+        for kind, count in zip(("prompt", "output"), counts, strict=True):
+            assert value(registry, "headgate_tenant_tokens_total", tenant=tenant, kind=kind) == count
+
+
+def test_queues_and_evictions_by_class():
+    tally, live = ClassTally(), Live(None, Limits(64, 8), 2_000)
+    chat, batch = (Entry(live.ledger, n, 0.0, 10, 5, kind) for n, kind in enumerate(("chat", "batch")))
+    for entry in (chat, batch):
+        tally.arrived(entry, 0.0)
+    assert tally.shown()["headgate_queue"] == {("chat",): 1, ("batch",): 1}
+    tally.admitted(batch, 0.0)
+    tally.evicted(batch, 1.0)
+    tally.finished(chat, 2.0, End.ABORTED)
+    assert tally.shown()["headgate_queue"] == {("chat",): 0, ("batch",): 1}
+    assert tally.shown()["headgate_evictions"] == {("batch",): 1}
+
+
+def test_a_client_that_hangs_up_in_time_breaks_no_promise():
+    tally, live = ClassTally(), Live(None, Limits(64, 8), 2_000)
+    for number, (end, how) in enumerate(((0.4, End.ABORTED), (0.6, End.ABORTED), (0.1, End.REFUSED))):
+        entry = Entry(live.ledger, number, 0.0, 10, 5, slo=Slo(0.5))
+        tally.arrived(entry, 0.0)
+        tally.finished(entry, end, how)
+    assert tally.shown()["headgate_promises"] == {("default", "ttft", "false"): 2}
 
 
 def test_two_engines_share_the_metrics():

@@ -18,6 +18,7 @@ from headgate.core.request import Request, Slo
 from headgate.kv.prefix import Pieces
 from headgate.live.emulate.clock import Alarm, Clock
 from headgate.live.emulate.text import Text
+from headgate.live.engine.tally import ClassTally
 from headgate.sim.engine.asynchronous import Ahead
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import VirtualEngine
@@ -43,7 +44,7 @@ class EmulatedEngine:
         observers: tuple[Observer, ...] = (),
     ) -> None:
         self.limits, self.clock = engine, clock
-        self.tally = EngineTally(engine.longest)
+        self.tally, self.by_class = EngineTally(engine.longest), ClassTally()
         self.streams = Streams(self.tally)
         self._lengths: dict[int, int] = {}  # true output lengths of the jobs inside
         self._contents: dict[int, Pieces] = {}  # what they share with others
@@ -52,7 +53,7 @@ class EmulatedEngine:
             engine,
             policy,
             self._lengths,  # type: ignore[arg-type]
-            (self.streams, *observers),
+            (self.streams, self.by_class, *observers),
             contents=self._contents,  # type: ignore[arg-type]
         )
         self.memory = KvMemory(self.replica)
@@ -242,7 +243,7 @@ class EmulatedEngine:
         self._number += 1
         entry = Entry(
             self.replica.ledger, job.id, job.arrival, job.prompt, job.limit, job.kind, job.guess,
-            job.priority, job.slo,
+            job.priority, job.slo, job.tenant,
         )  # fmt: skip
         if job.loaded:
             entry.todo, entry.cached = job.prompt - job.loaded, job.loaded
@@ -295,14 +296,15 @@ class EmulatedJob:
     __slots__ = (
         "admitted", "arrival", "cached", "choice", "content", "entry", "error", "events", "evictions",
         "export", "finished", "first", "guess", "how", "id", "kind", "length", "limit", "loaded", "made",
-        "mark", "newest", "priority", "prompt", "sent", "sink", "slo", "stop_reason", "stops", "text",
+        "mark", "newest", "priority", "prompt", "sent", "sink", "slo", "stop_reason", "stops", "tenant",
+        "text",
     )  # fmt: skip
 
     def __init__(self, prompt: int, length: int, limit: int, text: Text, sink: Sink, choice: int = 0) -> None:
         self.prompt, self.length, self.limit = prompt, length, limit
         self.text, self.sink, self.choice = text, sink, choice
         self.mark = 0  # fingerprint of the prompt
-        self.kind, self.slo, self.guess, self.priority = "", NO_SLO, None, 0
+        self.kind, self.slo, self.guess, self.priority, self.tenant = "", NO_SLO, None, 0, ""
         self.loaded = self.cached = 0
         self.content: Pieces = ()  # nothing: it shares with no other
         self.export = ""

@@ -14,6 +14,8 @@ from headgate.core.version import VERSION
 from headgate.live.emulate.clock import Clock
 from headgate.live.emulate.engine import EmulatedEngine, EngineTally, Histogram
 from headgate.live.emulate.service import EmulatorSetup, PortState
+from headgate.live.engine.metrics import COUNTERS, GAUGES
+from headgate.live.engine.tally import BY_CLASS, QUEUE
 from headgate.live.engine.trace import Trace
 from headgate.methods.make import split_name
 
@@ -60,7 +62,7 @@ class PlaceMetrics:
         self._place = place
 
     def text(self) -> str:
-        parts = (self._gauges, self._counters, self._histograms, self._own)
+        parts = (self._gauges, self._counters, self._histograms, self._own, self._classes)
         return "".join(family.text() for part in parts for family in part())
 
     @property
@@ -164,6 +166,16 @@ class PlaceMetrics:
             steps.add_metric(labels, tally.steps)
             kept.add_metric(labels, exports.kept)
         yield from (late, written, busy, steps, kept)
+
+    def _classes(self) -> Iterator[GaugeFamily]:
+        """By class and tenant, as the plug-in shows them."""
+        for name, kind in (*((name, CounterFamily) for name in BY_CLASS), (QUEUE, GaugeFamily)):
+            about, labels = COUNTERS[name] if name in COUNTERS else GAUGES[name]
+            family = kind(name, about, ["engine", *labels])
+            for number, engine in enumerate(self._place.engines):
+                for values, count in engine.by_class.shown()[name].items():
+                    family.add_metric([str(number), *values], count)
+            yield family
 
 
 def _gauge(name: str, about: str, *more: str) -> GaugeFamily:

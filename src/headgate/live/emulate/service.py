@@ -374,7 +374,7 @@ def jobs_for(
             text: Text = Text(prompt.true_mark, copy, place.tokens.vocabulary)
             job = EmulatedJob(len(prompt.ids), 0, prompt.limit, text, answer, number * each + copy)
             job.mark, job.loaded, job.priority = prompt.mark, prompt.loaded, priority
-            job.kind, job.slo, job.guess = terms
+            job.kind, job.slo, job.guess, job.tenant = terms
             _decide_length(job, body, prompt, copy, place)
             if place.setup.engine.prefix_cache:
                 output = job.text.ids(0, min(job.length, job.limit))

@@ -14,7 +14,7 @@ from headgate.core.version import VERSION
 from headgate.live.engine.process import FOLDER, LOG, SHARED, Background, leave_metrics, leaves_metrics
 from headgate.live.engine.requests import IGNORED
 from headgate.live.engine.settings import Settings
-from headgate.live.engine.tally import IDLE, KINDS, STATES, Tally, numbers
+from headgate.live.engine.tally import BY_CLASS, IDLE, KINDS, QUEUE, STATES, Tally, numbers
 
 SHOW_EVERY = 0.25  # seconds
 LEAVE_EVERY = 1.0  # seconds: as text they take a millisecond or two
@@ -32,6 +32,7 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "headgate_threshold": ("Idle slots that start a refill (k of EB).", ()),
     "headgate_slots": ("Requests the policy lets run at once.", ()),
     "headgate_requests": ("Requests here, by state.", ("state",)),
+    "headgate_queue": ("Requests that wait, by class.", ("class",)),
     "headgate_kv_use_ratio": ("KV held, as a share of all.", ()),
     "headgate_longest_stall_seconds": ("The longest gap of a decode that was held.", ()),
 }
@@ -40,7 +41,12 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "headgate_tokens": ("Tokens scheduled; cached: prompt tokens found in the prefix cache.", ("kind",)),
     "headgate_plans": ("Times the policy was asked.", ()),
     "headgate_finished": ("Requests that left, by how.", ("how",)),
-    "headgate_evictions": ("Requests whose KV was dropped.", ()),
+    "headgate_evictions": ("Requests whose KV was dropped, by class.", ("class",)),
+    "headgate_promises": (
+        "Promises that were kept or broken: of requests with a first token, of requests that ended.",
+        ("class", "promise", "kept"),
+    ),
+    "headgate_tenant_tokens": ("Tokens served, by tenant.", ("tenant", "kind")),
     "headgate_wasted_tokens": ("Tokens computed in vain, by cause.", ("cause",)),
     "headgate_rescues": ("Plans whose prompts the engine all refused.", ()),
     "headgate_fallbacks": ("Times the policy was relieved, and why; the log says more.", ("reason",)),
@@ -162,7 +168,7 @@ class Board:
         self._tally, self._engine, self._kv_total = tally, engine, kv_total
         self._about = {"version": VERSION, **about}
         self._metrics = instruments(registry)
-        self._shown: Counter[tuple[str, str]] = Counter()  # counters, by name and label
+        self._shown: Counter[tuple[str, ...]] = Counter()  # counters, by name and labels
         self._chosen: dict[str, tuple[str, ...]] = {}  # which label of a metric is 1
         for kind in KINDS:
             self._of("headgate_steps", kind)
@@ -204,8 +210,14 @@ class Board:
         for name, counts in by_label.items():
             for label, count in list(counts.items()):
                 self._raise(name, count, label)
-        for name in ("plans", "evictions", "rescues", "renewals"):
+        for name in ("plans", "rescues", "renewals"):
             self._raise(f"headgate_{name}", getattr(tally, name))
+        by_class = tally.by_class.shown()
+        for name in BY_CLASS:
+            for labels, count in by_class[name].items():
+                self._raise(name, count, *labels)
+        for labels, count in by_class[QUEUE].items():
+            self._of(QUEUE, *labels).set(count)
 
     def _observe(self) -> None:
         tally = self._tally
@@ -222,7 +234,7 @@ class Board:
         return self._metrics[name].labels(self._engine, *(label[:LONGEST_REASON] for label in labels))
 
     def _raise(self, name: str, count: int, *labels: str) -> None:
-        key = name, "".join(labels)
+        key = name, *labels
         more = count - self._shown[key]
         if more > 0:
             self._of(name, *labels).inc(more)

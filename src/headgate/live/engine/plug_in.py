@@ -20,8 +20,8 @@ from headgate.live.engine.settings import Settings, file_of
 from headgate.live.engine.trace import Trace
 
 Watcher = Metrics | Trace
-# Of the engine's request: class, promises, predicted output.
-Promises = Callable[[Any], tuple[str, Slo, int | None]]
+# Of the engine's request: class, promises, predicted output, tenant.
+Promises = Callable[[Any], tuple[str, Slo, int | None, str]]
 
 
 class EngineFacts(NamedTuple):

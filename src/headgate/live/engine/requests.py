@@ -1,6 +1,6 @@
-"""Per-request parameters: the class of a request, what it was promised, how long its output may become.
+"""Per-request parameters: class and tenant of a request, what it was promised, its predicted output.
 
-Whatever a client sends is hostile until it is bounded. The work for one request is bounded too: four look-ups
+Whatever a client sends is hostile until it is bounded. The work for one request is bounded too: five look-ups
 by name, texts of at most `LONGEST_TEXT` characters, and at most `LOOKED_AT` names of other parameters.
 """
 
@@ -20,6 +20,7 @@ from headgate.live.engine.settings import CLIENTS_MAY, Promise, Settings
 LONGEST_TEXT = 64  # characters of a value
 LOOKED_AT = 16  # parameters of one request whose names are checked for spelling
 MOST_CLASSES = 64  # classes that clients may make up where the settings declare none
+MOST_TENANTS = 1024  # in this process; all later ones share one account
 LONGEST_TIME = 86_400.0  # seconds; a longer promise says nothing
 MOST_TOKENS = 1 << 24  # of a guess; the driver cuts it to the request's own limit
 SHOWN = 32  # characters of a wrong value in the log
@@ -31,20 +32,26 @@ class RequestTerms(NamedTuple):
     kind: str = ""
     slo: Slo = Slo()
     guess: int | None = None
+    tenant: str = ""
 
 
 PREFIX = "headgate_"
 WORDS = tuple(PREFIX + name for name in CLIENTS_MAY)
-CLASS, TTFT, TBT, GUESS = WORDS
+CLASS, TTFT, TBT, GUESS, TENANT = WORDS
 IGNORED: Counter[str] = Counter()  # parameters that were ignored in this process, by name
 MADE_UP: set[str] = set()  # classes of this process that no setting declares
+TENANTS: set[str] = set()  # of this process
+OTHER_TENANTS = "others"  # the one that those beyond `MOST_TENANTS` share
 NOTHING = RequestTerms()
+NO_PROMISE = Promise()
 
 
 def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> RequestTerms:
-    """Class, promises and predicted output of a request, each within its range.
+    """Class, promises, predicted output and tenant of a request, each within its range.
 
     A wrong or forbidden parameter is ignored and counted, and logged the first time. No request is refused.
+    There is no parameter for a weight: it comes from the class, or where the engine orders requests by
+    priority from that.
     """
     promised = Slo(settings.ttft, settings.within(settings.tbt))
     default = RequestTerms(slo=promised) if settings.ttft or settings.tbt else NOTHING
@@ -56,14 +63,31 @@ def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> Reques
     if not known:
         return default
     kind = _read(extra_args, CLASS, settings, _kind) or ""
-    own = settings.classes.get(kind) or Promise()
-    first = _read(extra_args, TTFT, settings, lambda value, all: _seconds(value, all.floor.ttft))
-    between = _read(extra_args, TBT, settings, lambda value, all: _seconds(value, all.shortest_claim))
+    own = settings.classes.get(kind, NO_PROMISE)
     return RequestTerms(
         kind,
-        Slo(first or own.ttft or settings.ttft, settings.within(between or own.tbt or settings.tbt)),
+        _background(extra_args, own) if own.background else _promised(extra_args, own, settings),
         _read(extra_args, GUESS, settings, _tokens),
+        _read(extra_args, TENANT, settings, _tenant) or "",
     )
+
+
+def _promised(extra_args: Mapping[str, Any], own: Promise, settings: Settings) -> Slo:
+    first = _read(extra_args, TTFT, settings, lambda value, all: _seconds(value, all.floor.ttft))
+    between = _read(extra_args, TBT, settings, lambda value, all: _seconds(value, all.shortest_claim))
+    return Slo(
+        first or own.ttft or settings.ttft,
+        settings.within(between or own.tbt or settings.tbt),
+        weight=own.weight,
+    )
+
+
+def _background(extra_args: Mapping[str, Any], own: Promise) -> Slo:
+    """Nothing is promised to it, whatever it claims and whatever others are promised."""
+    for word in (TTFT, TBT):
+        if word in extra_args:
+            _complain(word, "its class is background, which is promised nothing")
+    return Slo(weight=own.weight, background=True)
 
 
 def _misspelled(extra_args: Mapping[str, Any]) -> None:
@@ -105,9 +129,24 @@ def _clipped(value: object) -> str:
     return f"a value of type {type(value).__name__}"
 
 
+def _name(value: object, what: str) -> str:
+    """A name that logs and metrics can show: half a surrogate pair would end them."""
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_TEXT or not value.isprintable():
+        raise InputError(f"{_clipped(value)} is not a {what}; give 1 to {LONGEST_TEXT} printable characters")
+    return value
+
+
+def _tenant(value: object, settings: Settings) -> str:
+    tenant = _name(value, "tenant")
+    if tenant not in TENANTS:
+        if len(TENANTS) >= MOST_TENANTS:
+            return OTHER_TENANTS
+        TENANTS.add(tenant)
+    return tenant
+
+
 def _kind(value: object, settings: Settings) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_TEXT:
-        raise InputError(f"{_clipped(value)} is not a class; give 1 to {LONGEST_TEXT} characters")
+    value = _name(value, "class")
     if settings.classes:
         if value not in settings.classes:
             raise InputError(f"unknown class {_clipped(value)}; declare it under classes in the settings")

@@ -9,9 +9,9 @@ import json
 import os
 from functools import cached_property
 from math import inf
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from headgate.core.errors import InputError
 from headgate.live.engine.process import LOG
@@ -22,6 +22,8 @@ from headgate.settings_base import (
     Setting,
     SettingsModel,
     Switch,
+    Weight,
+    check_worth,
     checked,
     declared,
     parameters,
@@ -33,7 +35,9 @@ FILE = "HEADGATE_CONFIG"  # the environment variable that names a file of settin
 KEY = "headgate"  # our key in the engine's own settings
 AUTO = "auto"  # `keep`: without promises it is `eb+`, without a card it learns step times
 
-MayBe = Literal["class", "ttft", "tbt", "guess"]  # parameters of a request, without their prefix headgate_
+MayBe = Literal[
+    "class", "ttft", "tbt", "guess", "tenant"
+]  # parameters of a request, without their prefix headgate_
 CLIENTS_MAY: tuple[MayBe, ...] = get_args(MayBe)
 
 PANEL = "headgate"  # in --help
@@ -49,10 +53,17 @@ TPOT = "tpot is taken for tbt, every gap between two tokens; it will be the mean
 
 
 class Promise(SettingsModel):
-    """What one class of requests was promised."""
+    """What one class of requests was promised, and what a kept promise is worth beside those of others."""
 
     ttft: Seconds | None = None  # time to first token
     tbt: Seconds | None = declared(PANEL, "time between tokens", also=BETWEEN)
+    weight: Weight | None = None  # None: 1, or by the request's priority
+    background: Switch = False  # promised nothing, not even what all others are; may be evicted for a promise
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        check_worth(self.weight, self.background, ttft=self.ttft, tbt=self.tbt)
+        return self
 
 
 class Floor(SettingsModel):
@@ -122,15 +133,16 @@ class Settings(SettingsModel):
 
     def priorities_said(self, flag: str) -> str | None:
         """What the flag that orders requests by priority means beside promises of a first token; None where
-        all it says holds.
+        all it says holds. Then any client's priority is its weight, unless its class has one.
         """
         promised = (self.ttft, *(promise.ttft for promise in self.classes.values()))
         if self.named()[0] != "keep" or not (any(promised) or "ttft" in self.clients_may):
             return None
         return (
-            f"{flag}: keep puts promises of a first token before priorities, which order"
-            " late requests and those without such a promise; where priorities must come first, use --policy"
-            " slai:order=priority or drop the promises"
+            f"{flag}: keep puts promises of a first token before priorities. A priority is a weight, ten"
+            " times more for each step, unless its class has one: it decides which promise is broken where"
+            " not all can be kept; where priorities must come first, use --policy slai:order=priority or drop"
+            " the promises"
         )
 
     def learns(self) -> bool:

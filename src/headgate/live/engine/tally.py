@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
+from math import inf
 from typing import Any, ClassVar, NamedTuple
 
 from headgate.core.build import mypyc_attr, quick
 from headgate.core.plan import Plan
-from headgate.core.policy import End, Steps
+from headgate.core.policy import End, Observer, Steps
 from headgate.core.request import Request
 from headgate.live.engine.events import CAUSES, RAISED, LiveObserver
 
@@ -19,6 +21,15 @@ IDLE = "idle"
 KEEP = "auto", "keep"  # two names of one policy
 LONGEST_NAME = 64  # characters of a gauge's name
 MOST_GAUGES = 256  # of one policy
+NO_CLASS = "default"  # what requests without a class are shown as
+# Counters by class and by tenant, and the gauge of what waits.
+BY_CLASS = PROMISES, EVICTIONS, TENANT_TOKENS = (
+    "headgate_promises",
+    "headgate_evictions",
+    "headgate_tenant_tokens",
+)
+QUEUE = "headgate_queue"
+MOST_GAPS = 1000  # that are remembered, each shorter than the one before it
 
 
 class Times(NamedTuple):
@@ -60,6 +71,7 @@ class Tally(LiveObserver):
         self.step_times: deque[Times] = deque(maxlen=100_000)
         self.phase_times: deque[Times] = deque(maxlen=100_000)
         self.stalls: deque[float] = deque(maxlen=100_000)
+        self.by_class = ClassTally()
         self._state: dict[int, int] = {}  # by request
         self._thrown: dict[int, int] = {}  # KV tokens by request that was evicted
         self._phase = 0.0  # seconds of the present one
@@ -101,6 +113,7 @@ class Tally(LiveObserver):
 
     def arrived(self, request: Request, now: float) -> None:
         self._move(request.id, WAITING)
+        self.by_class.arrived(request, now)
 
     def admitted(self, request: Request, now: float) -> None:
         """It has a slot; what the prefix cache has of it is not computed, and was not lost."""
@@ -112,16 +125,22 @@ class Tally(LiveObserver):
         elif request.cached:
             self._cached += request.cached
         self._move(request.id, PREFILLING)
+        self.by_class.admitted(request, now)
 
     def prefilled(self, request: Request, now: float) -> None:
         if not self.states[DECODING]:  # no other waits for a token
             self._token, self._stalled = now, False
         self._move(request.id, DECODING)
+        self.by_class.prefilled(request, now)
+
+    def held(self, request: Request, now: float) -> None:
+        self.by_class.held(request, now)
 
     def resumed(self, request: Request, now: float) -> None:
         """It was left out by name; its gap ends with the step that begins now."""
         if request.last_token is not None:
             self._stall(now - request.last_token)
+        self.by_class.resumed(request, now)
 
     def evicted(self, request: Request, now: float) -> None:
         """It waits again, and what was computed for it is lost."""
@@ -129,6 +148,7 @@ class Tally(LiveObserver):
         self.lost["eviction"] += request.wasted - self._thrown.get(request.id, 0)
         self._thrown[request.id] = request.wasted
         self._move(request.id, WAITING)
+        self.by_class.evicted(request, now)
 
     def finished(self, request: Request, now: float, how: End) -> None:
         self.left[how._value_] += 1  # `value` is a function of the enum
@@ -136,6 +156,7 @@ class Tally(LiveObserver):
         state = self._state.pop(request.id, None)
         if state is not None:
             self.states[state] -= 1
+        self.by_class.finished(request, now, how)
 
     def _move(self, id: int, state: int) -> None:
         before = self._state.get(id)
@@ -167,6 +188,7 @@ class Tally(LiveObserver):
         self.step_times.append(quick(Times, (kind, took / count, count)))
         self.now, self.kv = end, kv
         if decodes:
+            self.by_class.stepped(steps)
             if self._stalled:
                 self._stall(ends[0] - self._token)
                 self._stalled = False
@@ -204,6 +226,181 @@ class Tally(LiveObserver):
 
     def wasted(self, tokens: int, now: float) -> None:
         self.lost["gone"] += tokens
+
+
+class ServedRequest:
+    """What the tally of classes must know of a request that is here."""
+
+    __slots__ = ("between", "broken", "first", "fresh", "last", "since", "waits")
+
+    def __init__(self, between: float) -> None:
+        self.between = between  # the longest gap it was promised
+        self.waits = True
+        self.first = False  # its first token has come
+        self.broken = False  # a gap was longer than promised
+        self.fresh = False  # its next token is its first with the others, or its first after a pause
+        self.last = 0.0  # when its newest token came, as long as it does not share the tick
+        self.since = inf  # later gaps of those that share the tick are its own
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ClassTally(Observer):
+    """Queues, evictions and promises by class, tokens by tenant; nothing is done for each token.
+
+    Decodes that share the tick share their gaps, so only gaps beyond the shortest promise are noted, once for
+    all. A request asks for the longest since it joined when it ends or is paused.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, int] = {}
+        self._evictions: dict[str, int] = {}
+        self._promises: dict[tuple[str, str, bool], int] = {}
+        self._tokens: dict[tuple[str, str], int] = {}
+        self._here: dict[int, ServedRequest] = {}
+        self._fresh: list[ServedRequest] = []
+        self._tick = 0.0  # when decodes last got their tokens
+        self._shortest = inf  # gap that was ever promised
+        # Gaps too long for one promise or another, and when they ended: each is longer than all later ones.
+        self._gaps: list[float] = []
+        self._gap_ends: list[float] = []
+
+    def shown(self) -> dict[str, dict[tuple[str, ...], int]]:
+        """All counts under the names and labels of their metrics; another thread may ask."""
+        promises: dict[tuple[str, ...], int] = {
+            (kind or NO_CLASS, promise, "true" if kept else "false"): count
+            for (kind, promise, kept), count in list(self._promises.items())
+        }
+        return {
+            PROMISES: promises,
+            EVICTIONS: {(kind or NO_CLASS,): count for kind, count in list(self._evictions.items())},
+            TENANT_TOKENS: {labels: count for labels, count in list(self._tokens.items())},
+            QUEUE: {(kind or NO_CLASS,): count for kind, count in list(self._waiting.items())},
+        }
+
+    # -- requests
+
+    def arrived(self, request: Request, now: float) -> None:
+        between = request.slo.between_tokens
+        if between is not None and between < self._shortest:
+            self._shortest = between
+        self._here[request.id] = ServedRequest(inf if between is None else between)
+        self._waiting[request.kind] = self._waiting.get(request.kind, 0) + 1
+
+    def admitted(self, request: Request, now: float) -> None:
+        seen = self._here.get(request.id)
+        if seen is not None and seen.waits:
+            seen.waits = False
+            self._waiting[request.kind] -= 1
+
+    def prefilled(self, request: Request, now: float) -> None:
+        seen = self._here.get(request.id)
+        if seen is None:
+            return
+        if not seen.first:
+            seen.first = True
+            if request.slo.first_token is not None:
+                self._promise(request, "ttft", now - request.arrival <= request.slo.first_token)
+            if request.tenant:
+                self._serve(request.tenant, "prompt", request.prompt)
+        elif now - seen.last > seen.between:
+            seen.broken = True
+        seen.last = now
+        self._join(seen)
+
+    def resumed(self, request: Request, now: float) -> None:
+        seen = self._here.get(request.id)
+        if seen is not None:
+            self._join(seen)
+
+    def held(self, request: Request, now: float) -> None:
+        seen = self._here.get(request.id)
+        if seen is not None:
+            self._pause(seen)
+
+    def evicted(self, request: Request, now: float) -> None:
+        self._evictions[request.kind] = self._evictions.get(request.kind, 0) + 1
+        seen = self._here.get(request.id)
+        if seen is None:
+            return
+        self._pause(seen)
+        if not seen.waits:
+            seen.waits = True
+            self._waiting[request.kind] += 1
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        """A promise counts when its outcome is known: not if the client hung up before its time was over."""
+        seen = self._here.pop(request.id, None)
+        if seen is None:
+            return
+        if seen.waits:
+            self._waiting[request.kind] -= 1
+        self._pause(seen)
+        promise = request.slo.first_token
+        if not seen.first:
+            if promise is not None and (how is End.REFUSED or now - request.arrival > promise):
+                self._promise(request, "ttft", False)
+            return
+        if request.slo.between_tokens is not None:
+            self._promise(request, "tbt", not seen.broken)
+        if request.tenant:
+            self._serve(request.tenant, "output", request.generated)
+
+    # -- steps
+
+    def stepped(self, steps: Steps) -> None:
+        ends = steps.ends
+        if not steps.decodes:
+            return
+        if self._shortest == inf:  # no gap was ever promised
+            self._tick = ends[-1]
+            return
+        if self._fresh:
+            for seen in self._fresh:
+                if seen.fresh:
+                    seen.fresh = False
+                    seen.since = ends[0]
+                    if ends[0] - seen.last > seen.between:
+                        seen.broken = True
+            self._fresh.clear()
+        tick, shortest = self._tick, self._shortest
+        for end in ends:
+            if end - tick > shortest:
+                self._note(end - tick, end)
+            tick = end
+        self._tick = tick
+
+    def _note(self, gap: float, end: float) -> None:
+        gaps, gap_ends = self._gaps, self._gap_ends
+        while gaps and gaps[-1] <= gap:
+            gaps.pop()
+            gap_ends.pop()
+        if len(gaps) >= MOST_GAPS:
+            del gaps[0], gap_ends[0]
+        gaps.append(gap)
+        gap_ends.append(end)
+
+    def _join(self, seen: ServedRequest) -> None:
+        """From the next step on it gets a token with the others; only promises of gaps need to know."""
+        if seen.between < inf and not seen.fresh:
+            seen.fresh = True
+            self._fresh.append(seen)
+
+    def _pause(self, seen: ServedRequest) -> None:
+        """It no longer shares the tick."""
+        seen.fresh = False
+        if seen.since < inf:
+            later = bisect_right(self._gap_ends, seen.since)
+            if later < len(self._gaps) and self._gaps[later] > seen.between:
+                seen.broken = True
+            seen.last, seen.since = max(self._tick, seen.since), inf
+
+    def _promise(self, request: Request, promise: str, kept: bool) -> None:
+        key = request.kind, promise, kept
+        self._promises[key] = self._promises.get(key, 0) + 1
+
+    def _serve(self, tenant: str, kind: str, tokens: int) -> None:
+        key = tenant, kind
+        self._tokens[key] = self._tokens.get(key, 0) + tokens
 
 
 def numbers(gauges: object) -> dict[str, float]:

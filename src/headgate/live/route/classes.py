@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from headgate.core.errors import InputError
 from headgate.live.route.config import Class, GateConfig, Match, read_text
@@ -18,18 +19,24 @@ from headgate.live.route.config import Class, GateConfig, Match, read_text
 LINE = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63})\s+(?P<digest>[0-9a-fA-F]{64})(?P<rest>(\s+\S+)*)\s*"
 )
-TOKENS = re.compile(r"tokens=([1-9][0-9]{0,14})")
+WORD = re.compile(r"(?P<name>tokens|inflight|requests)=(?P<value>[0-9]{1,15}(?:\.[0-9]{1,6})?)")
 LONGEST = 512  # characters of a key a client shows
+LONGEST_TENANT = 64  # characters of a tenant that a header names
 
 
 @dataclass(frozen=True)
 class Key:
-    """Whose key it is; `choose` lets its requests name their class, `tokens` limits it by the minute."""
+    """Whose key it is; `choose` lets its requests name their class, and their tenant where a header may.
+
+    It may use so many `tokens` a minute, send so many `requests` a second and have so many `inflight`.
+    """
 
     name: str
     digest: bytes
     choose: bool = False
     tokens: int | None = None
+    requests: float | None = None
+    inflight: int | None = None
 
 
 class Keys:
@@ -40,11 +47,15 @@ class Keys:
 
     @property
     def tokens(self) -> dict[str, int]:
-        return {key.name: key.tokens for key in (self._keys or {}).values() if key.tokens is not None}
+        return {key.name: key.tokens for key in self.all if key.tokens is not None}
+
+    @property
+    def all(self) -> list[Key]:
+        return [*(self._keys or {}).values()]
 
     @property
     def names(self) -> set[str]:
-        return {key.name for key in (self._keys or {}).values()}
+        return {key.name for key in self.all}
 
     @property
     def required(self) -> bool:
@@ -66,7 +77,7 @@ class Keys:
 
 
 def read_keys(path: str | Path | None) -> Keys:
-    """Lines of `NAME SHA256 [choose] [tokens=N]`, N a minute; `#` starts a comment."""
+    """Lines of `NAME SHA256 [choose] [tokens=N] [requests=N] [inflight=N]`; `#` starts a comment."""
     if path is None:
         return Keys(None)
     keys: list[Key] = []
@@ -76,17 +87,42 @@ def read_keys(path: str | Path | None) -> Keys:
             continue
         parts = LINE.fullmatch(line)
         words = parts["rest"].split() if parts else []
-        limits = [int(limit[1]) for word in words if (limit := TOKENS.fullmatch(word))]
-        if parts is None or len(words) != words.count("choose") + len(limits) or len(limits) > 1:
+        limits = _limits([word for word in words if word != "choose"])
+        if parts is None or limits is None:
             raise InputError(
-                f"key file {path}:{number}: write NAME SHA256 [choose] [tokens=N]; "
+                f"key file {path}:{number}: write NAME SHA256 [choose] [tokens=N] [requests=N] [inflight=N]; "
                 "see headgate route --new-key"
             )
-        tokens = limits[0] if limits else None
-        keys.append(Key(parts["name"], bytes.fromhex(parts["digest"]), "choose" in words, tokens))
+        keys.append(Key(parts["name"], bytes.fromhex(parts["digest"]), "choose" in words, **limits))
     if not keys:
         raise InputError(f"key file {path}: no keys in it; add a line with headgate route --new-key NAME")
     return Keys(keys)
+
+
+def _limits(words: list[str]) -> dict[str, Any] | None:
+    """Each word once and above 0, all but requests a second in whole numbers; None: not so."""
+    found: dict[str, Any] = {}
+    for word in words:
+        limit = WORD.fullmatch(word)
+        if limit is None or limit["name"] in found or not float(limit["value"]):
+            return None
+        if limit["name"] != "requests" and not limit["value"].isdigit():
+            return None
+        kind = float if limit["name"] == "requests" else int
+        found[limit["name"]] = kind(limit["value"])
+    return found
+
+
+def tenant_of(key: Key | None, keyed: bool, shown: Sequence[str]) -> str:
+    """Whose request it is: its key's name, or what the header of the tenant says where that may be believed.
+
+    That is so for keys that may choose, and without keys. Two such headers say nothing.
+    """
+    own = "" if key is None else key.name
+    if len(shown) != 1 or (keyed and not (key is not None and key.choose)):
+        return own
+    named = shown[0].strip()
+    return named if 0 < len(named) <= LONGEST_TENANT and named.isprintable() else own
 
 
 def new_key(name: str) -> tuple[str, str]:

@@ -24,9 +24,10 @@ from pydantic import (
 )
 
 from headgate.core.errors import InputError, first_fault
+from headgate.core.request import Slo
 from headgate.estimators.traffic import WindowRate
 from headgate.live.files import read_regular
-from headgate.settings_base import seconds
+from headgate.settings_base import Weight, check_worth, seconds
 
 log = logging.getLogger("headgate.route")
 
@@ -173,6 +174,7 @@ class FrontSettings(ConfigTable):
     pass_authorization: Switch = False
     allow_kv_params: Switch = False
     show_engine: Switch = False  # name the engine in x-headgate-engine
+    tell_engines: Literal["auto", "always", "never"] = "auto"  # class and tenant, in vllm_xargs
     access_log: str | None = None  # a file, or - for standard output
     trace: str | None = None  # a file that headgate trace and compare --trace read
     drain_delay: Delay = 5.0
@@ -244,6 +246,29 @@ class Class(ConfigTable):
     queue: Count | None = None
     tokens: Count | None = None  # a minute, prompts and outputs together
     priority: Annotated[int, Field(strict=True, ge=-1000, le=1000)] = 0
+    ttft: Seconds | None = None  # promised from arrival here to the first token
+    tbt: Seconds | None = None  # promised between two tokens
+    weight: Annotated[Weight, Field(allow_inf_nan=False)] | None = None
+    background: Switch = False  # promised nothing
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        check_worth(self.weight, self.background, ttft=self.ttft, tbt=self.tbt)
+        return self
+
+    @property
+    def slo(self) -> Slo:
+        return Slo(self.ttft, self.tbt, weight=self.weight, background=self.background)
+
+
+class Tenants(ConfigTable):
+    """Whose requests they are where keys do not say it, and what each tenant may have."""
+
+    header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")] | None = None  # set by a proxy one trusts
+    requests: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None  # a second
+    tokens: Count | None = None  # a minute
+    inflight: Count | None = None
+    queue: Annotated[float, Field(gt=0, le=1)] | None = None  # of the queue of a class
 
 
 class EngineAt(ConfigTable):
@@ -314,6 +339,11 @@ class GateConfig(ConfigTable):
         raise NotImplementedError
 
     @property
+    def tenant_queue(self) -> float:
+        """Share of a class's queue that one tenant may have."""
+        return 1.0
+
+    @property
     def kinds(self) -> tuple[str, ...]:
         return (self.default.name, *(each.name for each in self.classes))
 
@@ -321,7 +351,7 @@ class GateConfig(ConfigTable):
     def class_limits(self) -> dict[str, ClassLimits]:
         limits = self.limits
         return {
-            each.name: ClassLimits(each.queue or limits.queue, limits.queue_ttl)
+            each.name: ClassLimits(each.queue or limits.queue, limits.queue_ttl, self.tenant_queue)
             for each in (self.default, *self.classes)
         }
 
@@ -330,6 +360,7 @@ class Config(GateConfig):
     """The whole file."""
 
     front: FrontSettings = FrontSettings()
+    tenants: Tenants = Tenants()
     engines: tuple[EngineAt, ...] = ()
     kv: Kv = Kv()
     discovery: Discovery = Discovery()
@@ -338,6 +369,10 @@ class Config(GateConfig):
     @property
     def fewest_slots(self) -> int:
         return min((each.slots for each in self.engines), default=self.discovery.slots)
+
+    @property
+    def tenant_queue(self) -> float:
+        return self.tenants.queue or 1.0
 
     def doubts(self, key_names: Collection[str]) -> list[str]:
         doubts = []
@@ -454,7 +489,7 @@ FIXED = tuple(
     name
     for name in FrontSettings.model_fields
     if name not in ("key_file", "body_limit", "body_timeout", "pass_authorization", "allow_kv_params",
-                    "show_engine", "drain_delay", "drain_timeout")
+                    "show_engine", "tell_engines", "drain_delay", "drain_timeout")
 )  # fmt: skip
 
 
@@ -489,7 +524,17 @@ def changes(old: Config, new: Config) -> Changes:
         tuple(each for url, each in after.items() if url in before and before[url] != each),
         tuple(
             table
-            for table in ("front", "limits", "router", "classes", "default", "kv", "discovery", "health")
+            for table in (
+                "front",
+                "limits",
+                "router",
+                "classes",
+                "default",
+                "tenants",
+                "kv",
+                "discovery",
+                "health",
+            )
             if getattr(old, table) != getattr(new, table)
         ),
     )
@@ -507,6 +552,7 @@ class ClassLimits(NamedTuple):
 
     queue: int = 256  # requests
     ttl: float = 30.0  # seconds in the queue
+    tenant: float = 1.0  # share of `queue` that one tenant may have
 
 
 class Waits:

@@ -123,6 +123,7 @@ class EngineWatch:
     def _scraped(self, engine: Upstream, metrics: bytes) -> None:
         before = engine.load
         engine.load = read_load(metrics, self._now())
+        engine.reads_words = any(mark in metrics for mark in PLUG_IN)
         engine.busy = False
         recent = self._differences.setdefault(engine.id, deque(maxlen=FOREIGN_WINDOW))
         recent.append(engine.load.running + engine.load.waiting - engine.legs)
@@ -195,6 +196,7 @@ NAMES = {  # of the fields of a load, and of alarms
     "prompt_tokens": "vllm:prompt_tokens_total",
     "generated": "vllm:generation_tokens_total",
 }
+PLUG_IN = b"headgate_info", b"headgate_queue"  # an engine that shows one of these reads class and tenant
 _SAMPLE = {
     name: re.compile(rb"\n" + name.encode() + rb"(?:\{[^\n]*\})? ([0-9.eE+-]+)(?: [0-9]+)?(?=\n|$)")
     for name in (*NAMES.values(), *ALARMS)
@@ -367,6 +369,7 @@ class Upstream:
     draining: bool = False
     retired: bool = False
     busy: bool = False  # its queue was full; until the next scrape
+    reads_words: bool = False  # it has headgate's plug-in
     ejected_until: float = 0.0
     ejections: int = 0
     legs: int = 0  # calls of ours that are open there

@@ -14,10 +14,10 @@ from aiohttp.typedefs import Handler
 
 from headgate.core.errors import InputError
 from headgate.core.version import VERSION
-from headgate.live.route.classes import Key
+from headgate.live.route.classes import Key, tenant_of
 from headgate.live.route.config import address, client_at
 from headgate.live.route.deliver.connections import decoded
-from headgate.live.route.deliver.legs import RoutedRequest
+from headgate.live.route.deliver.legs import Allowance, RoutedRequest
 from headgate.live.route.deliver.service import abort, write_out
 from headgate.live.route.engines import Upstream
 from headgate.live.route.request import (
@@ -30,6 +30,7 @@ from headgate.live.route.request import (
     loops,
     reading,
     request_id,
+    telling,
 )
 
 if TYPE_CHECKING:
@@ -135,24 +136,35 @@ class Front:
                 raise RefusedError(429, "inflight", "too many requests in flight", 1)
             raise RefusedError(429, "client", "this client has too many requests in flight", 1)
         arrived, wall, held = app.now(), time.time(), 0
+        name, tenant = "" if key is None else key.name, self._tenant(request, key)
         try:
-            app.token_limits.check_key("" if key is None else key.name, arrived)
-            body = await self._read(request, client)
-            held = len(body)
-            asked = await app.legs.turns.finish(reading(body, path, app.config.front.allow_kv_params))
-            job = self._job(request, path, asked, key, arrived, wall)
-            return await self._serve(job, client)
+            with app.tenant_limits.inside(name, tenant or client, arrived) as of_tenant:
+                app.token_limits.check_key(name, arrived)
+                body = await self._read(request, client)
+                held = len(body)
+                asked = await app.legs.turns.finish(reading(body, path, app.config.front.allow_kv_params))
+                job = self._job(request, path, asked, key, tenant, arrived, wall)
+                if words := app.words_for(job):
+                    job.asked = await app.legs.turns.finish(telling(asked, path, words))
+                return await self._serve(job, client, of_tenant)
         except RefusedError as refused:
-            refused.key = "" if key is None else key.name
+            refused.key = name
             raise
         finally:
             self.requests.give_back(client)
             app.body_bytes.give_back(client, held)
 
-    async def _serve(self, job: RoutedRequest, client: str) -> web.StreamResponse:
+    def _tenant(self, request: web.BaseRequest, key: Key | None) -> str:
+        header = self.app.config.tenants.header
+        shown = request.headers.getall(header, []) if header is not None else []
+        return tenant_of(key, self.app.keys.required, shown)
+
+    async def _serve(
+        self, job: RoutedRequest, client: str, of_tenant: Allowance | None
+    ) -> web.StreamResponse:
         app = self.app
         try:
-            with app.token_limits.charged(job, app.now, app.service.estimates):
+            with app.token_limits.charged(job, app.now, app.service.estimates, of_tenant):
                 response = await app.service.serve(job)
             job.status = job.status or response.status
             if isinstance(response, web.Response):  # whole, and no longer at an engine
@@ -180,6 +192,7 @@ class Front:
         path: str,
         asked: AskedRequest,
         key: Key | None,
+        tenant: str,
         arrived: float,
         wall: float,
     ) -> RoutedRequest:
@@ -192,6 +205,7 @@ class Front:
             asked=asked,
             kind=kind,
             key=key.name if key is not None else "",
+            tenant=tenant,
             id=request_id(headers.get("x-request-id")),
             arrived=arrived,
             wall=wall,

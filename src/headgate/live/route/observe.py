@@ -14,6 +14,8 @@ from headgate.core.errors import InputError
 from headgate.live.route.request import RefusedError
 
 FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+MOST_TENANTS = 1024  # that are shown one by one
+OTHER_TENANTS = "others"
 WHOLE = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -41,6 +43,15 @@ class RouterMetrics:
         self.total = self._histogram("request_seconds", "Arrival to last byte", WHOLE)
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of ended requests", "class")
         self.output_tokens = self._counter("output_tokens", "Output tokens of ended requests", "class")
+        self.promises = self._counter(
+            "promises",
+            "Promises kept and broken from arrival here on, of streams",
+            "class", "promise", "kept",
+        )  # fmt: skip
+        self.tenant_tokens = self._counter(
+            "tenant_tokens", "Tokens of ended requests, by tenant", "tenant", "kind"
+        )
+        self._tenants: set[str] = set()
         self.unstreamed = self._counter("unstreamed", "Requests whose first token was assumed", "class")
         self.handovers = self._counter("kv_handovers", "Decodes sent with KV parameters")
         self.released = self._counter("kv_released", "KV given up, by result", "result")
@@ -75,6 +86,16 @@ class RouterMetrics:
             metrics = (getattr(self, name).labels(kind) for name in Ended._fields)
             ended = self._ended[kind] = Ended(*metrics)
         return ended
+
+    def served(self, tenant: str, prompt: int, output: int) -> None:
+        """Tokens of a tenant; those beyond the first thousand share one label."""
+        if tenant not in self._tenants:
+            if len(self._tenants) >= MOST_TENANTS:
+                tenant = OTHER_TENANTS
+            else:
+                self._tenants.add(tenant)
+        self.tenant_tokens.labels(tenant, "prompt").inc(prompt)
+        self.tenant_tokens.labels(tenant, "output").inc(output)
 
     def set(self, name: str, value: float, /, **labels: str) -> None:
         gauge = self.gauges.get(name)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from multidict import CIMultiDict, MultiMapping
 
 from headgate.live.route.gate.queue import Content
 
-# -- the body: read once, passed on untouched
+# -- the body: read once, passed on untouched but for what engines are told
 
 DEPTH = 64
 FIELDS = 10_000  # of the body itself, not of what is in it; each takes 0.6 us of the event loop
@@ -34,7 +34,7 @@ LOOKED_AT = (
     "model", "prompt", "messages", "input", "max_tokens", "max_completion_tokens", "max_output_tokens",
     "stream", "n", "best_of", "use_beam_search", "echo", "prompt_logprobs", "kv_transfer_params", "metadata",
     "cache_salt", "tools", "prompt_cache_key", "user", "ec_transfer_params", "vllm_xargs",
-    "prompt_embeds", "system", "instructions",
+    "prompt_embeds", "system", "instructions", "priority",
 )  # fmt: skip
 QUOTED = [(name, b'"%b"' % name.encode()) for name in LOOKED_AT]
 WHOLE_ONLY = frozenset(("kv_transfer_params", "prompt_logprobs", "n", "best_of", "use_beam_search", "echo"))
@@ -94,6 +94,8 @@ class AskedRequest(msgspec.Struct, frozen=True):
     text: msgspec.Raw = ABSENT  # the prompt or the messages as JSON
     salt: tuple[msgspec.Raw, ...] = ()  # what else decides whether two equal prompts have the same KV
     session: msgspec.Raw = ABSENT  # prompt_cache_key or user
+    extra: msgspec.Raw = ABSENT  # vllm_xargs
+    urgent: bool = False  # it names a priority
 
 
 class Turns:
@@ -149,7 +151,51 @@ def reading(body: Body, path: str, allow_kv_params: bool = False) -> Steps[Asked
         text=texts.get(names[0], ABSENT) if names else ABSENT,
         salt=(get("cache_salt", ABSENT), get("tools", ABSENT)),
         session=get("prompt_cache_key") or get("user", ABSENT),
+        extra=get("vllm_xargs", ABSENT),
+        urgent="priority" in fields,
     )
+
+
+def telling(asked: AskedRequest, path: str, words: Mapping[str, str]) -> Steps[AskedRequest]:
+    """The request with these words for the engine's plug-in, an empty one for a word that it must not have.
+
+    Where the body has no `vllm_xargs` one field is added, and all else stays byte for byte. Else its fields
+    are written anew: what a client says under such a name, escaped or twice, is never passed on.
+    """
+    if path not in TEXTS or not words:
+        return asked
+    said = {name: word for name, word in words.items() if word}
+    if _begins(asked.extra) != b"{":
+        if not said:
+            return asked
+        if not len(memoryview(asked.extra)):
+            field = b'"vllm_xargs":' + msgspec.json.encode(said)
+            return msgspec.structs.replace(asked, body=with_field(asked.body, field))
+        extra: dict[str, Any] = {}  # null
+    else:
+        extra = _extra(asked.extra)
+        if not said and words.keys().isdisjoint(extra):
+            return asked
+    kept = {name: value for name, value in extra.items() if name not in words}
+    fields: dict[str, Any] = dict((yield from fields_of(asked.body)))
+    fields["vllm_xargs"] = {**kept, **said}
+    return msgspec.structs.replace(asked, body=msgspec.json.encode(fields))
+
+
+def with_field(body: Body, field: bytes) -> bytes:
+    """The body, byte for byte, with one more field."""
+    end, view = body.rindex(b"}"), memoryview(body)
+    comma = b"" if bytes(view[max(0, end - TURN) : end]).rstrip().endswith(b"{") else b","
+    return b"".join((view[:end], comma, field, view[end:]))
+
+
+def _extra(raw: msgspec.Raw) -> Fields:
+    if len(memoryview(raw)) > EXTRA:
+        raise RefusedError(400, "json", f"vllm_xargs is larger than {EXTRA} bytes")
+    try:
+        return _TOP.decode(raw)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise RefusedError(400, "json", "vllm_xargs is not a JSON object") from None
 
 
 def fields_of(body: Body) -> Steps[Fields]:
@@ -486,10 +532,15 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 def to_engine(
-    headers: MultiMapping[str], request_id: str, authorization: str | None, priority: int, passes_key: bool
+    headers: MultiMapping[str],
+    request_id: str,
+    authorization: str | None,
+    priority: int | None,
+    passes_key: bool,
+    tenant_header: str = "",
 ) -> CIMultiDict[str]:
     """The headers of an upstream call: the client's end-to-end ones, ours instead of what it may not say."""
-    kept = _passed(headers, FROM_CLIENT, FROM_CLIENT_PREFIX)
+    kept = _passed(headers, FROM_CLIENT | {tenant_header}, FROM_CLIENT_PREFIX)
     kept["Accept-Encoding"] = "identity"  # compressed events could not be read
     kept["X-Request-Id"] = request_id
     kept["Via"] = ", ".join((*headers.getall("Via", ()), VIA))
@@ -497,7 +548,7 @@ def to_engine(
         kept["Authorization"] = authorization
     elif passes_key and "Authorization" in headers:
         kept["Authorization"] = headers["Authorization"]
-    if priority:
+    if priority is not None:
         kept["X-Vllm-Priority"] = str(priority)
     return kept
 

@@ -21,7 +21,7 @@ from headgate.core.errors import InputError
 from headgate.live.route.classes import Classes, Keys, read_keys
 from headgate.live.route.config import Config, EngineAt, FrontSettings, address, changes, client_at
 from headgate.live.route.deliver.connections import KEEP_ALIVE, Connections
-from headgate.live.route.deliver.legs import Legs, RoutedRequest, TokenLimits
+from headgate.live.route.deliver.legs import Legs, RoutedRequest, TenantBounds, TenantLimits, TokenLimits
 from headgate.live.route.deliver.service import Service
 from headgate.live.route.engines import EngineWatch, Upstream, discover, engine_key
 from headgate.live.route.front import Admin, Front
@@ -47,7 +47,7 @@ class RouterApp:
         self.metrics = RouterMetrics()
         self.access_log, self.trace = JsonLines(config.front.access_log), JsonLines(config.front.trace)
         self.body_bytes = BodyBytes(config.limits.inflight_bytes)
-        self.token_limits = TokenLimits()
+        self.token_limits, self.tenant_limits = TokenLimits(), TenantLimits()
         self._set_token_limits()
         self.upstreams: dict[int, Upstream] = {}
         self.draining = False
@@ -219,6 +219,29 @@ class RouterApp:
     def _set_token_limits(self) -> None:
         every = (*self.config.classes, self.config.default)
         self.token_limits.set(self.keys.tokens, {each.name: each.tokens for each in every if each.tokens})
+        tenants = self.config.tenants
+        self.tenant_limits.set(
+            {key.name: TenantBounds(key.requests, key.tokens, key.inflight) for key in self.keys.all},
+            TenantBounds(tenants.requests, tenants.tokens, tenants.inflight),
+        )
+
+    def words_for(self, job: RoutedRequest) -> dict[str, str]:
+        """What engines with the plug-in are told of a request, "" where it must say nothing of that.
+
+        Of classes where the file has some, of tenants where keys or a header name them; else what clients say
+        is the engine's matter.
+        """
+        tells = self.config.front.tell_engines
+        if tells == "never" or not (
+            tells == "always" or any(engine.reads_words for engine in self.upstreams.values())
+        ):
+            return {}
+        words = {}
+        if self.config.classes:
+            words["headgate_class"] = "" if job.kind.name == self.config.default.name else job.kind.name
+        if self.keys.required or self.config.tenants.header is not None:
+            words["headgate_tenant"] = job.tenant
+        return words
 
     def _fell(self, reason: str) -> None:
         app_log.error("router %s is disabled, least-loaded goes on: %s", self.config.router.name, reason)
@@ -235,6 +258,13 @@ class RouterApp:
         if job.output:
             ended.prompt_tokens.inc(job.prompt)
             ended.output_tokens.inc(job.output)
+            if job.tenant:
+                self.metrics.served(job.tenant, job.prompt, job.output)
+        if job.kind.ttft is not None and job.asked.stream:
+            took = (job.first_token or now) - job.arrived
+            if job.first_token is not None or took > job.kind.ttft or job.outcome in ("refused", "failed"):
+                kept = job.first_token is not None and took <= job.kind.ttft
+                self.metrics.promises.labels(kind, "ttft", "true" if kept else "false").inc()
         if self.access_log.wanted:
             self.access_log.write(job.log_record(now))
         if self.trace.wanted:

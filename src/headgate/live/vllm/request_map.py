@@ -81,14 +81,19 @@ class RequestMap:
 
     def _entry(self, request: Request) -> Entry:
         live = self._live
-        kind, slo, guess = self._promises(request)
+        kind, slo, guess, tenant = self._promises(request)
         # A wall clock may jump between the front end and here: neither from the future nor from long ago.
         arrival = live.now - min(max(0.0, self.wall() - request.arrival_time), LONGEST_WAY)
         number, self._next = self._next, self._next + 1
         limit, priority = request.max_tokens, request.priority
         if guess is not None:
             guess = min(guess, limit)
-        entry = Entry(live.ledger, number, arrival, request.num_tokens, limit, kind, guess, priority, slo)
+        if priority and not self._by_priority and slo.weight is None:
+            # vLLM takes a priority of any client: it is a weight only where vLLM orders requests by it.
+            slo = slo._replace(weight=1.0)
+        entry = Entry(
+            live.ledger, number, arrival, request.num_tokens, limit, kind, guess, priority, slo, tenant
+        )
         self.entries[request.request_id] = entry
         self.requests[number] = request
         return entry

@@ -70,12 +70,16 @@ class Balance(RoutePolicy):
         if id not in self._weights:
             self._weigh(request, to)
         engine, weight = self._weights[id]
+        self._lines.drop(id)
         if engine != to:
             self._weights[id] = to, weight
             self.loads.add(engine, -weight)
             self.loads.add(to, weight)
-            self._lines.drop(id)
             self._lines.touch(engine)
+
+    def passed_over(self, request: Request, now: float) -> None:
+        """It is the first again of those that wait for its engine."""
+        self._lines.give(request, self._weights[request.id][0], first=True)
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:
         self._lines.touch(replica)

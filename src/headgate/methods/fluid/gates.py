@@ -49,6 +49,9 @@ class Gated(RoutePolicy):
         """One whose first token was its last never looked for a slot."""
         self._apart.discard(request.id)
 
+    def passed_over(self, request: Request, now: float) -> None:
+        """Queues of classes are all it looks at."""
+
     def left(self, request: Request, now: float, how: End) -> None:
         self._apart.discard(request.id)
         if self.placement is not None:

@@ -113,6 +113,9 @@ class Online(RoutePolicy):
         self.traffic.returned(request, now)
         self.inner.returned(request, now)
 
+    def passed_over(self, request: Request, now: float) -> None:
+        self.inner.passed_over(request, now)
+
     def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
         """Estimates go on where the router before was of the same sort."""
         now = fleet.now
@@ -338,6 +341,9 @@ class DensityDeep(RoutePolicy):
 
     def finished(self, request: Request, replica: int, now: float) -> None:
         self._gone(request)
+
+    def passed_over(self, request: Request, now: float) -> None:
+        """Queues of classes are all it looks at."""
 
     def left(self, request: Request, now: float, how: End) -> None:
         self._gone(request)

@@ -93,6 +93,10 @@ class Split(RoutePolicy):
             self._weigh_decode(request, engine)
             self._give_again(())
 
+    def passed_over(self, request: Request, now: float) -> None:
+        """It is the first again of those that wait for its engine."""
+        self._prompts.give(request, self._prompt_at[request.id][0], first=True)
+
     def prefilled(self, request: Request, replica: int, now: float) -> None:
         """Its output is given to an engine; that of a whole one weighs where it is."""
         self._prompts.touch(replica)

@@ -18,12 +18,13 @@ from headgate.live.route.config import (
     Kv,
     RouteLimits,
     Router,
+    Tenants,
 )
 
 PAGE = (Path(__file__).parents[4] / "docs" / "route.md").read_text("utf-8")
 TABLES: dict[str, type[ConfigTable]] = {
     "[front]": FrontSettings, "[limits]": RouteLimits, "[router]": Router, "[[classes]]": Class,
-    "[[engines]]": EngineAt,
+    "[[engines]]": EngineAt, "[tenants]": Tenants,
     "[discovery]": Discovery, "[health]": Health, "[kv]": Kv,
 }  # fmt: skip
 

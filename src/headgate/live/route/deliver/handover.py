@@ -21,7 +21,7 @@ from headgate.live.route.deliver.connections import Fault, LegError
 from headgate.live.route.deliver.legs import Legs, OpenLeg, RoutedRequest
 from headgate.live.route.engines import Upstream
 from headgate.live.route.gate.gate import Gate, Ticket
-from headgate.live.route.request import TURN, Body, Steps, fields_of
+from headgate.live.route.request import Body, Steps, fields_of, with_field
 
 log = logging.getLogger("headgate.route")
 RELEASE_TIMEOUT = 5.0  # seconds
@@ -246,9 +246,7 @@ def prefill_body(body: Body, reuse_tokens: bool = False) -> Steps[bytes]:
 
 def decode_body(body: Body, params: bytes) -> bytes:
     """The client's body, byte for byte, with the parameters as one more field."""
-    end, view = body.rindex(b"}"), memoryview(body)
-    comma = b"" if bytes(view[max(0, end - TURN) : end]).rstrip().endswith(b"{") else b","
-    return b"".join((view[:end], comma, b'"kv_transfer_params":', params, view[end:]))
+    return with_field(body, b'"kv_transfer_params":' + params)
 
 
 def release_body(body: Body, params: bytes) -> Steps[bytes]:

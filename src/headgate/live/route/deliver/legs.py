@@ -1,4 +1,4 @@
-"""Requests and their calls to engines: accounts of both, retries, limits in tokens a minute."""
+"""Requests and their calls to engines: accounts of both, retries, limits of keys, classes and tenants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from math import ceil
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multidict import CIMultiDict
 
@@ -18,7 +18,7 @@ from headgate.live.route.config import Class, Config
 from headgate.live.route.deliver.connections import Connections, Fault, LegError
 from headgate.live.route.deliver.relay import CallLimits, Leg
 from headgate.live.route.engines import BreakerState, Upstream
-from headgate.live.route.observe import RouterMetrics, clean
+from headgate.live.route.observe import MOST_TENANTS, OTHER_TENANTS, RouterMetrics, clean
 from headgate.live.route.request import AskedRequest, Body, Estimates, RefusedError, Turns, to_engine
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class RoutedRequest:
     asked: AskedRequest
     kind: Class
     key: str  # the name of its API key
+    tenant: str
     id: str
     arrived: float  # seconds, monotonic
     wall: float  # seconds since 1970
@@ -59,6 +60,7 @@ class RoutedRequest:
             "time": round(self.wall, 3),
             "id": clean(self.id),
             "key": self.key,
+            **({"tenant": self.tenant} if self.tenant != self.key else {}),
             "class": self.kind.name,
             "path": self.path,
             "model": clean(self.asked.model),
@@ -99,6 +101,7 @@ class RoutedRequest:
             "tries": self.tries,
             "cached": self.cached,
             "outcome": self.outcome,
+            **({"tenant": self.tenant} if self.tenant else {}),
         }
 
 
@@ -192,8 +195,16 @@ class Legs:
 
     def headers(self, job: RoutedRequest, upstream: Upstream, id: str = "") -> CIMultiDict[str]:
         """The headers of a call for this request to this engine; `id` where it is not the request's own."""
-        passes = self.config.front.pass_authorization
-        return to_engine(job.request.headers, id or job.id, upstream.authorization, job.kind.priority, passes)
+        config, priority = self.config, job.kind.priority
+        decides = bool(priority) or (job.asked.urgent and bool(config.classes))  # 0 undoes what a body says
+        return to_engine(
+            job.request.headers,
+            id or job.id,
+            upstream.authorization,
+            priority if decides else None,
+            config.front.pass_authorization,
+            (config.tenants.header or "").lower(),
+        )
 
 
 class OpenLeg(AbstractContextManager["OpenLeg"]):
@@ -304,36 +315,36 @@ def backoff(attempt: int, draw: Callable[[], float]) -> float:
     return pause * (0.5 + 0.5 * draw())
 
 
-# -- tokens a minute, per key and per class
+# -- tokens a minute, per key, class and tenant
 
 MINUTE = 60.0
 SOONEST, LATEST = 1, 60  # seconds of Retry-After
 
 
 class Allowance:
-    """Tokens that may be used: full at first, filled at a steady rate, at most one minute's worth.
+    """Tokens that may be used: full at first, filled at a steady rate, at most one minute's worth or `most`.
 
     A request is charged what it is expected to use, and the difference when it has ended; the level may fall
     below 0 by that. A request larger than a minute's worth is let in when the level is full.
     """
 
-    def __init__(self, per_minute: int) -> None:
-        self.per_minute = per_minute
-        self._level, self._at = float(per_minute), 0.0
+    def __init__(self, per_minute: float, most: float | None = None) -> None:
+        self.per_minute, self.most = per_minute, float(per_minute if most is None else most)
+        self._level, self._at = self.most, 0.0
 
     def level(self, now: float) -> float:
         if now > self._at:
             filled = self._level + (now - self._at) * self.per_minute / MINUTE
-            self._level, self._at = min(filled, float(self.per_minute)), now
+            self._level, self._at = min(filled, self.most), now
         return self._level
 
     def wait(self, tokens: float, now: float) -> float:
-        missing = min(tokens, self.per_minute) - self.level(now)
+        missing = min(tokens, self.most) - self.level(now)
         return max(0.0, missing * MINUTE / self.per_minute)
 
     def use(self, tokens: float, now: float) -> None:
         """Negative: some were not used after all."""
-        self._level = min(self.level(now) - tokens, float(self.per_minute))
+        self._level = min(self.level(now) - tokens, self.most)
 
 
 class TokenLimits:
@@ -353,13 +364,23 @@ class TokenLimits:
             _check("API key", allowance, 1, now)
 
     @contextmanager
-    def charged(self, job: RoutedRequest, now: Callable[[], float], estimates: Estimates) -> Iterator[None]:
+    def charged(
+        self,
+        job: RoutedRequest,
+        now: Callable[[], float],
+        estimates: Estimates,
+        of_tenant: Allowance | None = None,
+    ) -> Iterator[None]:
         """Charge a request before it is served and settle when it has ended; 429 where it must wait.
 
         A request that the router or its engines fail costs nothing. One whose client hangs up does, from the
         moment it is sent: the engine works on its prompt whether or not a token has come back.
         """
-        named = {"API key": self.keys.get(job.key), "class": self.classes.get(job.kind.name)}
+        named = {
+            "API key": self.keys.get(job.key),
+            "class": self.classes.get(job.kind.name),
+            "tenant": of_tenant,
+        }
         limits = {what: allowance for what, allowance in named.items() if allowance is not None}
         expected = job.prompt + min(estimates.output(job.kind.name), job.asked.limit)
         for what, allowance in limits.items():
@@ -396,3 +417,96 @@ def _used(job: RoutedRequest, expected: float, gone: bool) -> float:
 def _limited(before: Mapping[str, Allowance], wanted: Mapping[str, int]) -> dict[str, Allowance]:
     kept = {name: old for name, old in before.items() if wanted.get(name) == old.per_minute}
     return {name: kept.get(name) or Allowance(per_minute) for name, per_minute in wanted.items()}
+
+
+# -- what one tenant may have: requests a second, requests at once, tokens a minute
+
+
+class TenantBounds(NamedTuple):
+    """What a key or a tenant may have; None: no bound."""
+
+    requests: float | None = None  # a second
+    tokens: int | None = None  # a minute
+    inflight: int | None = None
+
+
+class TenantUse:
+    """What a key or a tenant has here, and may still have."""
+
+    __slots__ = ("inflight", "most", "requests", "tokens")
+
+    def __init__(self, bounds: TenantBounds) -> None:
+        per_second = bounds.requests
+        self.requests = Allowance(60 * per_second, max(1.0, per_second)) if per_second else None
+        self.tokens = Allowance(bounds.tokens) if bounds.tokens else None
+        self.inflight, self.most = 0, bounds.inflight
+
+    def rests(self, now: float) -> bool:
+        """Would forgetting it change nothing?"""
+        full = [each.level(now) >= each.most for each in (self.requests, self.tokens) if each is not None]
+        return not self.inflight and all(full)
+
+
+class TenantLimits:
+    """The bounds of keys, by the words of the key file, and of tenants, by `[tenants]`.
+
+    A tenant that is a key has the words of its key before those of `[tenants]`. Beyond `MOST_TENANTS` those
+    whom it changes nothing are forgotten, and the others share one account.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[str, TenantBounds] = {}
+        self._every = TenantBounds()
+        self._uses: dict[tuple[str, str], TenantUse] = {}  # by "key" or "tenant", and name
+
+    def set(self, keys: Mapping[str, TenantBounds], every: TenantBounds) -> None:
+        """Where a bound changes, all begin anew; requests that are here stay counted in the old books."""
+        if (keys, every) != (self._keys, self._every):
+            self._keys, self._every, self._uses = dict(keys), every, {}
+
+    @contextmanager
+    def inside(self, key: str, tenant: str, now: float) -> Iterator[Allowance | None]:
+        """While a request is here; 429 where it must not be. Yields its tenant's tokens."""
+        own, every = self._keys.get(key, TenantBounds()), self._every
+        uses: list[tuple[str, TenantUse]] = []
+        if tenant == key:
+            bounds = TenantBounds(own.requests or every.requests, None, own.inflight or every.inflight)
+            tokens = None if own.tokens else every.tokens  # those of a key are counted where its class's are
+            bounds = bounds._replace(tokens=tokens)
+        else:
+            bounds = every
+            if own.requests or own.inflight:
+                uses.append(("API key", self._use("key", key, own._replace(tokens=None), now)))
+        if any(bounds):
+            uses.append(("tenant", self._use("tenant", tenant, bounds, now)))
+        for what, use in uses:
+            _check_tenant(what, use, now)
+        for _, use in uses:
+            use.inflight += 1
+            if use.requests is not None:
+                use.requests.use(1, now)
+        try:
+            yield uses[-1][1].tokens if uses else None
+        finally:
+            for _, use in uses:
+                use.inflight -= 1
+
+    def _use(self, what: str, name: str, bounds: TenantBounds, now: float) -> TenantUse:
+        use = self._uses.get((what, name))
+        if use is None and len(self._uses) >= max(MOST_TENANTS, 2 * len(self._keys)):
+            self._uses = {each: use for each, use in self._uses.items() if not use.rests(now)}
+            if len(self._uses) >= max(MOST_TENANTS, 2 * len(self._keys)):
+                what, name = "tenant", OTHER_TENANTS
+                use = self._uses.get((what, name))
+        if use is None:
+            use = self._uses[what, name] = TenantUse(bounds)
+        return use
+
+
+def _check_tenant(what: str, use: TenantUse, now: float) -> None:
+    if use.most is not None and use.inflight >= use.most:
+        raise RefusedError(429, "tenant-inflight", f"the {what} may have {use.most} requests in flight", 1)
+    if use.requests is not None and (wait := use.requests.wait(1, now)):
+        after = min(max(ceil(wait), SOONEST), LATEST)
+        rate = f"{use.requests.per_minute / 60:g}"
+        raise RefusedError(429, "tenant-requests", f"the {what} may send {rate} requests a second", after)

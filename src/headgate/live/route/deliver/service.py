@@ -61,6 +61,8 @@ class Service:
                 job.prompt,
                 job.asked.limit,
                 priority=kind.priority,
+                slo=kind.slo,
+                tenant=job.tenant,
                 whole=not job.asked.splittable,
                 most_wait=0.0 if job.queue_none else patience,
                 content=content_of(job.asked) if self.gate.router.reads_contents else None,

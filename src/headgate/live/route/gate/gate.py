@@ -51,6 +51,7 @@ class Gate(GuardedRouter):
         whole: bool = False,
         most_wait: float = inf,
         content: Content | None = None,
+        tenant: str = "",
     ) -> Ticket:
         """A request joins the queue of its class, or raises Refused. Unknown classes are the default one.
 
@@ -71,6 +72,7 @@ class Gate(GuardedRouter):
             slo=slo,
             whole=whole,
             content=content,
+            tenant=tenant,
         )
         self._number += 1
         self.tickets[ticket.id] = ticket

@@ -209,12 +209,24 @@ class GuardedRouter:
     def _bound(self, ticket: Ticket, now: float, most_wait: float) -> None:
         """One that was not placed at once waits, if it may."""
         limits, ahead = self.waits.limits(ticket.kind), len(self.roster.queues[ticket.kind]) - 1
-        if ahead >= limits.queue:
+        mine, tenants = self.desk.waiting_of(ticket)
+        before = ahead if tenants < 2 else min(ahead, mine * tenants)  # tenants take turns
+        if limits.tenant < 1 and mine > max(1, int(limits.tenant * limits.queue)):
+            self._refuse(ticket, now, "tenant queue")
+        elif ahead >= limits.queue and not self._makes_room(ticket, now):
             self._refuse(ticket, now, "queue full")
-        elif most_wait <= 0 or self.waits.predicted(ticket.kind, ahead, now) > most_wait:
+        elif most_wait <= 0 or self.waits.predicted(ticket.kind, before, now) > most_wait:
             self._refuse(ticket, now, "wait too long")
         else:
             self._queued(ticket, now)
+
+    def _makes_room(self, ticket: Ticket, now: float) -> bool:
+        """In a full queue the tenant with the most requests there gives up its newest, for one with fewer."""
+        newest = self.desk.newest_of_most(ticket)
+        if newest is None:
+            return False
+        self._refuse(newest, now, "queue full")
+        return True
 
     def _queued(self, ticket: Ticket, now: float) -> None:
         self._deadlines.set(ticket, now + self.waits.limits(ticket.kind).ttl)
@@ -239,7 +251,7 @@ class GuardedRouter:
         if tell_router:
             self._tell(self.desk.left, ticket, now, how)
         else:
-            self.roster.leave(ticket)
+            self.desk.dropped(ticket)
         ticket.tell(Refused(429 if up else 503, reason, self.waits.retry_after(ticket.kind, ahead, now)))
 
     # -- time

@@ -13,8 +13,10 @@ from typing import NamedTuple
 from headgate.core.dispatch import Dispatch
 from headgate.core.errors import InputError
 from headgate.core.fleet import ANY, CLOSED, DECODE, MIXED, PREFILL, SOLO, Move, Room, RoutePolicy, Stage
+from headgate.core.policy import End
 from headgate.core.request import Request, Slo
 from headgate.kv.prefix import Pieces
+from headgate.methods.orders import TenantAccounts, TenantQueues
 
 # -- requests
 
@@ -228,6 +230,10 @@ class Desk(Dispatch):
     engine has failed goes to another while there is one with a place. Requests between two engines are placed
     even if the router of the day hands nothing over; those whose KV is at an engine that is drained or down
     before all others.
+
+    A router chooses class and engine. Which request of the class goes, its tenants' accounts decide: the
+    oldest of the tenant that was served least. Where the router chose an engine for what a prompt shares, its
+    choice stands as long as its tenant is no more than a quantum ahead.
     """
 
     def __init__(
@@ -240,6 +246,11 @@ class Desk(Dispatch):
     ) -> None:
         self.engines: dict[int, EngineState] = {}
         self._paired: set[int] = set()  # engines with another one to hand KV to
+        self.accounts = TenantAccounts()
+        self._named = False  # has any tenant been named? Before that there is nothing to share
+        self._unsent: set[int] = set()  # requests that wait for the first time
+        self._queues: dict[str, TenantQueues] = {}  # the same by class
+        self._waiting: dict[str, Counter[str]] = {}  # how many of each tenant
         super().__init__(router, (), lambda role: CLOSED, kinds, send, refuse, wake, SOONEST)
 
     def add_engine(self, state: EngineState) -> int:
@@ -265,6 +276,88 @@ class Desk(Dispatch):
             elif member.room != room:
                 self.roster.set_room(id, room)
 
+    # -- tenants
+
+    def arrived(self, request: Request, now: float) -> None:
+        if self._named or request.tenant:
+            self._named = True
+            self._enqueue(request)
+        super().arrived(request, now)
+
+    def left(self, request: Request, now: float, how: End) -> None:
+        self._gone(request)
+        super().left(request, now, how)
+
+    def ended(self, request: Request, engine: int, now: float, how: End) -> None:
+        self.accounts.left(request)
+        super().ended(request, engine, now, how)
+
+    def dropped(self, request: Request) -> None:
+        """As `left`, where no router can be told."""
+        self._gone(request)
+        self.roster.leave(request)
+
+    def waiting_of(self, ticket: Ticket) -> tuple[int, int]:
+        """Requests of its class and tenant that were never sent, and tenants that have some of that class."""
+        waiting = self._waiting.get(ticket.kind, Counter())
+        return waiting[ticket.tenant], len(waiting)
+
+    def newest_of_most(self, ticket: Ticket) -> Ticket | None:
+        """Of the tenant with the most requests in the class's queue the newest one, if it has more than that
+        of this request; it makes room.
+        """
+        waiting = self._waiting.get(ticket.kind, Counter())
+        tenant, most = max(waiting.items(), key=lambda item: item[1], default=("", 0))
+        if most <= waiting[ticket.tenant]:
+            return None
+        for request in reversed(self.roster.queues[ticket.kind].values()):
+            if request.tenant == tenant and request.id in self._unsent and isinstance(request, Ticket):
+                return request
+        return None
+
+    def _gone(self, request: Request) -> None:
+        self._unqueue(request)
+        self.accounts.left(request)
+
+    def _enqueue(self, request: Request) -> None:
+        self.accounts.arrived(request)
+        kind = request.kind
+        if kind not in self._queues:
+            self._queues[kind], self._waiting[kind] = TenantQueues(self.accounts), Counter()
+        self._queues[kind].add(request, (request.arrival, request.id))
+        self._waiting[kind][request.tenant] += 1
+        self._unsent.add(request.id)
+
+    def _unqueue(self, request: Request) -> None:
+        """It waits no longer for the first time."""
+        if request.id not in self._unsent:
+            return
+        self._unsent.discard(request.id)
+        self._queues[request.kind].drop(request)
+        waiting = self._waiting[request.kind]
+        waiting[request.tenant] -= 1
+        if not waiting[request.tenant]:
+            del waiting[request.tenant]
+
+    def _in_turn(self, id: int) -> int:
+        """The request that goes where the router names this one. One that came back goes itself."""
+        roster, accounts = self.roster, self.accounts
+        if id not in self._unsent:
+            return id
+        named = roster.waiting[id]
+        if len(self._waiting[named.kind]) < 2:
+            return id
+        tenant = accounts.name(named)
+        if self.router.reads_contents and tenant not in accounts.ahead():
+            return id
+        first = next(self._queues[named.kind].ids(roster.waiting), id)
+        if accounts.name(roster.waiting[first]) == tenant:
+            return id
+        roster.instead[first] = id
+        return first
+
+    # -- what the router wants
+
     def set_role(self, engine: int, role: str) -> bool:
         """As the router wishes, unless the role of that engine is fixed."""
         state = self.engines.get(engine)
@@ -277,6 +370,7 @@ class Desk(Dispatch):
     def route(self, now: float) -> None:
         """Ask the router, after hand-overs from engines that take nothing more have found a place."""
         roster = self.roster
+        roster.instead.clear()
         for id in [*roster.handoff]:
             if roster.replicas[roster.places[id].replica].room == CLOSED:
                 able = [member for member in roster.replicas if member.room.decodes > 0]
@@ -299,6 +393,21 @@ class Desk(Dispatch):
             self._move(Move(id, engine, Stage.DECODE), now)
 
     def _move(self, move: Move, now: float) -> None:
+        if move.stage is Stage.DECODE or not self._named:
+            return self._place(move, now)
+        named = self.roster.in_place_of(move.request)
+        id = self._in_turn(named)
+        request = self.roster.waiting.get(id)
+        try:
+            self._place(move if id == move.request else move._replace(request=id), now)
+        finally:  # whatever the router does when it hears of it
+            if request is not None and id not in self.roster.waiting:
+                self._unqueue(request)
+                self.accounts.admitted(request)
+        if id != named:
+            self.router.passed_over(self.roster.waiting[named], now)
+
+    def _place(self, move: Move, now: float) -> None:
         amended = self._amended(move)
         if amended.replica == move.replica or amended.stage is not Stage.WHOLE:
             return super()._move(amended, now)
