@@ -31,6 +31,7 @@ COMMANDS = {
     "doctor": "Say what is installed, and what would run inside vLLM.",
     "reproduce": "Run a published experiment; print published and our numbers.",
     "serve": "Run `vllm serve MODEL` with a headgate policy.",
+    "warm-up": "Load a server that has just started, before users come.",
     "emulate": "Answer as a loaded vLLM server would, without a GPU.",
     "trace": "Read the step trace of a live engine and say what happened.",
     "route": "Route requests to several vLLM servers; OpenAI-compatible.",
@@ -43,14 +44,15 @@ COMMANDS = {
 
 
 # A command's module has its name, but for these.
-HOMES = {"advise": "plan", "calibrate": "card", "reproduce": "report"}
+HOMES = {"advise": "plan", "calibrate": "card", "reproduce": "report", "warm-up": "serve"}
 HOMES |= dict.fromkeys(("compare", "demo", "sweep"), "simulate")
 
 
 @cache
 def command_of(name: str) -> Any:
     """The command as click wants it."""
-    return built(getattr(import_module(f"headgate.cli.{HOMES.get(name, name)}"), name))
+    module = import_module(f"headgate.cli.{HOMES.get(name, name)}")
+    return built(getattr(module, name.replace("-", "_")))
 
 
 class Commands(GroupPage):

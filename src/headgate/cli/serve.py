@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -9,26 +10,35 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import urllib.error
+import urllib.request
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from math import inf
 from pathlib import Path
 from shlex import join, quote
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from headgate.cli.flags import takes_settings
+from headgate.core.durations import duration
 from headgate.core.errors import InputError
 from headgate.live.engine.settings import AUTO, PANEL, Settings, check_words, merge
 from headgate.live.vllm import VLLM
+from headgate.live.vllm.refusals import OURS, WARM_FILE
 from headgate.live.vllm.settings import ADDITIONAL_CONFIG, VllmSettings, own_table, read_settings
 
 SCHEDULER = "headgate.vllm.scheduler"
-REFUSALS = "headgate.live.vllm.refusals.Refusals"
+REFUSALS, WARMING = (f"headgate.live.vllm.refusals.{name}" for name in ("Refusals", "Warming"))
 CONFIG, SHARED = "HEADGATE_CONFIG", "PROMETHEUS_MULTIPROC_DIR"
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 LIMITS = ("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len")
 TENSOR = ("--tensor-parallel-size", "-tp")
+MEMORY = "--gpu-memory-utilization"
+SHARE, WITH_GRAPHS = 0.92, 0.90  # vLLM's default, and beside larger graphs
+ELSEWHERE = ("--config", "--uds", "--ssl-keyfile", "--headless")  # then it is not known where the server is
 ON, OFF = "--async-scheduling", "--no-async-scheduling"
 PASSES = {"allow_extra_args": True, "ignore_unknown_options": True}  # what click calls it
 
@@ -40,7 +50,7 @@ Options that are not ours go to vLLM untouched. vLLM's own --config goes behind 
 
 \b
 Examples:
-  headgate serve Qwen/Qwen3-8B --card cal-h200-qwen3-8b --ttft 500ms --tbt 100ms
+  headgate serve Qwen/Qwen3-8B --ttft 500ms --tbt 100ms
   headgate serve Qwen/Qwen3-8B --policy eb+ --card cal-h200-qwen3-8b --max-num-seqs 512
   headgate serve Qwen/Qwen3-8B --policy eb --set refill=48 --trace steps.jsonl --port 8001
   headgate serve Qwen/Qwen3-8B --config headgate.toml --tensor-parallel-size 2
@@ -49,6 +59,8 @@ Examples:
 
 FILE = "all of these from a JSON or TOML file, read again when it changes"
 DRY_RUN = "print the command and its environment, and leave"
+GRAPHS = "capture larger CUDA graphs where a gap is promised (default: on)"
+WARM = "send load before /health says ready, where anything is promised (default: on)"
 
 
 @takes_settings
@@ -57,13 +69,22 @@ def serve(
     model: Annotated[str, typer.Argument(help="the model, as `vllm serve` takes it")],
     given: Annotated[dict[str, Any], VllmSettings],
     config: Annotated[str | None, typer.Option(help=FILE, rich_help_panel=PANEL)] = None,
+    graphs: Annotated[bool, typer.Option(help=GRAPHS, rich_help_panel=PANEL)] = True,
+    warm: Annotated[bool, typer.Option("--warm-up/--no-warm-up", help=WARM, rich_help_panel=PANEL)] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN, rich_help_panel=PANEL)] = False,
 ) -> None:
     """Check the settings, and let vLLM serve."""
-    raise typer.Exit(_run(model, list(context.args), given, config, dry_run))
+    raise typer.Exit(_run(model, list(context.args), given, config, (graphs, warm), dry_run))
 
 
-def _run(model: str, rest: list[str], given: dict[str, Any], config: str | None, dry_run: bool) -> int:
+def _run(
+    model: str,
+    rest: list[str],
+    given: dict[str, Any],
+    config: str | None,
+    switches: tuple[bool, bool],
+    dry_run: bool,
+) -> int:
     """Check everything, then hand over to vLLM; its exit code."""
     if model.startswith("-"):
         raise InputError(f"the model comes first, not {model}; write headgate serve MODEL {model} ...")
@@ -76,25 +97,32 @@ def _run(model: str, rest: list[str], given: dict[str, Any], config: str | None,
     if vllm is None and not dry_run:
         raise InputError("no vllm command here; install vLLM (0.26 to 0.33) into the environment of headgate")
     _check_release(settings)
-    command = [vllm or "vllm", "serve", model, *rest, "--scheduler-cls", SCHEDULER]
+    graphs, warm = switches
+    more, graphs_said = _graphs(settings, rest) if graphs else ([], "")
+    server, warm_said = _warm_up(settings, rest) if warm else (None, "")
+    command = [vllm or "vllm", "serve", model, *rest, *more, "--scheduler-cls", SCHEDULER]
     if settings.refuse:
         command += ["--middleware", REFUSALS]
+    if server is not None:
+        command += ["--middleware", WARMING]
     with ExitStack() as scratch:
         folder = Path(tempfile.gettempdir(), "headgate-XXXX")
         if not dry_run:
             folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="headgate-")))
         environment = _environment(settings, own, given, folder, dry_run)
+        if server is not None:
+            environment[WARM_FILE] = str(folder / "warm")
         shown = " ".join(f"{name}={quote(value)}" for name, value in environment.items())
         lines = [f"{_policy_said(settings, model)}; {_limits_said(rest)}"]
         by_priority = _value(rest, "--scheduling-policy") == "priority"
         priorities = settings.priorities_said(VLLM.priorities) if by_priority else None
-        lines += filter(None, (_graphs_said(settings, rest), priorities))
+        lines += filter(None, (graphs_said, warm_said, priorities))
         for line in lines:
             print(f"headgate: {line}", file=sys.stdout if dry_run else sys.stderr)
         print(f"headgate: {shown} {join(command)}", flush=True)
         if dry_run and own is None:
             print(f"headgate: {environment[CONFIG]} would say {json.dumps(given)}")
-        return 0 if dry_run else _wait(command, {**os.environ, **environment}, folder)
+        return 0 if dry_run else _wait(command, {**os.environ, **environment}, folder, server)
 
 
 def _own_file(config: str | None, given: Mapping[str, Any]) -> str | None:
@@ -172,17 +200,85 @@ def _limits_said(rest: list[str]) -> str:
     return ", ".join([*parts, f"scheduling {ahead}"])
 
 
-def _graphs_said(settings: Settings, rest: list[str]) -> str:
-    """What would help a promise between tokens, unless the command line says how graphs are captured."""
-    if not (settings.tbt or any(each.tbt for each in settings.classes.values())):
-        return ""
+def _graphs(settings: Settings, rest: list[str]) -> tuple[list[str], str]:
+    """Flags that a promise between tokens needs, and the line that says so, unless the command line says how
+    graphs are captured.
+
+    Beyond the graphs single launches took the host of an H200 100 ms, and every request waited.
+    """
+    if settings.tightest() == inf:
+        return [], ""
     from headgate.advisor.flags import FLAG, LARGEST, graph_flag
 
     own = {FLAG, "--compilation-config", "-O", "--cudagraph-capture-sizes", "--enforce-eager"}
-    if own & {word.partition("=")[0].replace("_", "-") for word in rest}:
-        return ""
-    size = graph_flag(_number(rest, "--max-num-batched-tokens") or LARGEST).value
-    return f"fewer gaps are late with {FLAG} {size} (docs/vllm.md)"
+    named = {word.partition("=")[0].replace("_", "-") for word in rest}
+    if own & named or any(word.startswith("-O") for word in rest):
+        return [], ""
+    size = str(graph_flag(_number(rest, "--max-num-batched-tokens") or LARGEST).value)
+    flags, memory = [FLAG, size], ""
+    if not {MEMORY, "--kv-cache-memory-bytes"} & named:
+        flags += [MEMORY, f"{WITH_GRAPHS:.2f}"]
+        memory = f" and {MEMORY} {WITH_GRAPHS:.2f} (vLLM: {SHARE:.2f})"
+    cost = "they take about half a minute more to start and 2 GiB"
+    return flags, f"a gap is promised: {FLAG} {size}{memory}; {cost}; --no-graphs leaves both out"
+
+
+class _Warm(NamedTuple):
+    """The server that is to be warmed up, as it is seen from here."""
+
+    url: str
+    key: str
+    most: int
+
+
+def _warm_up(settings: Settings, rest: list[str]) -> tuple[_Warm | None, str]:
+    """Which server, and the line that says so; none where nothing is promised."""
+    first = (settings.ttft, *(promise.ttft for promise in settings.classes.values()))
+    if settings.tightest() == inf and not any(first):
+        return None, ""
+    host, port = _value(rest, "--host") or "", _value(rest, "--port") or "8000"
+    host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    url = f"http://{host}:{port}"
+    if any(word.partition("=")[0].replace("_", "-") in ELSEWHERE for word in rest):
+        return None, "the first minute is slow: send load before users come, headgate warm-up URL"
+    key = _value(rest, "--api-key") or os.environ.get("VLLM_API_KEY", "")
+    most = min(_number(rest, "--max-num-seqs") or MOST_WARM, MOST_WARM)
+    said = f"/health answers 503 until {url} is warm, at most {SECONDS_WARM:.0f} s (--no-warm-up)"
+    return _Warm(url, key, most), said
+
+
+class _WarmUp(threading.Thread):
+    """Waits until vLLM is up, sends the load, and leaves the file that says so, whatever came of it."""
+
+    def __init__(self, server: _Warm, file: Path) -> None:
+        super().__init__(name="headgate-warm-up", daemon=True)
+        self._server, self._file = server, file
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        health = urllib.request.Request(f"{self._server.url}/health", headers={OURS.decode(): "1"})
+        while not self.ended.wait(1.0):
+            try:
+                with urllib.request.urlopen(health, timeout=5) as answer:
+                    if answer.headers.get(OURS.decode()) == str(self._file):
+                        break  # it is ours, not another server on this port
+            except (urllib.error.URLError, OSError):
+                continue
+        if self.ended.is_set():
+            return
+        try:
+            from headgate.live.warm_up import warm_up
+
+            asyncio.run(warm_up(self._server.url, self._server.most, SECONDS_WARM, self._server.key, _say))
+        except (InputError, ImportError) as error:
+            _say(f"not warmed up: {error}")
+        finally:
+            with suppress(OSError):
+                self._file.touch()
+
+
+def _say(line: str) -> None:
+    print(f"headgate: warm-up: {line}", file=sys.stderr, flush=True)
 
 
 def _value(rest: list[str], flag: str) -> str | None:
@@ -239,14 +335,17 @@ def _environment(
     return environment
 
 
-def _wait(command: list[str], environment: dict[str, str], folder: Path) -> int:
+def _wait(command: list[str], environment: dict[str, str], folder: Path, server: _Warm | None) -> int:
     """Run it in a group of its own and pass signals on: one Ctrl-C reaches vLLM once, not twice."""
     reaper = Reaper(str(folder))
+    warming = None if server is None else _WarmUp(server, folder / "warm")
     early: list[int] = []  # signals that came before there was a process to pass them to
     before = {number: signal.signal(number, lambda got, frame: early.append(got)) for number in PASSED_ON}
     try:
         child = subprocess.Popen(command, env=environment, process_group=0)
         reaper.watch(child.pid)
+        if warming is not None:
+            warming.start()
         for number in PASSED_ON:
             signal.signal(number, lambda got, frame: child.send_signal(got))
         for got in early:
@@ -255,6 +354,8 @@ def _wait(command: list[str], environment: dict[str, str], folder: Path) -> int:
     except OSError as error:
         raise InputError(f"cannot run {command[0]}: {error.strerror}; install vLLM again") from None
     finally:
+        if warming is not None:
+            warming.ended.set()
         for number, handler in before.items():
             signal.signal(number, handler)
         reaper.close()
@@ -309,6 +410,36 @@ class Reaper:
     def _say(self, line: str) -> None:
         with suppress(OSError):  # it was ended from outside: then nothing is watched
             os.write(self._pipe, f"{line}\n".encode())
+
+
+# -- headgate warm-up
+
+MOST_WARM, SECONDS_WARM = 448, 120.0
+URL = "the server, such as http://localhost:8000"
+
+
+def warm_up(
+    url: Annotated[str, typer.Argument(help=URL)],
+    most: Annotated[int, typer.Option(min=1, max=10_000, help="requests at once")] = MOST_WARM,
+    seconds: Annotated[str, typer.Option(help="at most so long")] = "2min",
+    api_key: Annotated[str, typer.Option(help="key that the server wants", envvar="VLLM_API_KEY")] = "",
+) -> None:
+    r"""Load a server that has just started, before users come.
+
+    An engine compiles kernels in its first minute under load, and stalls each time a step holds more prompts
+    than any before it. headgate serve does this by itself where anything is promised.
+
+    \b
+    Examples:
+      headgate warm-up http://localhost:8000
+      headgate warm-up http://10.0.0.7:8000 --most 256 --seconds 1min
+    """
+    from headgate.live.warm_up import warm_up as send
+
+    limit = duration(seconds)
+    if not 0 < limit < inf:
+        raise InputError(f"--seconds {seconds}: write a time above 0, such as 2min")
+    asyncio.run(send(url, most, limit, api_key, lambda line: print(f"warm-up: {line}", flush=True)))
 
 
 serve.__doc__ = EXAMPLES

@@ -241,3 +241,79 @@ def test_killed_outright_it_leaves_nothing_behind(vllm, tmp_path, deaf):
         assert time.monotonic() < end, "the folder stays"
         time.sleep(0.05)
     child.stdout.close()
+
+
+GRAPHS = ["--max-cudagraph-capture-size", "4096", "--gpu-memory-utilization", "0.90"]
+WARMING = ["--middleware", "headgate.live.vllm.refusals.Warming"]
+
+
+def test_promises_bring_the_graphs_and_the_warm_up_they_need(headgate, monkeypatch):
+    nowhere(monkeypatch)
+    done = headgate("serve", "m", "--ttft", "500ms", "--tbt", "100ms", "--port", "8123", "--dry-run")
+    assert " ".join([*GRAPHS, "--scheduler-cls", "headgate.vllm.scheduler", *WARMING]) in done.out
+    assert "HEADGATE_WARM=" in done.out
+    assert "/health answers 503 until http://127.0.0.1:8123 is warm" in done.out
+    assert "--no-graphs leaves both out" in done.out
+
+
+@pytest.mark.parametrize(
+    ("rest", "graphs", "warm"),
+    [
+        ([], False, False),  # nothing is promised
+        (["--ttft", "1s"], False, True),
+        (["--tbt", "50ms", "--no-graphs"], False, True),
+        (["--tbt", "50ms", "--no-warm-up"], True, False),
+        (["--tbt", "50ms", "--enforce-eager"], False, True),
+        (["--tbt", "50ms", "--max_cudagraph_capture_size=1024"], False, True),
+        (["--tbt", "50ms", "--uds", "/tmp/s"], True, False),
+        (["--tbt", "50ms", "--ssl-keyfile", "k"], True, False),
+    ],
+)
+def test_only_what_is_needed_and_not_said_otherwise(headgate, monkeypatch, rest, graphs, warm):
+    nowhere(monkeypatch)
+    done = headgate("serve", "m", *rest, "--dry-run")
+    assert done.code == 0
+    assert (" ".join(GRAPHS) in done.out, " ".join(WARMING) in done.out) == (graphs, warm)
+
+
+def test_memory_that_the_user_set_stays(headgate, monkeypatch):
+    nowhere(monkeypatch)
+    done = headgate("serve", "m", "--tbt", "50ms", "--gpu-memory-utilization", "0.8", "--dry-run")
+    assert GRAPHS[0] in done.out and done.out.count("--gpu-memory-utilization") == 1
+
+
+SERVER = """#!{python}
+import http.server, os, sys
+file = os.environ["HEADGATE_WARM"]
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        if self.path == "/health" and "x-headgate-warm-up" in self.headers:
+            self.send_header("x-headgate-warm-up", file if "{code}" == "0" else "/another")
+        self.end_headers()
+        self.wfile.write(b"not json")
+    def log_message(self, *words): open("asked", "a").write(self.path + "\\n")
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Answer)
+server.timeout = 0.2
+for _ in range(40):
+    server.handle_request()
+    if os.path.exists(file): sys.exit(0)
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(("code", "ends"), [(0, 0), (1, 7)])
+def test_only_ones_own_server_is_warmed_up_and_called_ready(headgate, vllm, tmp_path, code, ends):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = str(found.getsockname()[1])
+    vllm(code, SERVER)
+    done = headgate("serve", "m", "--ttft", "1s", "--port", port)
+    assert done.code == ends
+    asked = (tmp_path / "asked").read_text().split()
+    assert ("/v1/models" in asked) == (code == 0)  # another server on this port gets no load
+    if code == 0:
+        assert (
+            "warm-up: not warmed up:" in done.err
+        )  # it is no list of models, and the server is ready anyway

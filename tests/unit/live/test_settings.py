@@ -156,7 +156,7 @@ def test_small_graphs_that_confine_keep_are_named(graph, words, said, caplog):
         build_policy(settings, **ENGINE, graph=graph)
     found = [record.getMessage() for record in caplog.records]
     assert (
-        any("steps of at most 512 tokens" in text and "gaps must stay below 90 ms" in text for text in found)
+        any("steps of at most 512 tokens" in text and "gaps must stay below 80 ms" in text for text in found)
         == said
     )
 

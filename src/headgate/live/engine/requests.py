@@ -44,6 +44,8 @@ TENANTS: set[str] = set()  # of this process
 OTHER_TENANTS = "others"  # the one that those beyond `MOST_TENANTS` share
 NOTHING = RequestTerms()
 NO_PROMISE = Promise()
+WARM_UP = "headgate-warm-up"  # the class of requests that warm a server up; any client may name it
+WARMING = RequestTerms(WARM_UP, Slo(background=True))
 
 
 def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> RequestTerms:
@@ -63,6 +65,8 @@ def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> Reques
     if not known:
         return default
     kind = _read(extra_args, CLASS, settings, _kind) or ""
+    if kind == WARM_UP:
+        return WARMING
     own = settings.classes.get(kind, NO_PROMISE)
     return RequestTerms(
         kind,
@@ -147,6 +151,8 @@ def _tenant(value: object, settings: Settings) -> str:
 
 def _kind(value: object, settings: Settings) -> str:
     value = _name(value, "class")
+    if value == WARM_UP:
+        return value
     if settings.classes:
         if value not in settings.classes:
             raise InputError(f"unknown class {_clipped(value)}; declare it under classes in the settings")

@@ -1,8 +1,9 @@
-"""How a client hears that its request was turned away: from the scheduler to an HTTP status."""
+"""What clients hear of us: that a request was turned away, and that a server is not warm yet."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -86,6 +87,40 @@ class Refusals:
         ]
         await send({"type": "http.response.start", "status": self._status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+# -- not ready before it is warm
+
+WARM_FILE = "HEADGATE_WARM"  # the environment variable that names a file; it is there when the server is warm
+OURS = b"x-headgate-warm-up"  # a header: it asks whether vLLM is up, and the answer names the file
+
+
+class Warming:
+    """ASGI middleware: until a file is there, /health answers 503. All else is served as it comes."""
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        self._app, self._file = app, os.environ.get(WARM_FILE)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """One request."""
+        if self._file is None or scope["type"] != "http" or scope.get("path") != "/health":
+            await self._app(scope, receive, send)
+        elif os.path.exists(self._file):
+            self._file = None
+            await self._app(scope, receive, send)
+        elif any(name == OURS for name, _ in scope["headers"]):
+            mark = (OURS, self._file.encode())
+
+            async def marked(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    message = {**message, "headers": [*message.get("headers", []), mark]}
+                await send(message)
+
+            await self._app(scope, receive, marked)
+        else:
+            headers = [(b"content-length", b"0"), (b"retry-after", RETRY_AFTER.encode())]
+            await send({"type": "http.response.start", "status": 503, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
 
 
 def _only_role(body: bytes) -> bool:

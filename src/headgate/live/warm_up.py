@@ -1,0 +1,129 @@
+"""Load for a server that has just started, so that its first users meet warm kernels and graphs.
+
+In the first minute under load an engine compiles kernels and stalls each time a step holds more prompts than
+any before it. So rounds of ever more requests at once, then a burst of full steps, are sent until the longest
+gap between two tokens no longer falls. They are of a class of their own, which was promised nothing: a policy
+learns step times from them, and takes no stall for a broken promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from headgate.core.errors import InputError
+from headgate.live.engine.requests import CLASS, WARM_UP
+
+PROMPTS = (300, 900, 1500)  # tokens
+OUTPUT, SHORT = 200, 40  # tokens, of the ramp and of the burst
+A_SECOND = 50.0  # requests of the ramp
+IDS = range(100, 1000)  # tokens that every vocabulary has
+ROUNDS = 4
+SETTLED = 0.9  # of the longest gap of the round before: less than that, and another round may help
+CONNECT = 10.0  # seconds
+SHOWN = 160  # characters of an answer in an error message
+FAILED = (aiohttp.ClientError, OSError, TimeoutError)
+
+
+class Server(NamedTuple):
+    """Where requests go, and what fits there."""
+
+    url: str
+    model: str
+    length: int  # tokens of a prompt and its output
+
+
+async def warm_up(url: str, most: int, seconds: float, key: str, say: Callable[[str], None]) -> int:
+    """Rounds of `most` requests for at most so many seconds; how many were answered."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    connector, timeout = (
+        aiohttp.TCPConnector(limit=0),
+        aiohttp.ClientTimeout(total=None, sock_connect=CONNECT),
+    )
+    began, answered, before = monotonic(), 0, float("inf")
+    async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as session:
+        server = await _server(session, url.rstrip("/"))
+        for number in range(1, ROUNDS + 1):
+            left = seconds - (monotonic() - began)
+            if left <= 0:
+                break
+            gaps = await _round(session, server, most, left)
+            answered += len(gaps)
+            if not gaps:
+                raise InputError(f"no request was answered within {seconds:g} s; see the log of {url}")
+            longest, count = max(gaps), len(gaps)
+            say(f"round {number}: {count} requests, longest gap between two tokens {1000 * longest:.0f} ms")
+            if longest > SETTLED * before:
+                break
+            before = longest
+    say(f"warm after {monotonic() - began:.0f} s")
+    return answered
+
+
+async def _server(session: aiohttp.ClientSession, url: str) -> Server:
+    try:
+        async with session.get(f"{url}/v1/models") as answer:
+            status, text = answer.status, await answer.text()
+    except (aiohttp.InvalidURL, *FAILED) as error:
+        why = str(error)[:SHOWN] or type(error).__name__
+        raise InputError(f"no server answers at {url}: {why}; give its URL, http://HOST:PORT") from None
+    if status == 401:
+        raise InputError(f"{url} wants a key; give --api-key")
+    try:
+        about = json.loads(text)["data"][0]
+        return Server(url, str(about["id"]), int(about.get("max_model_len") or 2048))
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise InputError(f"{url}/v1/models is no list of models; give the URL of a vLLM server") from None
+
+
+async def _round(session: aiohttp.ClientSession, server: Server, most: int, seconds: float) -> list[float]:
+    """A ramp, then a burst; the longest gap of each request that was answered in time."""
+    found: list[float] = []
+    end = monotonic() + seconds
+    for ramp in (True, False):
+
+        async def send(number: int, ramp: bool = ramp) -> None:
+            await asyncio.sleep(number / A_SECOND if ramp else 0.0)
+            prompt = PROMPTS[number % len(PROMPTS)] if ramp else PROMPTS[-1]
+            found.append(await _ask(session, server, prompt, OUTPUT if ramp else SHORT))
+
+        tasks = [asyncio.create_task(send(number)) for number in range(most)]
+        done, late = await asyncio.wait(tasks, timeout=max(0.0, end - monotonic()))
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        for error in (task.exception() for task in done):
+            if error is not None:
+                why = str(error)[:SHOWN] or type(error).__name__
+                raise InputError(f"the server at {server.url} refused a request: {why}") from None
+    return found
+
+
+async def _ask(session: aiohttp.ClientSession, server: Server, prompt: int, output: int) -> float:
+    """Its longest gap between two readings with tokens."""
+    output = max(1, min(output, server.length // 4))
+    prompt = max(1, min(prompt, server.length - output - 1))
+    body: dict[str, Any] = {
+        "model": server.model,
+        "prompt": random.choices(IDS, k=prompt),
+        "max_tokens": output,
+        "ignore_eos": True,
+        "stream": True,
+        "vllm_xargs": {CLASS: WARM_UP},
+    }
+    newest, longest = None, 0.0
+    async with session.post(f"{server.url}/v1/completions", json=body) as answer:
+        if answer.status != 200:
+            raise OSError(f"status {answer.status}, {(await answer.text())[:SHOWN]}")
+        async for _ in answer.content.iter_any():
+            now = monotonic()
+            if newest is not None:
+                longest = max(longest, now - newest)
+            newest = now
+    return longest
