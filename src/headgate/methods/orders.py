@@ -212,7 +212,7 @@ class Account:
         self.ends, self.output = 0, 0.0  # outputs seen, and their mean
 
 
-@mypyc_attr(serializable=True)
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TenantAccounts:
     """Tokens that each tenant was served, as VTC counts them (arXiv 2401.00588).
 
@@ -224,6 +224,7 @@ class TenantAccounts:
 
     Nothing is counted until a request has a tenant. An account whose tenant has left is forgotten once that
     changes nothing. Beyond `MOST_TENANTS` accounts new tenants share that of requests without a tenant.
+    Routers make one in plain Python, which compiled needs the mark for subclasses.
     """
 
     def __init__(self) -> None:
@@ -329,7 +330,7 @@ def _expected(request: Request, account: Account) -> float:
     return min(account.output if request.guess is None else request.guess, request.limit)
 
 
-@mypyc_attr(serializable=True)
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class TenantQueues:
     """Waiting requests of each tenant by a key that never changes; the tenant served least goes first."""
 

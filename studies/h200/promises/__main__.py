@@ -50,7 +50,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--rounds", type=int, default=1)
     add("--ttft", default="500ms")
     add("--tbt", default="100ms")
-    add("--delivery", default="10ms", help="of each gap, left to the way from engine to client")
+    add("--delivery", default="20ms", help="of each gap, left to the way from engine to client")
     add("--measure", type=float, default=60.0, help="seconds of each run that count")
     add("--warm", type=float, default=10.0, help="seconds before them")
     add("--drain", type=float, default=20.0, help="seconds to wait for the last requests")

@@ -8,11 +8,12 @@ come without HTTP.
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
-from math import isnan, nan
+from math import inf, isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,10 @@ HEAD = (
     "served/s",
     "runs",
 )
-CHAT_HEAD = (
-    "chat/s", "arm", "chat kept, %", "chat without a token", "TTFT p99 (ms)", "worst gap (ms)",
-    "batch, thousand tokens/s", "all",
-)  # fmt: skip
-GOLD_HEAD = ("requests/s", "arm", "gold kept, %", "free kept, %", "thousand tokens/s")
+CHAT_HEAD: tuple[str, ...] = ("chat/s", "arm", "chat kept, %", "cut off", "TTFT p99 (ms)")
+CHAT_HEAD += ("worst gap (ms)", "batch, thousand tokens/s", "all")
+GOLD_HEAD = ("requests/s", "arm", "gold kept, %", "free kept, %", "cut off", "thousand tokens/s")
+FIRST, GAP = {"chat": 0.5, "gold": 1.0, "free": 5.0}, 0.1  # seconds promised
 
 
 def predict(line: Line, setup: Line) -> float:
@@ -124,33 +124,46 @@ def table(files: Iterable[str]) -> str:
 
 
 def beside(files: Iterable[str]) -> str:
-    """Chat beside clients that send batch, and gold beside free: the mean, and the runs one by one."""
-    groups: dict[tuple[str, float, str], list[Line]] = defaultdict(list)
-    for line, _ in read(files):
-        groups[line["workload"], line["rate"], line["arm"]].append(line)
+    """Chat beside clients that send batch, and gold beside free: means, and the runs one by one.
+
+    From what each request saw (FILE.requests.jsonl.gz): one that the end of its run cut off counts by what
+    had come until then.
+    """
+    groups: dict[tuple[str, float, str], list[tuple[Line, Line]]] = defaultdict(list)
+    for file in files:
+        with gzip.open(file.replace(".jsonl", ".requests.jsonl.gz"), "rt", encoding="utf-8") as raw:
+            seen = [json.loads(row) for row in raw]
+        for (line, setup), requests in zip(read([file]), seen, strict=True):
+            if "tokens_per_second" in line and "+" in line["workload"]:
+                requests["warm"] = setup["warm"]
+                groups[line["workload"], line["rate"], line["arm"]].append((line, requests))
     tables: dict[bool, list[tuple[str, ...]]] = {False: [CHAT_HEAD], True: [GOLD_HEAD]}
-    for (_, rate, arm), lines in groups.items():
-        if gold := "classes" in lines[0]:
-            kept = [
-                _each([line["classes"][kind]["kept"] for line in lines], 100, 1) for kind in ("gold", "free")
-            ]
-            cells = [*kept, _each([sum(line["tokens_per_second"].values()) for line in lines], 1e-3, 1)]
-        elif "batch" in lines[0].get("tokens_per_second", {}):
-            tokens = [line["tokens_per_second"] for line in lines]
-            cells = [
-                _each([line["kept"] for line in lines], 100, 1),
-                _each([line["without_a_token"] for line in lines], 1, 0),
+    for (_, rate, arm), runs in groups.items():
+        lines = [line for line, _ in runs]
+        tokens = [line["tokens_per_second"] for line in lines]
+        all_tokens = _each([sum(each.values()) for each in tokens], 1e-3, 1)
+        gold = "classes" in lines[0]
+        kinds = ("gold", "free") if gold else ("chat",)
+        kept = [_each([unbroken(seen, kind)[0] for _, seen in runs], 100, 1) for kind in kinds]
+        cut = _each([sum(unbroken(seen, kind)[1] for kind in kinds) for _, seen in runs], 1, 0)
+        times: list[str] = []
+        if not gold:
+            times = [
                 _ms([line["ttft"]["p99"] for line in lines]),
-                _ms([max(line["gap"]["worst"] for line in lines)]),
-                _each([each["batch"] for each in tokens], 1e-3, 1),
-                _each([sum(each.values()) for each in tokens], 1e-3, 1),
+                _ms([max(x["gap"]["worst"] for x in lines)]),
             ]
-        else:
-            continue
-        fallen = " (fell back)" if any(line["fallen"] for line in lines) else ""
-        tables[gold].append((f"{rate:g}", f"`{arm}`{fallen}", *cells))
+            times.append(_each([each["batch"] for each in tokens], 1e-3, 1))
+        tables[gold].append((f"{rate:g}", f"`{arm}`", *kept, cut, *times, all_tokens))
     made = [[rows[0], ("---",) * len(rows[0]), *rows[1:]] for rows in tables.values() if len(rows) > 1]
     return "\n\n".join("\n".join("| " + " | ".join(row) + " |" for row in rows) for rows in made)
+
+
+def unbroken(seen: Line, kind: str) -> tuple[float, int]:
+    """Share of a class's requests whose promise was not broken, and how many were cut off."""
+    first = np.array([inf if each is None else each for each in seen["first"]])
+    mine = (np.array(seen["class"]) == kind) & (np.array(seen["arrival"]) >= seen["warm"])
+    kept = (first <= FIRST[kind]) & (np.array(seen["worst_gap"]) <= GAP)
+    return float(np.mean(kept[mine])), int(np.sum(mine & (np.array(seen["whole"]) == 0)))
 
 
 def _each(values: list[float], scale: float, digits: int) -> str:

@@ -15,6 +15,7 @@ from headgate.live.emulate import answer, emulated, service
 from headgate.live.emulate.clock import Alarm, WallClock
 from headgate.live.emulate.engine import Histogram, token_bounds
 from headgate.live.emulate.server import warn_when_late
+from headgate.live.engine.requests import promises
 from headgate.live.engine.settings import Settings
 from headgate.methods.make import make_policy
 from headgate.record.recorder import Recorder
@@ -111,7 +112,7 @@ def test_metrics_by_class_and_tenant_are_those_of_the_plug_in(monkeypatch):
         "batch": {"background": True},
     }
     settings = Settings(classes=classes, clients_may=("class", "tenant"), ttft="1us")
-    monkeypatch.setattr(service, "SETTINGS", settings)
+    monkeypatch.setattr(service, "promises", lambda words, _: promises(words, settings))
 
     async def main():
         async with emulated(**SMALL, virtual=True) as urls, session() as client:
@@ -128,8 +129,8 @@ def test_metrics_by_class_and_tenant_are_those_of_the_plug_in(monkeypatch):
                 if name == "headgate_tenant_tokens_total"
             }
 
-    promises, tokens = run(main())
-    assert promises == {
+    kept, tokens = run(main())
+    assert kept == {
         'class="gold",engine="0",kept="true",promise="ttft"': 1,
         'class="gold",engine="0",kept="true",promise="tbt"': 1,
         'class="free",engine="0",kept="false",promise="ttft"': 1,

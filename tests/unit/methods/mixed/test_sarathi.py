@@ -104,7 +104,7 @@ def test_limits_and_one_half_done_prompt_at_most(engine, workload, data):
     [
         ({"slots": 0}, "sarathi: slots=0"),
         ({"budget": 3}, "sarathi: budget=3 is below slots=4"),
-        ({"order": "deadline"}, "unknown order of sarathi 'deadline'; choose from: arrival, priority, shor"),
+        ({"order": "deadline"}, "unknown order of sarathi 'deadline'; choose from: arrival, fair, priority"),
         ({"watermark": 1.0}, "sarathi: watermark=1.0; it is a share of the KV, from 0 to below 1"),
         ({"ageing": -2.0}, "sarathi: ageing=-2.0"),
     ],
