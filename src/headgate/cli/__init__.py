@@ -33,6 +33,7 @@ COMMANDS = {
     "serve": "Run `vllm serve MODEL` with a headgate policy.",
     "warm-up": "Load a server that has just started, before users come.",
     "emulate": "Answer as a loaded vLLM server would, without a GPU.",
+    "trial": "Compare policies on a running server, by turns.",
     "trace": "Read the step trace of a live engine and say what happened.",
     "route": "Route requests to several vLLM servers; OpenAI-compatible.",
     "calibrate": "Measure how long steps take on your GPU and write a cost card.",

@@ -13,7 +13,7 @@ import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.core.plan import ALL, NONE, Plan
-from headgate.core.policy import End, Steps
+from headgate.core.policy import End, Observer, Steps
 from headgate.core.request import Identity, Slo
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
@@ -52,10 +52,11 @@ class ClockError(Exception):
 
 
 class Replay:
-    """Tells a recorder again what a trace has written down."""
+    """Tells a listener, a recorder unless another is given, again what a trace has written down."""
 
-    def __init__(self, kinds: list[str]) -> None:
-        self.recorder = Recorder(kinds)
+    def __init__(self, kinds: list[str], listener: Observer | None = None) -> None:
+        self._tables = Recorder(kinds)
+        self.recorder = listener or self._tables
         self.here: dict[int, TracedRequest] = {}
         self.tenants: dict[str, int] = {}
         self.tenant_of: dict[int, str] = {}
@@ -90,7 +91,7 @@ class Replay:
         """All of it, as columns; a request that is still here keeps the tokens it has."""
         for seen in self.here.values():
             self._stop(seen)
-        return self.recorder.tables()
+        return self._tables.tables()
 
     def _arrived(self, line: dict[str, Any]) -> None:
         slo = _slo(line)

@@ -25,15 +25,16 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "steps": Steps._fields,
     "plan": ("at", "decode", "prompts", "evict", "gauges"),  # decode: -1 all, 0 none, n named
     "policy": ("at", "policy", "parameters"),  # another one from now on
+    "mark": ("at", "date", "mark"),  # the settings file with this word was read; date: Unix seconds
     "fell_back": ("at", "reason"),
     "rescued": ("at",),
     "wasted": ("at", "tokens"),
 }
 OPTIONAL = {"last", "first_token", "between_tokens", "guess", "weight"}  # may be null
 LATER: Mapping[str, Any] = {"tenant": "", "weight": None, "background": False}  # older traces lack them
-TEXTS = {"kind", "how", "policy", "reason", "tenant"}
-MOMENTS = {"at", "start", "last", "first_token", "between_tokens", "priority", "guess"}  # any finite number
-MOMENTS |= {"weight"}
+TEXTS = {"kind", "how", "policy", "reason", "tenant", "mark"}
+MOMENTS = {"at", "date", "start", "last", "first_token", "between_tokens", "priority", "guess"}
+MOMENTS |= {"weight"}  # any finite number
 OBJECTS = {"gauges", "parameters"}
 REQUESTS = {"decode", "prompts", "evict"}  # so many of them in one plan
 LARGEST = 1e300  # of a number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,9 @@ import pytest
 
 from headgate import __version__
 from headgate.core.errors import InputError
+from headgate.core.ledger import Entry
 from headgate.core.policy import Steps
+from headgate.core.request import Slo
 from headgate.core.view import Limits
 from headgate.live.engine import plug_in as neutral
 from headgate.live.engine.live import Live
@@ -43,13 +46,13 @@ def test_metrics_always_and_the_trace_where_asked_for(tmp_path):
     for watcher in plug_in.watchers:
         watcher.stepped(Steps(0.0, [0.5], 3, 30, 0, 0, 100))
     ready = Renewed(Settings(policy="v0"), None, {"slots": 8})
-    plug_in._renewals = SimpleNamespace(take=lambda: ready, close=lambda: None)
+    plug_in._renewals = SimpleNamespace(take=lambda: ready, take_mark=lambda: "block 1", close=lambda: None)
     live.origin = -1.0
     assert plug_in.renew() is ready and plug_in.settings is ready.settings
     plug_in.close()
     plug_in.close()  # the engine's end and the end of the process may both call it
     assert metrics.policy == "v0" and metrics.all_steps() == {"decode": 1, "empty": 2}
-    first, step, policy = map(json.loads, path.read_text().splitlines())
+    first, step, policy, mark = map(json.loads, path.read_text().splitlines())
     assert first["headgate"] == __version__ and first["driver"] == "vllm" and first["engine"] == LIMITS
     assert (first["policy"], first["parameters"], first["card"]) == (
         "eb",
@@ -59,6 +62,40 @@ def test_metrics_always_and_the_trace_where_asked_for(tmp_path):
     assert first["versions"]["vllm"] == "0.32.0" and first["replica"] == 1 and first["kv_tokens"] == 1000
     assert step["event"] == "steps" and step["ends"] == [0.5]
     assert policy == {"event": "policy", "at": 1.0, "policy": "v0", "parameters": {"slots": 8}}
+    assert mark.pop("date") > 1e9 and mark == {"event": "mark", "at": 1.0, "mark": "block 1"}
+
+
+def test_settings_that_are_read_again_may_name_another_trace(tmp_path):
+    """Opened beside the engine; the old one ends, and a file that cannot be written changes nothing."""
+    plug_in = PlugIn(Settings(policy="mixed", metrics=False), FACTS, build)
+    live = Live(None, Limits(64, 8), 1000, [*plug_in.watchers], clock=lambda: 0.0)
+    plug_in.begin(live)
+
+    def take(**words):
+        settings = Settings(policy="v0", metrics=False, **words)
+        ready = Renewed(settings, *plug_in._prepare(settings))
+        plug_in._renewals = SimpleNamespace(
+            take=lambda: ready, take_mark=lambda: settings.mark, close=lambda: None
+        )
+        assert plug_in.renew() is ready
+        live.arrive(Entry(live.ledger, len(live.ledger.waiting), 0.0, 5, 9, "", None, 0, Slo()))
+
+    take()
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    take(trace=str(one), mark="block 1")
+    take(trace=str(two), mark="block 2")
+    take()
+    plug_in.close()
+    for path, mark, id in ((one, "block 1", 1), (two, "block 2", 2)):
+        end = time.monotonic() + 10
+        while len(path.read_text().splitlines()) < 3 and time.monotonic() < end:
+            time.sleep(0.05)  # it is closed beside the engine
+        header, *lines = map(json.loads, path.read_text().splitlines())
+        assert header["policy"] == "v0"
+        assert [line["event"] for line in lines] == ["policy", "mark", "arrived"]
+        assert lines[1]["mark"] == mark and lines[2]["id"] == id
+    with pytest.raises(InputError, match="name a file that can be written"):
+        plug_in._prepare(Settings(policy="v0", trace=str(tmp_path / "none" / "t.jsonl")))
 
 
 def test_weights_are_those_of_the_newest_settings():

@@ -70,6 +70,7 @@ class EmulatedEngine:
         self._held = asyncio.Event()
         self._held.set()
         self._outside: set[EmulatedJob] = set()  # submitted, not yet in the replica's queue
+        self.renew: Callable[[float], BatchPolicy | None] = lambda now: None  # asked between two steps
 
     # -- called by the front
 
@@ -125,6 +126,11 @@ class EmulatedEngine:
         if self._alarm is not None:
             self._alarm.ring()
 
+    def look(self) -> None:
+        """Another policy may be ready; `renew` is asked before the next step, now if the engine is idle."""
+        self._changed = True
+        self.ring()
+
     def hold(self) -> None:
         self._held.clear()
 
@@ -160,6 +166,8 @@ class EmulatedEngine:
 
     async def _turn(self, alarm: Alarm) -> None:
         replica = self.replica
+        if (policy := self.renew(replica.now)) is not None:
+            replica.take_over(policy)
         self._receive(replica.now)
         if replica.lease.ended:
             if not replica.occupied:

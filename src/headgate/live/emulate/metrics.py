@@ -17,7 +17,6 @@ from headgate.live.emulate.service import EmulatorSetup, PortState
 from headgate.live.engine.metrics import COUNTERS, GAUGES
 from headgate.live.engine.tally import BY_CLASS, QUEUE
 from headgate.live.engine.trace import Trace
-from headgate.methods.make import split_name
 
 LABELS = ["model_name", "engine"]
 HISTOGRAMS: dict[str, tuple[str, str]] = {  # of the tally: vLLM's name, what it is
@@ -166,6 +165,24 @@ class PlaceMetrics:
             steps.add_metric(labels, tally.steps)
             kept.add_metric(labels, exports.kept)
         yield from (late, written, busy, steps, kept)
+        if self._place.setup.options.config:
+            yield from self._plug_in()
+
+    def _plug_in(self) -> Iterator[GaugeFamily]:
+        """What the plug-in would show of the settings that were read again."""
+        setup = self._place.setup
+        labels = ["engine", "version", "policy", "card", "model"]
+        info = GaugeFamily("headgate_info", "What is on; always 1.", labels)
+        renewals = CounterFamily(
+            "headgate_renewals",
+            "Times the settings were read again and another policy took over.",
+            ["engine"],
+        )
+        for number, count in enumerate(self._place.renewals):
+            about = [str(number), VERSION, setup.settings.policy, setup.card.name, setup.model]
+            info.add_metric(about, 1)
+            renewals.add_metric([str(number)], count)
+        yield from (info, renewals)
 
     def _classes(self) -> Iterator[GaugeFamily]:
         """By class and tenant, as the plug-in shows them."""
@@ -285,7 +302,7 @@ def _header(setup: EmulatorSetup, clock: Clock, number: int) -> dict[str, Any]:
         "driver": "emulator",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "zero": clock.wall(0.0),  # the date, in Unix seconds, from which its times are counted
-        "policy": split_name(options.policy)[0],
+        "policy": setup.policy_name,
         "parameters": setup.parameters,
         "card": card.name,
         "model": card.model,

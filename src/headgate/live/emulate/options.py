@@ -29,6 +29,9 @@ class Options(SettingsModel):
 
     card: str = declared(ENGINE, "cost card: a name (see `headgate doctor`) or a file", "cal-h200-qwen3-8b")
     policy: str = declared(ENGINE, "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS", "mixed")
+    config: str | None = declared(
+        ENGINE, "settings file of the plug-in (policy, promises, classes), read again when it changes"
+    )
     slots: Count | None = declared(ENGINE, "requests at once, vLLM's max_num_seqs (default: 256)")
     budget: Count | None = declared(
         ENGINE, "tokens in one step, vLLM's max_num_batched_tokens (default: 8192)"
@@ -109,6 +112,9 @@ class Options(SettingsModel):
             raise ValueError(
                 f"port {self.port} leaves no room for {self.engines} engines; choose a lower one"
             )
+        if self.config and {"policy", "virtual"} & self.model_fields_set:
+            other = "--policy" if "policy" in self.model_fields_set else "--virtual"
+            raise ValueError(f"--config names the policy, and is read again in real time; drop {other}")
         if self.hold and not self.virtual:
             raise ValueError("--hold is for a virtual clock; add --virtual or drop it")
         return self

@@ -18,6 +18,7 @@ import msgspec
 from aiohttp import web
 
 from headgate.core.errors import InputError, one_line
+from headgate.core.policy import BatchPolicy
 from headgate.cost.card import load_card
 from headgate.cost.likeness import error_bar
 from headgate.live.emulate.api import ProblemError, busy, detail, invalid, prompts_of, read_json, turns_of
@@ -29,6 +30,8 @@ from headgate.live.emulate.metrics import PlaceMetrics, discard, traces
 from headgate.live.emulate.options import Options
 from headgate.live.emulate.service import PLACE, EmulatorSetup, PortState, complete
 from headgate.live.emulate.text import tokens_by
+from headgate.live.engine.reload import LOOK_EVERY, Reload, Renewals
+from headgate.live.engine.settings import read_settings
 from headgate.live.engine.trace import Trace
 from headgate.live.files import more_files
 from headgate.settings_base import checked
@@ -119,6 +122,25 @@ class Emulators(Sequence[str]):
         self.ports, self.clock, self._peers, self._traces = ports, clock, peers, kept
         self.admin_url = ""
         self._admin: web.AppRunner | None = None
+        self._following: asyncio.Task[None] | None = None
+
+    def follow(self, path: str) -> None:
+        """From now on the settings file is read again when it changes; each engine gets its own policy."""
+        renewals = [
+            renewals_of(path, port.place, rank, self.clock, self._traces[number : number + 1])
+            for number, (port, rank) in enumerate(
+                (port, rank) for port in self.ports for rank in range(len(port.place.engines))
+            )
+        ]
+        self._following = asyncio.create_task(self._look(renewals))
+
+    async def _look(self, renewals: list[Renewals]) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY / 2 / self.clock.speed)
+            for each, engine in zip(renewals, self.engines, strict=True):
+                each.look()
+                if each.waiting:
+                    engine.look()
 
     async def open_admin(self, host: str, port: int) -> None:
         self._admin = web.AppRunner(admin_application(self), access_log=None)
@@ -172,6 +194,8 @@ class Emulators(Sequence[str]):
         return True
 
     async def stop(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
         await asyncio.gather(*(port.stop() for port in self.ports))
         if self._admin is not None:
             await self._admin.cleanup()
@@ -198,11 +222,40 @@ async def start(options: Options) -> Emulators:
             await port.start(options.host, options.port + number if options.port else 0)
         if options.admin_port is not None:
             await running.open_admin(options.admin_host, options.admin_port)
+        if options.config:
+            running.follow(options.config)
     except BaseException:
         await running.stop()
         discard(kept)
         raise
     return running
+
+
+def renewals_of(path: str, place: PortState, rank: int, clock: Clock, hear: Sequence[Trace]) -> Renewals:
+    """What an engine asks between two steps, as the plug-in does; a trace says what it was given."""
+    setup, engine = place.setup, place.engines[rank]
+    renewals = Renewals(
+        Reload(path, read_settings, clock=clock.now),
+        setup.settings,
+        setup.from_settings,
+        fallen=lambda: False,
+        background=False,
+    )
+
+    def renew(now: float) -> BatchPolicy | None:
+        ready, mark = renewals.take(), renewals.take_mark()
+        if ready is not None:
+            setup.settings = ready.settings
+            place.renewals[rank] += 1
+        for trace in hear:
+            if ready is not None:
+                trace.renewed(ready.settings.policy, ready.parameters, now)
+            if mark is not None:
+                trace.marked(mark, now)
+        return None if ready is None else ready.policy
+
+    engine.renew = renew
+    return renewals
 
 
 @asynccontextmanager

@@ -47,8 +47,10 @@ from headgate.live.emulate.faults import HEADER, IN_STREAM, EmulatedFault, Fault
 from headgate.live.emulate.kv import Exports, LoadFailedError, Peers, wants_export, wants_import
 from headgate.live.emulate.options import Options
 from headgate.live.emulate.text import LITTLE, Echo, Ids, Text, Tokens, content, fingerprint
+from headgate.live.engine.policy import build_policy
 from headgate.live.engine.requests import promises
-from headgate.live.engine.settings import Settings
+from headgate.live.engine.settings import Settings, read_settings
+from headgate.live.vllm import VLLM
 from headgate.methods.make import make_policy, split_name
 from headgate.sim.engine.engine import Engine, engine_of_card
 from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
@@ -277,7 +279,6 @@ async def _strike_early(
 # -- from a body to jobs
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI and vLLM have it
-SETTINGS = Settings()
 
 
 @dataclass
@@ -367,7 +368,7 @@ def jobs_for(
     body: Body, prompts: list[Prompt], each: int, answer: WholeAnswer, place: PortState, priority: int
 ) -> list[EmulatedJob]:
     """One job for each choice of each prompt."""
-    terms = promises(body.vllm_xargs, SETTINGS)
+    terms = promises(body.vllm_xargs, place.setup.settings)
     jobs = []
     for number, prompt in enumerate(prompts):
         for copy in range(each):
@@ -464,6 +465,7 @@ class PortState:
         if options.stall_at is not None:
             self.faults.always = EmulatedFault("stall", options.stall_at)
         self.port = 0
+        self.renewals = [0] * len(self.engines)  # policies that took over, since the settings were read again
         self.inside = 0  # requests being answered
         self.bytes = 0  # of bodies being read
         self.draining = False
@@ -550,13 +552,36 @@ class EmulatorSetup:
         self.asynchronous = self.card.host is not None if asked is None else asked
         self.parameters: dict[str, Any]  # of the policy
         self.model = options.model or self.card.model
+        self.settings = read_settings(options.config) if options.config else Settings()
         self.lengths = OutputLengths(options)
         self.policy()  # refused now, or never
 
     def policy(self) -> BatchPolicy:
         """One that no engine has used."""
-        policy, self.parameters = make_policy(*split_name(self.options.policy), self.engine)
+        if self.options.config:
+            policy, self.parameters = self.from_settings(self.settings)
+        else:
+            policy, self.parameters = make_policy(*split_name(self.options.policy), self.engine)
         return policy
+
+    @property
+    def policy_name(self) -> str:
+        return self.settings.policy if self.options.config else split_name(self.options.policy)[0]
+
+    def from_settings(self, settings: Settings) -> tuple[BatchPolicy, dict[str, Any]]:
+        """The policy as the plug-in would make it; vLLM's own scheduling is `mixed`."""
+        engine = self.engine
+        if settings.policy == VLLM.name:
+            return make_policy("mixed", {}, engine)
+        return build_policy(
+            settings,
+            VLLM,
+            kv_tokens=engine.kv_tokens,
+            block=engine.block,
+            max_model_len=engine.max_model_len,
+            batch_tokens=engine.batch_tokens,
+            running=engine.running,
+        )
 
 
 class OutputLengths:

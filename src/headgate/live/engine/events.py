@@ -111,6 +111,12 @@ class Events:
             if type(o).planned is not Observer.planned
         )
 
+    def listen(self, observer: Observer, on: bool) -> None:
+        """Another observer from now on, or one less."""
+        self.tell()
+        others = [each for each in self._observers if each is not observer]
+        self._listen([*others, observer] if on else others)
+
     def serve(self, policy: BatchPolicy | None) -> None:
         self._tell = NO_LISTENERS if policy is None else Listeners((policy,))
 

@@ -161,6 +161,9 @@ class Live:
     def tell(self) -> None:
         self._news.tell()
 
+    def listen(self, observer: Observer, on: bool) -> None:
+        self._news.listen(observer, on)
+
     def paused(self) -> None:
         """The engine stands still for a reason of its own: the policy is not to blame."""
         self._watchdog.forget(self.now)

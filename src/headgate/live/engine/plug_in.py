@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from threading import Thread
 from typing import Any, NamedTuple
 
 from headgate.core.policy import BatchPolicy, Observer
@@ -55,6 +56,8 @@ class PlugIn:
         self._facts, self._build = facts, build
         self._policy, self._parameters = self._make(settings)
         self.watchers = observers(settings, self._parameters, facts)
+        self._first_trace = self._traced = settings.trace  # the server's own, and where it is written now
+        self._new_trace: Trace | None = None  # opened beside the engine, for settings that are ready
         self._live: Live | None = None  # not there yet while the engine starts
         self._renewals: Renewals | None = None
 
@@ -75,7 +78,7 @@ class PlugIn:
         """From now on settings are read again when their file, where there is one, changes."""
         path = file_of()
         if path is not None:
-            self._renewals = Renewals(Reload(path, read), self.settings, self._make, self._fallen)
+            self._renewals = Renewals(Reload(path, read), self.settings, self._prepare, self._fallen)
 
     def begin(self, live: Live) -> None:
         """The engine has begun: what it counts is shown, and one line says what is on."""
@@ -87,16 +90,32 @@ class PlugIn:
 
     def renew(self) -> Renewed | None:
         """Asked by the engine's thread between two plans: a policy that is ready takes over."""
-        ready = self._renewals.take() if self._renewals is not None else None
-        if ready is None:
+        if self._renewals is None:
             return None
+        ready = self._renewals.take()
+        mark = self._renewals.take_mark()
+        if ready is not None:
+            self._renewed(ready)
+        if mark is not None:
+            self._tell_mark(mark)
+        return ready
+
+    def _renewed(self, ready: Renewed) -> None:
+        trace = ready.settings.trace or self._first_trace
+        if trace != self._traced:
+            self._traced = trace
+            self._trace_elsewhere()
         self.settings, self._parameters = ready.settings, ready.parameters
         LOG.warning("headgate: settings read again from %s", file_of())
         now = self._live.now if self._live is not None else 0.0
         for watcher in self.watchers:
             watcher.renewed(ready.settings.policy, ready.parameters, now)
         self._announce()
-        return ready
+
+    def _tell_mark(self, mark: str) -> None:
+        for watcher in self.watchers:
+            if isinstance(watcher, Trace):
+                watcher.marked(mark, self._live.now if self._live is not None else 0.0)
 
     def close(self) -> None:
         if self._live is not None:
@@ -109,6 +128,33 @@ class PlugIn:
     def _make(self, settings: Settings) -> tuple[BatchPolicy | None, dict[str, Any]]:
         """The policy and its parameters; None when the engine is only to be observed."""
         return (None, {}) if settings.policy == self._facts.names.name else self._build(settings)
+
+    def _prepare(self, settings: Settings) -> tuple[BatchPolicy | None, dict[str, Any]]:
+        """Beside the engine: the policy, and the trace where the settings name another."""
+        policy, parameters = self._make(settings)
+        unused, self._new_trace = self._new_trace, None
+        if unused is not None:
+            unused.close()
+        trace = settings.trace or self._first_trace
+        if trace is not None and trace != self._traced:
+            self._new_trace = Trace(trace, header(settings, parameters, self._facts))
+            LOG.info("headgate: trace in %s", self._new_trace.path)
+        return policy, parameters
+
+    def _trace_elsewhere(self) -> None:
+        """The trace of the new settings, or none, instead of the one that was written; the engine does not
+        wait for its end.
+        """
+        new, self._new_trace = self._new_trace, None
+        old = [watcher for watcher in self.watchers if isinstance(watcher, Trace)]
+        kept = [watcher for watcher in self.watchers if not isinstance(watcher, Trace)]
+        self.watchers = [*kept, new] if new is not None else kept
+        for trace in old:
+            if self._live is not None:
+                self._live.listen(trace, False)
+            Thread(target=trace.close, name="headgate-end-of-trace", daemon=True).start()
+        if new is not None and self._live is not None:
+            self._live.listen(new, True)
 
     def _fallen(self) -> bool:
         return self._live is not None and self._live.fallen is not None

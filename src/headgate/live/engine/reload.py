@@ -61,7 +61,8 @@ class Renewals:
     """Reads and checks the file and makes the policy beside the engine; `take` hands over what is ready.
 
     A file that says what is in force already changes nothing: a new policy would begin to learn anew, and the
-    watchdog to wait anew. Only a policy that has fallen is brought back by it.
+    watchdog to wait anew. Only a policy that has fallen is brought back by it. A `mark` is handed over by
+    itself, and alone changes nothing.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Renewals:
         self._reload, self._make, self._fallen = reload, make, fallen
         self._in_force = _identity(settings)
         self._ready: Renewed | None = None
+        self._mark: str | None = None
         self._thread = Background(self.look, LOOK_EVERY / 2, "reading the settings") if background else None
 
     def look(self) -> None:
@@ -84,6 +86,7 @@ class Renewals:
         identity = _identity(settings)
         if identity == self._in_force and not self._fallen():
             LOG.info("headgate: %s says what is in force already", self._reload.path)
+            self._mark = settings.mark
             return
         try:
             policy, parameters = self._make(settings)
@@ -92,6 +95,12 @@ class Renewals:
             return
         self._in_force = identity
         self._ready = Renewed(settings, policy, parameters)
+        self._mark = settings.mark
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something was read that has not been taken."""
+        return self._ready is not None or self._mark is not None
 
     def take(self) -> Renewed | None:
         """Called by the engine's thread between two plans: nothing is read here."""
@@ -99,6 +108,13 @@ class Renewals:
             return None
         ready, self._ready = self._ready, None
         return ready
+
+    def take_mark(self) -> str | None:
+        """Asked after `take`: the word in a file that has been read, once."""
+        if self._mark is None or self._ready is not None:
+            return None
+        mark, self._mark = self._mark, None
+        return mark
 
     def close(self) -> None:
         if self._thread is not None:
@@ -108,7 +124,7 @@ class Renewals:
 def _identity(settings: Settings) -> tuple[Settings, tuple[Stamp, ...]]:
     """What makes two readings the same: the settings, and the files they name."""
     files = [settings.card or "", settings.named()[0].partition(".py:")[0] + ".py"]
-    return settings, tuple(_stamp(file) for file in files)
+    return settings.model_copy(update={"mark": None}), tuple(_stamp(file) for file in files)
 
 
 def _stamp(path: str) -> Stamp:

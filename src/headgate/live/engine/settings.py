@@ -48,6 +48,7 @@ SHORTEST_CLAIM = 0.05  # seconds between tokens, where the operator promises non
 Status = Literal[503, 429]
 NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
 Name = Annotated[str, Field(strict=True, min_length=1)]
+Mark = Annotated[str, Field(strict=True, min_length=1, max_length=200)]
 Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
 TPOT = "tpot is taken for tbt, every gap between two tokens; it will be the mean of a request: write tbt"
 
@@ -97,6 +98,7 @@ class Settings(SettingsModel):
         PANEL, "503 or 429: answer to requests that cannot be in time (default: serve them last)"
     )
     trace: Name | None = declared(PANEL, "write a step trace here, for `headgate trace`")
+    mark: Mark | None = None  # the trace says when the file with this word was read; `headgate trial` sets it
     watchdog: Seconds = declared(
         PANEL, "disable the policy when a request gets nothing for so long (default: 5min)", 300.0
     )

@@ -142,6 +142,10 @@ class Trace(LiveObserver):
     def renewed(self, policy: str, parameters: Mapping[str, Any], now: float) -> None:
         self._note("policy", now, policy, dict(parameters))
 
+    def marked(self, mark: str, now: float) -> None:
+        """The settings file with this word has been read; the date ties this clock to others."""
+        self._note("mark", now, time.time(), mark)
+
     def fell_back(self, reason: str, now: float, cause: str = RAISED) -> None:
         self._note("fell_back", now, reason)
 

@@ -1,0 +1,355 @@
+"""`headgate trial`: a switchback experiment on a live server."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import re
+import secrets
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+from pydantic import create_model
+
+from headgate.cli.flags import takes_settings
+from headgate.cli.output import (
+    REPORT,
+    Json,
+    Report,
+    check_json,
+    check_report,
+    run_folder,
+    said_to,
+    save_page,
+    write_json,
+)
+from headgate.core.errors import InputError, RunError, RunInterruptedError
+from headgate.experiment.settings import Experiment, experiment
+from headgate.record.tables import write_whole
+from headgate.settings_base import SettingsModel, checked
+from headgate.stats.switchback import KEPT, METRICS, THROUGHPUT
+
+if TYPE_CHECKING:
+    from headgate.core.request import Slo
+    from headgate.live.trial.trial import Outcome, Source, TrialPlan
+    from headgate.workloads.workload import Workload
+
+EXAMPLES = """Compare policies on a running server, by turns.
+
+A round holds every arm once, in random order, each for half a minute or longer. Arms are put into force
+through the server's settings file, which its plug-in reads again; in the end, on Ctrl-C and when the trial is
+killed, the file is put back as it was. Figures are of your own traffic, from the step trace of the server, or
+of requests that the trial sends (--rate, --trace, --clients). With one --arm the baseline is what the file
+says now; with several it is the first.
+
+\b
+Examples:
+  headgate trial --config headgate.toml --arm vllm --arm auto  # your own traffic
+  headgate trial --config headgate.toml --url http://localhost:8000 --arm auto --trace azure-conv --rate 16
+  headgate trial --config headgate.toml --arm auto --arm mixed --stop-if 'kept<90%'
+  headgate trial --arm old=http://a:8000 --arm new=http://b:8000 --rate 8
+"""
+TRIAL = "Trial"
+FLOOR = re.compile(r"kept\s*<\s*(\d{1,3}(?:\.\d+)?)\s*%")
+LONG_ENOUGH = 20_000  # requests that are drawn where no trace is given; then they begin again
+LOAD = (
+    "rate", "clients", "arrivals", "burstiness", "workload", "prompt", "output", "prompt_law", "output_law",
+    "shape", "sigma", "spread", "shared_prefix", "cap_prompt", "cap_output", "requests", "trace", "format",
+    "columns", "times", "slice", "scale_rate", "skip_bad_rows", "sort", "ttft", "tbt",
+)  # fmt: skip
+SENDS = ("rate", "clients", "trace")  # one of these makes the trial send requests of its own
+PROMISES = ("ttft", "tbt")
+# The same settings as those of `headgate simulate`, declared there.
+TrialLoad: Any = create_model(
+    "TrialLoad",
+    __base__=SettingsModel,
+    **{name: (Experiment.model_fields[name].annotation, Experiment.model_fields[name]) for name in LOAD},  # type: ignore[call-overload]
+)
+
+
+class Followed(NamedTuple):
+    """The step trace of the server; `own`: it is written for the trial."""
+
+    path: str
+    own: bool
+
+
+def _option(help: str, *flags: str) -> Any:
+    return typer.Option(*flags, help=help, rich_help_panel=TRIAL)
+
+
+@takes_settings
+def trial(
+    load: Annotated[dict[str, Any], TrialLoad],
+    arm: Annotated[
+        list[str] | None, _option("POLICY, a settings file, or NAME=URL of a server; repeat it")
+    ] = None,
+    config: Annotated[str | None, _option("settings file of the server, as HEADGATE_CONFIG names it")] = None,
+    url: Annotated[str | None, _option("the server, where the trial sends requests")] = None,
+    follow: Annotated[
+        str | None, _option("step trace of the server (default: `trace` of its settings, else a new one)")
+    ] = None,
+    minutes: Annotated[float, _option("planned length after the first minute; 0: until it is told")] = 30.0,
+    block: Annotated[
+        str | None, _option("length of a block (default: from the traffic, 30s to 2min)")
+    ] = None,
+    stop_if: Annotated[
+        str | None, _option("back to the baseline when so few are kept, such as 'kept<90%'")
+    ] = None,
+    primary: Annotated[
+        str | None, _option("the figure that decides: kept, ttft, ttft-p95, tpot, gap-p99, throughput")
+    ] = None,
+    whole: Annotated[bool, _option("run to the planned end, even when it is told before", "--whole")] = False,
+    seed: Annotated[int, _option("of the order of arms, and of the requests sent")] = 0,
+    speed: Annotated[float, _option("of a faster `headgate emulate`; 1 for real servers")] = 1.0,
+    out: Annotated[
+        str | None, typer.Option(help="folder for the results (default: the next under runs/)")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="write into a folder that is not empty")
+    ] = False,
+    report: Report = None,
+    json: Json = None,
+) -> None:
+    """Check everything, run the trial, write what it found."""
+    check_json(json)
+    check_report(report)
+    checked(TrialLoad, load)
+    load = TrialLoad.renamed(load)
+    _check(minutes, speed, seed, url)
+    from headgate.live.trial.arms import base_settings, read_arms
+
+    promises = {name: str(load[name]) for name in PROMISES if name in load}
+    arms = read_arms(arm or [], config, promises if config else {})
+    from headgate.live.trial.trial import TrialPlan
+
+    plan = TrialPlan(
+        arms=arms,
+        minutes=minutes or None,
+        seed=seed,
+        block=_block(block),
+        primary=_primary(primary),
+        floor=_floor(stop_if),
+        whole=whole,
+        speed=speed,
+    )
+    settings = base_settings(config, promises)
+    judged = _judged(settings)
+    if not judged and (stop_if or primary == KEPT.name):
+        flag = "--stop-if" if stop_if else "--primary kept"
+        raise InputError(f"{flag} is about promises, and none is made; give --ttft, --tbt or both")
+    sends = [name for name in SENDS if name in load]
+    if arms[0].url and not sends:
+        raise InputError("two servers get requests from the trial; say which, such as --rate 10")
+    if not sends:
+        _refuse_idle(load, url, promises)
+    workload = _workload(load, seed) if sends else None
+    if workload is not None and workload.closed and plan.primary is None and not judged:
+        plan = replace(plan, primary=THROUGHPUT)  # clients that wait for answers saturate a server
+    with run_folder(out, "trial", overwrite) as folder:
+        source = follow or settings.trace
+        own = not sends and source is None
+        if own:  # the server writes one for the time of the trial
+            source = str((folder / f"trace-{secrets.token_hex(3)}.jsonl").resolve())
+            plan = replace(plan, arms=tuple(arm.with_trace(source) for arm in arms))
+        followed = None if sends else Followed(source or "", own)
+        outcome = asyncio.run(_run(plan, config, url, followed, workload, judged, said_to(json)))
+        _write(outcome, plan, folder, report, json, workload)
+    if outcome.interrupted:
+        raise RunInterruptedError(f"{outcome.stopped}; what there is stands in {folder}")
+    if outcome.guarded:
+        raise RunError(f"{outcome.stopped}; what there is stands in {folder}")
+
+
+# -- what was asked for
+
+
+def _check(minutes: float, speed: float, seed: int, url: str | None) -> None:
+    if not 0 <= minutes <= 7 * 24 * 60:
+        raise InputError(f"--minutes {minutes:g}; give 0 (until it is told) to 10080")
+    if not 0 < speed <= 1000:
+        raise InputError(f"--speed {speed:g}; give a number above 0, as headgate emulate has it")
+    if seed < 0:
+        raise InputError(f"--seed {seed}; give 0 or more")
+    if url is not None and not re.fullmatch(r"https?://[^\s/]+\S*", url):
+        raise InputError(f"--url {url!r} is no URL; write it as http://HOST:PORT")
+
+
+def _refuse_idle(load: dict[str, Any], url: str | None, promises: dict[str, str]) -> None:
+    idle = [name for name in load if name not in promises]
+    if idle:
+        raise InputError(
+            f"--{idle[0].replace('_', '-')} is about requests that the trial sends; add --rate or drop it"
+        )
+    if url is not None:
+        raise InputError(
+            "--url is where the trial sends requests; add --rate or --trace, or drop it to see your own"
+        )
+
+
+def _block(text: str | None) -> float | None:
+    from headgate.core.durations import duration
+
+    if text is None:
+        return None
+    seconds = duration(text)
+    if not 10 <= seconds <= 120:
+        raise InputError(
+            f"--block {text}; blocks of 10s to 2min can be compared, leave it out to let the traffic say"
+        )
+    return seconds
+
+
+def _primary(name: str | None) -> Any:
+    names = {metric.name: metric for metric in METRICS}
+    if name is not None and name not in names:
+        raise InputError(f"--primary {name} is unknown; one of {', '.join(names)}")
+    return names[name] if name else None
+
+
+def _floor(text: str | None) -> float | None:
+    if text is None:
+        return None
+    found = FLOOR.fullmatch(text.strip())
+    if not found or not 0 < float(found[1]) <= 100:
+        raise InputError(f"--stop-if {text!r} is not understood; write it as 'kept<90%'")
+    return float(found[1]) / 100
+
+
+def _judged(settings: Any) -> dict[str | None, Slo]:
+    """What clients were promised, by class."""
+    from headgate.core.request import Slo
+
+    judged: dict[str | None, Slo] = {
+        name: Slo(promise.ttft or settings.ttft, promise.tbt or settings.tbt)
+        for name, promise in settings.classes.items()
+    }
+    if settings.ttft or settings.tbt:
+        judged[None] = Slo(settings.ttft, settings.tbt)
+    return judged
+
+
+def _workload(load: dict[str, Any], seed: int) -> Workload:
+    from headgate.experiment.build import make_workload
+
+    words = {**load, "seed": seed}
+    if "trace" not in load:
+        words.setdefault("requests", LONG_ENOUGH)
+    workload, bad = make_workload(experiment(words))
+    if bad.count:
+        line, reason = bad.first[0]
+        print(f"left out {bad.count} bad rows; the first, line {line}: {reason}", file=sys.stderr)
+    if not workload.closed and float(workload.arrival[-1]) <= 0:
+        raise InputError("all requests come at once, so blocks have no load of their own; give --rate")
+    return workload
+
+
+# -- the trial
+
+
+async def _run(
+    plan: TrialPlan,
+    config: str | None,
+    url: str | None,
+    followed: Followed | None,
+    workload: Workload | None,
+    judged: dict[str | None, Slo],
+    say: Any,
+) -> Outcome:
+    from headgate.live.trial.arms import SettingsFile
+    from headgate.live.trial.follow import FollowedTrace
+    from headgate.live.trial.trial import BySettings, ByUrl, Switch, Trial
+
+    def tell(line: str) -> None:
+        print(f"headgate trial: {line}", file=say, flush=True)
+
+    source: Source
+    switch: Switch
+    file = SettingsFile(config) if config else None
+    metrics = None
+    if workload is None:
+        assert followed is not None
+        source = FollowedTrace(followed.path, followed.own)
+    else:
+        source, metrics = await _own_load(plan, url, workload, judged)
+    if file is None:
+        switch = ByUrl(source)
+    else:
+        switch = BySettings(file, source, metrics, plan.speed)
+        file.take()
+    try:
+        tell(
+            f"{' and '.join(plan.names)}, baseline {plan.names[0]}; Ctrl-C ends it and puts the settings back"
+        )
+        return await Trial(plan, source, switch, tell).run()
+    finally:
+        switch.restore()
+
+
+async def _own_load(
+    plan: TrialPlan, url: str | None, workload: Workload, judged: dict[str | None, Slo]
+) -> tuple[Any, Any]:
+    """The load, and the plug-in's metrics where settings are changed."""
+    try:
+        load = importlib.import_module("headgate.live.trial.load")
+    except ImportError as error:
+        raise InputError(
+            f'sending requests needs package {error.name}; pip install "headgate[emulate]", in a clone '
+            '".[emulate]"'
+        ) from None
+    urls = [arm.url for arm in plan.arms if arm.url] or ([url.rstrip("/")] if url else [])
+    if not urls:
+        raise InputError("--rate, --clients and --trace send requests; say where, --url http://HOST:PORT")
+    if url and plan.arms[0].url:
+        raise InputError("the arms are URLs already; drop --url")
+    models = [await load.model_of(each) for each in urls]
+    metrics = None
+    if not plan.arms[0].url:
+        metrics = load.PlugInMetrics(urls[0])
+        await metrics.require()
+    source = load.OwnLoad(workload, urls[0], judged, plan.seed, plan.speed)
+    source.model = models[0]
+    if len(set(models)) > 1:
+        raise InputError(f"the servers serve {models[0]} and {models[1]}; compare one model")
+    return source, metrics
+
+
+def _write(
+    outcome: Outcome,
+    plan: TrialPlan,
+    folder: Path,
+    report: str | None,
+    json: str | None,
+    workload: Workload | None,
+) -> None:
+    import json as json_module
+
+    from headgate.live.trial.findings import as_json, bench_result
+    from headgate.report.runs.trial import trial_page
+    from headgate.report.terminal import show
+
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    document = {"date": date, "stopped": outcome.stopped, "seed": plan.seed, **as_json(outcome.findings)}
+    write_json(str(folder / "trial.json"), document)
+    rate = None
+    if workload is not None and not workload.closed:
+        rate = len(workload) / float(workload.arrival[-1])
+    for place, name in enumerate(plan.names):
+        result = bench_result(outcome.book, place, name, outcome.model, date, rate)
+        safe = re.sub(r"[^A-Za-z0-9_.+-]+", "-", name)
+        write_whole(
+            folder / f"{place}-{safe}.bench.json", json_module.dumps(result, indent=2, allow_nan=False) + "\n"
+        )
+    page = trial_page(outcome, sys.argv[1:])
+    save_page(page, report or str(folder / REPORT), said_to(json))
+    write_json(json, document)
+    if json != "-":
+        show(page)
+        print(f"results: {folder}")
+
+
+trial.__doc__ = EXAMPLES

@@ -1,0 +1,1 @@
+"""A switchback experiment on a live server: `headgate trial`."""

@@ -1,0 +1,351 @@
+"""The books of a trial: which block a request, a gap, a token counts in, and what becomes of each request.
+
+A request counts in the block in which it arrives, a gap and a token in the block in which they come: requests
+that cross a switch are never dropped, or long ones would vanish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from headgate.core.policy import COMPLETE, End, Observer, Steps
+from headgate.core.request import MEAN, NO_SLO, Request, Slo
+from headgate.stats.switchback import State, Sums, bin_of, state_of
+
+
+@dataclass(eq=False, slots=True)
+class SeenRequest:
+    """A request on its way."""
+
+    kind: str
+    slo: Slo
+    at: float
+    prompt: int
+    block: Block | None  # where it counts
+    first: float | None = None
+    newest: float = 0.0  # when its newest token came, where it does not share the engine's tick
+    slow: bool = False  # it had a gap longer than promised
+    late_before: int = 0  # see `Listener`
+
+
+@dataclass(slots=True)
+class Record:
+    """A request that counted, when it had ended."""
+
+    kind: str
+    at: float
+    prompt: int
+    output: int
+    ttft: float | None
+    tpot: float | None
+    seconds: float
+    complete: bool
+    kept: bool
+
+
+@dataclass(eq=False)
+class Block:
+    """A stretch of time under one arm."""
+
+    arm: int
+    round: int
+    start: float
+    measured_from: float  # after its burn-in
+    end: float = inf
+    by_class: dict[str, Sums] = field(default_factory=dict)
+    unfinished: int = 0  # requests that count in it and are still here
+    backlog: int = 0  # requests without a first token at its end
+    records: list[Record] = field(default_factory=list)
+
+    def of(self, kind: str) -> Sums:
+        sums = self.by_class.get(kind)
+        if sums is None:
+            sums = self.by_class[kind] = Sums()
+        return sums
+
+    def sums(self, kind: str | None = None) -> Sums:
+        """Of one class; of all requests without one."""
+        parts = list(self.by_class.values()) if kind is None else [self.by_class.get(kind, Sums())]
+        total = Sums()
+        for part in parts:
+            for name, value in vars(part).items():
+                setattr(total, name, getattr(total, name) + value)
+        total.seconds = max(self.end - self.measured_from, 0.0)
+        return total
+
+    def counts(self, at: float) -> bool:
+        return self.measured_from <= at < self.end
+
+
+class Book:
+    """What happened in each block so far. Reads no clock: every event says when it was.
+
+    `judged`, by class, are promises that replace those which requests bring along; `judged[None]` is for
+    classes that are not named.
+    """
+
+    def __init__(self, judged: dict[str | None, Slo] | None = None) -> None:
+        self.blocks: list[Block] = []
+        self.here = self.waiting = self.came = self.finished = 0
+        self.first_at: float | None = None  # of anything
+        self.newest = 0.0
+        self.promises = False  # whether any request was promised anything
+        self._judged = judged or {}
+        self._inside: set[SeenRequest] = set()
+        self._area = 0.0  # request-seconds in the system
+
+    # -- blocks
+
+    def begin(self, arm: int, round: int, at: float, burn: float) -> Block:
+        """The block before it, if there is one, ends."""
+        self.end(at)
+        block = Block(arm, round, at, at + burn)
+        self.blocks.append(block)
+        return block
+
+    def end(self, at: float) -> None:
+        if self.blocks and self.blocks[-1].end == inf:
+            self.blocks[-1].end = at
+            self.blocks[-1].backlog = self.waiting
+
+    def forget_round(self, round: int) -> None:
+        self.blocks = [block for block in self.blocks if block.round != round]
+
+    def conclude(self) -> None:
+        """No more will be seen: requests that are still here have broken their promises."""
+        for seen in list(self._inside):
+            self.left(seen, self.newest, False, 0)
+
+    def block_at(self, at: float) -> Block | None:
+        """The block that measures this moment; events may come a little late."""
+        for block in reversed(self.blocks):
+            if at >= block.start:
+                return block if block.counts(at) else None
+        return None
+
+    def complete_rounds(self, arms: int) -> list[list[Block]]:
+        """Rounds of which every request that counts has ended, in order, up to the first that has not."""
+        by_round: dict[int, dict[int, Block]] = {}
+        for block in self.blocks:
+            by_round.setdefault(block.round, {})[block.arm] = block
+        found = []
+        for blocks in by_round.values():
+            if len(blocks) < arms or any(block.end == inf or block.unfinished for block in blocks.values()):
+                break
+            found.append([blocks[arm] for arm in range(arms)])
+        return found
+
+    def classes(self) -> list[str]:
+        return sorted({kind for block in self.blocks for kind in block.by_class})
+
+    def state(self, rounds: Sequence[Sequence[Block]]) -> State:
+        """Of the server, by the backlog at the ends of these blocks."""
+        rate = max(self.finish_rate(), 1e-9)
+        return state_of([[block.backlog / rate for block in arm] for arm in zip(*rounds, strict=True)])
+
+    def finish_rate(self) -> float:
+        """Requests that finish in a second."""
+        begin = self.first_at if self.first_at is not None else self.newest
+        return self.finished / max(self.newest - begin, 1e-9)
+
+    def time_in_system(self) -> float:
+        """Mean time of a request in the system so far, by Little's law."""
+        return self._area / max(self.came, 1)
+
+    # -- requests
+
+    def arrived(self, at: float, kind: str, slo: Slo = NO_SLO, prompt: int = 0) -> SeenRequest:
+        self._until(at)
+        self.here += 1
+        self.waiting += 1
+        self.came += 1
+        slo = self._judged.get(kind, self._judged.get(None, slo))
+        self.promises = self.promises or slo[:2] != (None, None)
+        block = self.block_at(at)
+        seen = SeenRequest(kind, slo, at, prompt, block)
+        self._inside.add(seen)
+        if block is not None:
+            block.of(kind).requests += 1
+            block.unfinished += 1
+        return seen
+
+    def first_token(self, seen: SeenRequest, at: float) -> None:
+        self._until(at)
+        self.waiting -= 1
+        seen.first = seen.newest = at
+        if seen.block is not None:
+            sums, ttft = seen.block.of(seen.kind), at - seen.at
+            sums.ttft += ttft
+            sums.firsts += 1
+            sums.ttft_bins[bin_of(ttft)] += 1
+        block = self.block_at(at)
+        if block is not None:
+            block.of(seen.kind).tokens += 1
+
+    def next_token(self, seen: SeenRequest, at: float) -> None:
+        """A token of its own, not one that it shares with others."""
+        gap, seen.newest = at - seen.newest, at
+        seen.slow = seen.slow or _longer(gap, seen.slo)
+        self.gaps(seen.kind, gap, at)
+
+    def gaps(self, kind: str, seconds: float, at: float, count: int = 1) -> None:
+        """So many tokens came at this moment, each so long after the one before it."""
+        if at > self.newest:
+            self.newest = at
+        block = self.block_at(at)
+        if block is not None:
+            sums = block.of(kind)
+            sums.tokens += count
+            sums.gaps += count
+            sums.gap_seconds += seconds * count
+            sums.gap_bins[bin_of(seconds)] += count
+
+    def left(self, seen: SeenRequest, at: float, complete: bool, output: int) -> None:
+        """Its newest token came at `seen.newest`."""
+        if seen not in self._inside:
+            return
+        self._until(at)
+        self._inside.discard(seen)
+        self.here -= 1
+        self.finished += complete
+        if seen.first is None:
+            self.waiting -= 1
+        block = seen.block
+        if block is None:
+            return
+        ttft = None if seen.first is None else seen.first - seen.at
+        tpot = (seen.newest - seen.first) / (output - 1) if seen.first is not None and output > 1 else None
+        kept = complete and not seen.slow and _in_time(seen.slo, ttft, tpot)
+        block.of(seen.kind).kept += kept
+        block.unfinished -= 1
+        block.records.append(
+            Record(seen.kind, seen.at, seen.prompt, output, ttft, tpot, at - seen.at, complete, kept)
+        )
+
+    def _until(self, at: float) -> None:
+        if self.first_at is None:
+            self.first_at = self.newest = at
+        if at > self.newest:
+            self.newest = at
+        self._area += self.here * max(at - self._booked, 0.0)
+        self._booked = max(at, self._booked)
+
+    _booked = 0.0  # until then `_area` is known
+
+
+def _longer(gap: float, slo: Slo) -> bool:
+    """Whether a gap breaks the promise of every gap."""
+    return slo.between_tokens is not None and slo.between_kind != MEAN and gap > slo.between_tokens
+
+
+def _in_time(slo: Slo, ttft: float | None, tpot: float | None) -> bool:
+    first = ttft is not None and (slo.first_token is None or ttft <= slo.first_token)
+    by_mean = slo.between_kind == MEAN and slo.between_tokens is not None and tpot is not None
+    return first and not (by_mean and tpot > slo.between_tokens)  # type: ignore[operator]
+
+
+class Listener(Observer):
+    """Hears an engine and keeps the book.
+
+    Decodes that share the engine's tick get a token with every step, so nothing is done for each of them: a
+    tick is booked once for each class, and a gap that breaks a promise is counted once for each length
+    promised. Whether a request had one is a difference of two such counts.
+    """
+
+    def __init__(self, book: Book) -> None:
+        self.book = book
+        self._seen: dict[int, SeenRequest] = {}
+        self._fresh: list[SeenRequest] = []  # share the tick, but their newest token did not come with it
+        self._steady: dict[str, int] = {}  # by class: so many whose newest token did
+        self._ticking: set[int] = set()
+        self._tick = 0.0  # when the newest one was
+        self._late: dict[float, int] = {}  # by promise: ticks that came later than that
+
+    def arrived(self, request: Request, now: float) -> None:
+        self._seen[request.id] = self.book.arrived(now, request.kind, request.slo, request.prompt)
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """The token that came with its prompt; from now on it shares the tick."""
+        seen = self._seen.get(request.id)
+        if seen is None:
+            return
+        if seen.first is None:
+            self.book.first_token(seen, now)
+        else:
+            self.book.next_token(seen, now)
+        self._join(request.id, seen)
+
+    def resumed(self, request: Request, now: float) -> None:
+        seen = self._seen.get(request.id)
+        if seen is not None:
+            self._join(request.id, seen)
+
+    def held(self, request: Request, now: float) -> None:
+        self._leave(request.id)
+
+    def evicted(self, request: Request, now: float) -> None:
+        self._leave(request.id)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        self._leave(request.id)
+        seen = self._seen.pop(request.id, None)
+        if seen is not None:
+            self.book.left(seen, now, how in COMPLETE, request.generated)
+
+    def stepped(self, steps: Steps) -> None:
+        if not steps.decodes:
+            return
+        for end in steps.ends:
+            self._ticked(end)
+
+    def _ticked(self, now: float) -> None:
+        fresh, self._fresh = self._fresh, []
+        gap = now - self._tick
+        for kind, count in self._steady.items():
+            if count:
+                self.book.gaps(kind, gap, now, count)
+        for promise in self._late:
+            self._late[promise] += gap > promise
+        self._tick = now
+        for seen in fresh:
+            self.book.next_token(seen, now)
+            self._steady[seen.kind] = self._steady.get(seen.kind, 0) + 1
+            seen.late_before = self._late.setdefault(_promise(seen), 0)
+
+    def _join(self, id: int, seen: SeenRequest) -> None:
+        if id not in self._ticking:
+            self._ticking.add(id)
+            self._fresh.append(seen)
+
+    def _leave(self, id: int) -> None:
+        """It shares the tick no more; its newest token keeps its date."""
+        if id not in self._ticking:
+            return
+        self._ticking.discard(id)
+        seen = self._seen[id]
+        if seen in self._fresh:
+            self._fresh.remove(seen)
+            return
+        self._steady[seen.kind] -= 1
+        seen.newest = self._tick
+        seen.slow = seen.slow or self._late[_promise(seen)] > seen.late_before
+
+
+def _promise(seen: SeenRequest) -> float:
+    """The longest gap it was promised; infinite where none was."""
+    slo = seen.slo
+    return inf if slo.between_tokens is None or slo.between_kind == MEAN else slo.between_tokens
+
+
+def longest_wait(book: Book, block: float) -> bool:
+    """Whether the backlog is more than a block's worth of work."""
+    return book.finished > 0 and book.waiting / max(book.finish_rate(), 1e-9) > block
+
+
+def measured(blocks: Iterable[Block]) -> tuple[list[Record], float]:
+    """Requests that counted in these blocks, and the seconds that were measured."""
+    blocks = list(blocks)
+    records = [record for block in blocks for record in block.records]
+    return records, sum(max(block.end - block.measured_from, 0.0) for block in blocks)

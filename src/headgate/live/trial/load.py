@@ -1,0 +1,267 @@
+"""Requests of the trial's own, sent by HTTP and measured at the client; and what the server's metrics say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from time import perf_counter
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from headgate.core.errors import InputError, RunError
+from headgate.core.request import Slo
+from headgate.live.trial.book import Book, SeenRequest
+from headgate.workloads.workload import Workload
+
+FIRST_TOKEN_ID, TOKEN_IDS = 100, 1000  # prompts are drawn from these ids: every vocabulary has them
+PATIENCE = 10.0  # seconds for an answer that is no completion
+IN_A_ROW = 20  # requests that fail one after the other: the server is gone
+MOST_IN_FLIGHT = 20_000
+TOO_LATE = 0.01  # seconds: more than a client should add
+SHOWN = 160  # characters of a server's error
+ERRORS = (aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError)
+
+
+class OwnLoad:
+    """Sends a workload, from its beginning again when it is through.
+
+    Every prompt is made of other tokens, but for what the workload says they share. `speed` is that of an
+    emulator: times are in its seconds.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        url: str,
+        judged: Mapping[str | None, Slo],
+        seed: int,
+        speed: float = 1.0,
+    ) -> None:
+        self.url = url
+        self.book = Book(dict(judged))
+        self.model = ""
+        self.failed = 0
+        self._late: list[float] = []  # how late each request was sent, in real seconds
+        self._workload, self._seed, self._speed = workload, seed, speed
+        self._pieces = workload.pieces() if workload.contents is not None else None
+        self._origin = perf_counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sender: asyncio.Task[None] | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._in_a_row, self._why = 0, ""
+        self._returned = asyncio.Event()
+
+    def now(self) -> float:
+        return (perf_counter() - self._origin) * self._speed
+
+    async def start(self) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=PATIENCE),
+            read_bufsize=1 << 20,
+        )
+        self._sender = asyncio.create_task(self._send_all())
+
+    async def stop(self, drain: float) -> None:
+        """Send no more, and wait for so long, at most, for requests that are under way."""
+        if self._sender is not None:
+            self._sender.cancel()
+        if self._tasks and drain > 0:
+            await asyncio.wait(self._tasks, timeout=drain / self._speed)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    def trouble(self) -> str | None:
+        if self._sender is not None and self._sender.done() and not self._sender.cancelled():
+            error = self._sender.exception()
+            return f"the load ended: {error}" if error else None
+        if self._in_a_row >= IN_A_ROW:
+            return f"{self._in_a_row} requests in a row failed: {self._why}"
+        return None
+
+    def notes(self) -> list[str]:
+        """What the client itself adds to the figures."""
+        notes = (
+            [f"{self.failed:,} requests failed, the last one: {self._why}"]
+            if self.failed and self._why
+            else []
+        )
+        late = float(np.quantile(self._late, 0.99)) if self._late else 0.0
+        if late > TOO_LATE:
+            notes.append(
+                f"this client cannot keep up: 1 % of its requests were sent more than {1000 * late:.0f} ms "
+                "late, and it sees tokens as late; free a core or lower the load"
+            )
+        return notes
+
+    # -- sending
+
+    async def _send_all(self) -> None:
+        workload, turn = self._workload, 0
+        span = float(workload.arrival[-1]) if not workload.closed else 0.0
+        span += span / max(len(workload) - 1, 1)  # so that the first of a turn is not sent with the last
+        begin = self.now()
+        while True:
+            for row in range(len(workload)):
+                await self._until_due(row, begin + turn * span)
+                if len(self._tasks) >= MOST_IN_FLIGHT:
+                    raise RunError(f"{MOST_IN_FLIGHT:,} requests are under way; lower the load")
+                task = asyncio.create_task(self._send(row, turn))
+                self._tasks.add(task)
+                task.add_done_callback(self._done)
+            turn += 1
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._returned.set()
+
+    async def _until_due(self, row: int, begin: float) -> None:
+        if self._workload.closed:
+            while len(self._tasks) >= self._workload.clients[row]:
+                self._returned.clear()
+                await self._returned.wait()
+        else:
+            due = begin + float(self._workload.arrival[row])
+            await asyncio.sleep(max(0.0, due - self.now()) / self._speed)
+            self._late.append((self.now() - due) / self._speed)
+
+    async def _send(self, row: int, turn: int) -> None:
+        workload = self._workload
+        kind = workload.kinds[int(workload.kind[row])]
+        body = self._body(row, turn, kind.name)
+        output = int(workload.output[row])
+        seen = self.book.arrived(self.now(), kind.name, kind.slo, int(workload.prompt[row]))
+        tokens, complete = 0, False
+        try:
+            tokens, complete = await self._stream(body, seen)
+        except (*ERRORS, ValueError) as error:  # a line without an end is a ValueError
+            self._why = str(error)[:SHOWN] or type(error).__name__
+        finally:
+            self.book.left(seen, self.now(), complete, min(tokens, output) if complete else tokens)
+            self.failed += not complete
+            self._in_a_row = 0 if complete else self._in_a_row + 1
+
+    def _body(self, row: int, turn: int, kind: str) -> bytes:
+        workload, output = self._workload, int(self._workload.output[row])
+        body: dict[str, Any] = {
+            "model": self.model,
+            "prompt": self._prompt(row, turn),
+            "max_tokens": output,
+            "min_tokens": output,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+        }
+        if kind and len(workload.kinds) > 1:
+            body["vllm_xargs"] = {"headgate_class": kind}
+        return json.dumps(body, separators=(",", ":")).encode()
+
+    def _prompt(self, row: int, turn: int) -> list[int]:
+        parts = ((-1, int(self._workload.prompt[row])),) if self._pieces is None else self._pieces[row]
+        ids: list[int] = []
+        for mark, tokens in parts:
+            seed = [self._seed, 1, int(mark)] if mark >= 0 else [self._seed, 0, row, turn]
+            draw = np.random.default_rng(seed)
+            ids += draw.integers(FIRST_TOKEN_ID, TOKEN_IDS, int(tokens)).tolist()
+        return ids
+
+    async def _stream(self, body: bytes, seen: SeenRequest) -> tuple[int, bool]:
+        """Each event with a choice is a token, as `vllm bench serve` counts them."""
+        assert self._session is not None
+        book, now, tokens, done = self.book, self.now, 0, False
+        headers = {"Content-Type": "application/json", **key_header()}
+        async with self._session.post(f"{self.url}/v1/completions", data=body, headers=headers) as answer:
+            if answer.status != 200:
+                self._why = f"status {answer.status}: {(await answer.text())[:SHOWN]}"
+                return 0, False
+            async for line in answer.content:
+                if not line.startswith(b"data:"):
+                    continue
+                if line.startswith(b"data: [DONE]"):
+                    done = True
+                elif b'"error"' in line[:40]:
+                    self._why = line[5 : SHOWN + 5].decode(errors="replace").strip()
+                    return tokens, False
+                elif b'"choices":[]' not in line:
+                    tokens += 1
+                    if tokens == 1:
+                        book.first_token(seen, now())
+                    else:
+                        book.next_token(seen, now())
+        return tokens, done and tokens > 0
+
+
+# -- what the server says
+
+
+async def model_of(url: str) -> str:
+    """The first model that a server serves; refuses one that does not answer."""
+    try:
+        body = json.loads(await _get(f"{url}/v1/models"))
+        return str(body["data"][0]["id"])
+    except ERRORS as error:
+        why = str(error)[:SHOWN] or type(error).__name__
+        raise InputError(
+            f"no server answers at {url}: {' '.join(why.split())}; start it or correct --url"
+        ) from None
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise InputError(f"{url}/v1/models is no list of models; give the URL of a vLLM server") from None
+
+
+class PlugInMetrics:
+    """What the plug-in shows on the server's /metrics: whether it is there, renewed, and whether it fell."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.renewals: float | None = None  # None: there is no plug-in
+        self.fallen = 0.0
+
+    async def read(self) -> bool:
+        """Whether an answer came; else what is known stays."""
+        text = ""
+        with suppress(*ERRORS):
+            text = await _get(f"{self.url}/metrics")
+        totals: dict[str, float] = {}
+        for line in text.splitlines():
+            if line.startswith("headgate_"):
+                name, _, value = line.rpartition(" ")
+                with suppress(ValueError):
+                    metric = name.partition("{")[0]
+                    totals[metric] = totals.get(metric, 0.0) + float(value)
+        if "headgate_info" in totals:
+            self.renewals = totals.get("headgate_renewals_total", 0.0)
+            self.fallen = totals.get("headgate_fallen", 0.0)
+        return "headgate_info" in totals
+
+    async def require(self) -> None:
+        await self.read()
+        if self.renewals is None:
+            raise InputError(
+                f"the server at {self.url} shows no headgate metrics, so no plug-in reads settings there; "
+                "start it with HEADGATE_CONFIG=FILE headgate serve MODEL, or compare two servers, "
+                "--arm NAME=URL"
+            )
+
+
+def key_header() -> dict[str, str]:
+    """The key of servers that want one, from where `vllm bench serve` takes it."""
+    key = os.environ.get("OPENAI_API_KEY", "")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+async def _get(url: str) -> str:
+    about: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=PATIENCE), "headers": key_header()}
+    try:
+        async with aiohttp.ClientSession(**about) as session, session.get(url) as answer:
+            answer.raise_for_status()
+            return await answer.text()
+    except (aiohttp.InvalidURL, ValueError) as error:
+        raise InputError(f"{url} is no URL ({error}); write it as http://HOST:PORT") from None

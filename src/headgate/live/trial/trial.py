@@ -1,0 +1,441 @@
+"""The trial itself: rounds of blocks on a live server, looks on the way, a guard, and the way back.
+
+Read `Trial.run` first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import Protocol
+
+from headgate.core.errors import RunError
+from headgate.live.trial.arms import Arm, SettingsFile
+from headgate.live.trial.book import Block, Book, longest_wait
+from headgate.live.trial.findings import Findings, judge
+from headgate.live.trial.follow import FollowedTrace
+from headgate.stats.switchback import (
+    CANNOT_TELL,
+    FEWEST_ROUNDS,
+    KEPT,
+    THROUGHPUT,
+    TTFT,
+    Looks,
+    Metric,
+    Verdict,
+    block_length,
+    in_rounds,
+    rounds_for,
+)
+
+SIZING = 60.0  # seconds before the first round, from which the length of blocks is found
+LOOK = 0.25  # seconds between two looks at the guard
+READ_WITHIN = 30.0  # seconds in which a server must have read its settings
+ASK_EVERY = 5.0  # seconds between two looks at the server's metrics
+BACK = "the server is back at its settings"
+NOT_TAKEN = (
+    "the server did not take the settings over: its log says why, if it reads this file and no flag of its "
+    "own overrides it"
+)
+LONGEST_MARK = 200  # characters, as the settings allow
+LEAST_DRAIN = 30.0  # seconds that requests get to end after the last block
+
+
+class Source(Protocol):
+    """Where the figures come from: the trial's own load, or the trace of the server."""
+
+    book: Book
+    model: str
+
+    def now(self) -> float: ...
+    async def start(self) -> None: ...
+    async def stop(self, drain: float) -> None: ...
+    def trouble(self) -> str | None: ...
+    def notes(self) -> list[str]: ...
+
+
+class ServerMetrics(Protocol):
+    """What the plug-in shows of itself."""
+
+    renewals: float | None
+    fallen: float
+
+    async def read(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class TrialPlan:
+    """What was asked for."""
+
+    arms: tuple[Arm, ...]
+    minutes: float | None = 30.0  # None: until it is told, or interrupted
+    seed: int = 0
+    block: float | None = None  # seconds; None: from the traffic
+    primary: Metric | None = None  # None: promises where there are any
+    floor: float | None = None  # least share of kept promises in an arm
+    whole: bool = False  # run to the planned end, even when it is told before
+    sizing: float = SIZING
+    speed: float = 1.0  # of an emulator
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(arm.name for arm in self.arms)
+
+    @property
+    def looks(self) -> Looks:
+        return Looks(self.minutes is not None, len(self.arms) - 1)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it. `stopped` says why it ended before its time; empty where it did not."""
+
+    findings: Findings
+    book: Book
+    stopped: str = ""
+    guarded: bool = False  # the guard ended it
+    interrupted: bool = False
+    model: str = ""
+    notes: tuple[str, ...] = ()  # what makes the figures mean less than they seem to
+
+
+class Switch(Protocol):
+    """Puts an arm into force."""
+
+    async def put(self, arm: Arm, place: str, begin: Callable[[float], Block]) -> Block: ...
+    async def trouble(self) -> str | None: ...
+    def restore(self) -> None: ...
+
+
+class Trial:
+    """One trial. `say` gets a line whenever there is something new."""
+
+    def __init__(self, plan: TrialPlan, source: Source, switch: Switch, say: Callable[[str], None]) -> None:
+        self.plan, self._source, self._switch, self._say = plan, source, switch, say
+        self._book = source.book
+        self._interrupted = asyncio.Event()
+        self._why = ""  # the guard ended it
+        self._block, self._burn, self._rounds = 0.0, 0.0, 0
+        self._primary: Metric = plan.primary or TTFT
+
+    async def run(self) -> Outcome:
+        """Whatever happens, the settings are put back."""
+        plan, complete = self.plan, False
+        told: Findings | None = None
+        with Signals(self._interrupted.set):
+            try:
+                await self._source.start()
+                await self._size()
+                for number, order in enumerate(in_rounds(len(plan.arms), plan.seed)):
+                    complete = plan.minutes is not None and number == self._rounds
+                    if complete or self._over:
+                        break
+                    await self._round(number, order)
+                    if self._over:
+                        self._book.forget_round(number)  # it was cut short
+                        break
+                    findings = self._look(number + 1)
+                    if findings.told and not plan.whole:
+                        told = findings
+                        break
+                self._book.end(self._source.now())
+                if not self._over:
+                    await self._last_requests(max(LEAST_DRAIN, 2 * self._block))
+            finally:
+                self._switch.restore()
+                await self._source.stop(0.0)
+        if not self._over:  # else it was we who cut requests off
+            self._book.conclude()
+        findings = self._judge(ended=complete)
+        if told is not None and not findings.told:  # the look that stopped it counts
+            findings = told
+        return Outcome(
+            findings=findings,
+            book=self._book,
+            stopped=self._stopped(told is not None),
+            guarded=bool(self._why),
+            interrupted=self._interrupted.is_set(),
+            model=self._source.model,
+            notes=tuple(self._source.notes()),
+        )
+
+    # -- rounds
+
+    async def _size(self) -> None:
+        """The first minute, under the baseline: how long requests stay decides how long blocks are."""
+        plan = self.plan
+        await self._put(plan.arms[0], "start", lambda at: Block(0, -1, at, inf))
+        await self._pause(plan.sizing)
+        if not self._over and not self._book.came:
+            raise RunError("no request came in the first minute; send some, or let the trial send, --rate 10")
+        block, burn = block_length(self._book.time_in_system())
+        if plan.block is not None:
+            block = plan.block
+            burn = min(burn, float(ceil(block / 3)))
+        self._block, self._burn = block, burn
+        self._primary = plan.primary or (KEPT if self._book.promises else TTFT)
+        if plan.minutes is not None:
+            self._rounds = rounds_for(plan.minutes, len(plan.arms), block)
+            if self._rounds < FEWEST_ROUNDS and not self._over:
+                least = ceil(FEWEST_ROUNDS * len(plan.arms) * block / 60)
+                raise RunError(
+                    f"{plan.minutes:g} minutes hold {self._rounds} rounds of {len(plan.arms)} blocks of "
+                    f"{block:g} s, at least {FEWEST_ROUNDS} are needed; give --minutes {least} or more"
+                )
+        planned = f"{self._rounds} rounds" if self._rounds else "rounds until it is told"
+        self._say(
+            f"requests stay {self._book.time_in_system():.1f} s: {planned} of {len(plan.arms)} blocks of "
+            f"{block:g} s, the first {burn:g} s of each left out"
+        )
+
+    async def _round(self, number: int, order: Sequence[int]) -> None:
+        for arm in order:
+            if self._over:
+                return
+            begin = lambda at, arm=arm: self._book.begin(arm, number, at, self._burn)  # noqa: E731
+            block_number = number * len(self.plan.arms) + order.index(arm) + 1
+            place = f"round {number + 1} block {block_number}"
+            try:
+                block = await self._put(self.plan.arms[arm], place, begin)
+            except RunError as error:  # what was found so far is worth telling
+                self._why = str(error)
+                return
+            await self._pause(self._block)
+            if block is not None:
+                self._guard(block)
+
+    async def _put(self, arm: Arm, place: str, begin: Callable[[float], Block]) -> Block | None:
+        """Put an arm into force; None where a signal comes first."""
+        put = asyncio.create_task(self._switch.put(arm, place, begin))
+        stop = asyncio.create_task(self._interrupted.wait())
+        await asyncio.wait({put, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if put.done():
+            return put.result()
+        put.cancel()
+        with suppress(asyncio.CancelledError):
+            await put
+        return None
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, and look whether something went wrong."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds / self.plan.speed
+        asked = loop.time()
+        while (left := end - loop.time()) > 0 and not self._over:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._interrupted.wait(), min(left, LOOK / self.plan.speed))
+            trouble = self._source.trouble()
+            if not trouble and loop.time() - asked >= ASK_EVERY / self.plan.speed:
+                asked = loop.time()
+                trouble = await self._switch.trouble()
+            self._why = self._why or (f"{trouble}; {BACK}" if trouble else "")
+
+    async def _last_requests(self, seconds: float) -> None:
+        """Requests of the last blocks may end, under the settings that were there before. A trace that the
+        server writes for the trial must go on meanwhile.
+        """
+        source = self._source
+        if isinstance(source, FollowedTrace):
+            if source.own:
+                await self._put(self.plan.arms[0], "end", lambda at: Block(0, -1, at, inf))
+            else:
+                self._switch.restore()
+            end = asyncio.get_running_loop().time() + seconds / self.plan.speed
+            while any(block.unfinished for block in self._book.blocks):
+                left = end - asyncio.get_running_loop().time()
+                if left <= 0 or self._over:
+                    break
+                await self._pause(min(1.0, left * self.plan.speed))
+        else:
+            self._switch.restore()
+            await source.stop(seconds)
+
+    @property
+    def _over(self) -> bool:
+        return self._interrupted.is_set() or bool(self._why)
+
+    # -- looks
+
+    def _guard(self, block: Block) -> None:
+        """Live users are not kept waiting for the sake of a figure."""
+        plan, arm = self.plan, block.arm
+        if arm == 0 or self._why:
+            return
+        name = plan.names[arm]
+        followed = isinstance(self._source, FollowedTrace)
+        if followed and longest_wait(self._book, self._block):
+            self._why = f"under {name} the backlog grew beyond {self._block:g} s of work; {BACK}"
+        ended = [one for one in self._book.blocks if one.arm == arm and one.end < inf and not one.unfinished]
+        shares = [sums.kept / sums.requests for sums in (one.sums() for one in ended[-2:]) if sums.requests]
+        if plan.floor is not None and len(shares) == 2 and max(shares) < plan.floor:
+            self._why = (
+                f"{name} kept at most {max(shares):.0%} of the promises in two blocks running, less than "
+                f"{plan.floor:.0%}; {BACK}"
+            )
+
+    def _look(self, rounds: int) -> Findings:
+        findings = self._judge(ended=False)
+        self._say(line(findings, rounds, self._rounds))
+        return findings
+
+    def _judge(self, ended: bool) -> Findings:
+        plan = self.plan
+        return judge(self._book, plan.names, self._primary, self._block, self._burn, plan.looks, ended=ended)
+
+    def _stopped(self, told: bool) -> str:
+        if self._why:
+            return self._why
+        if self._interrupted.is_set():
+            return f"interrupted; {BACK}"
+        return "the answer was clear before the planned end" if told else ""
+
+
+# -- the two ways to put an arm into force
+
+
+class BySettings:
+    """Writes the settings file; the plug-in reads it again within two seconds."""
+
+    def __init__(
+        self, file: SettingsFile, source: Source, metrics: ServerMetrics | None, speed: float = 1.0
+    ) -> None:
+        self._file, self._source, self._metrics, self._speed = file, source, metrics, speed
+        self._name = secrets.token_hex(4)
+        self._arm: Arm | None = None
+        self._renewals: float | None = None  # that the server must show before the next switch
+
+    async def put(self, arm: Arm, place: str, begin: Callable[[float], Block]) -> Block:
+        source, switches = self._source, self._arm is not None and dict(self._arm.words) != dict(arm.words)
+        if self._metrics is not None and await self._metrics.read():
+            self._expect(switches, self._metrics.renewals or 0.0)
+        self._arm = arm
+        mark = f"trial {self._name} {place} arm {arm.name}"[:LONGEST_MARK]
+        if not isinstance(source, FollowedTrace):
+            self._file.put(arm.words, mark)
+            return begin(source.now())
+        source.expect(mark, begin)
+        before = source.renewals
+        self._file.put(arm.words, mark)
+        begun = await self._begun(source, mark)
+        if switches and source.renewals == before:
+            raise RunError(NOT_TAKEN)
+        return begun
+
+    def _expect(self, switches: bool, renewals: float) -> None:
+        """The same arm again is no switch, and the plug-in keeps its policy."""
+        if self._renewals is not None and renewals < self._renewals:
+            raise RunError(NOT_TAKEN)
+        self._renewals = renewals + 1 if switches else None
+
+    async def _begun(self, source: FollowedTrace, mark: str) -> Block:
+        """The block that began when the engine had read the file."""
+        end = asyncio.get_running_loop().time() + READ_WITHIN
+        while asyncio.get_running_loop().time() < end:
+            source.poll()
+            if mark in source.begun:
+                return source.begun[mark]
+            await asyncio.sleep(LOOK / self._speed)
+        raise RunError(
+            f"the trace {source.path} shows no new settings after {READ_WITHIN:g} s: is it the trace "
+            "of the server that reads this file, and does that server have requests?"
+        )
+
+    async def trouble(self) -> str | None:
+        if self._metrics is None:
+            return None
+        await self._metrics.read()
+        if self._metrics.fallen:
+            return f"the policy of {self._arm.name if self._arm else '?'} failed and the engine fell back"
+        return None
+
+    def restore(self) -> None:
+        self._file.restore()
+
+
+class ByUrl:
+    """Sends requests to another server."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    async def put(self, arm: Arm, place: str, begin: Callable[[float], Block]) -> Block:
+        self._source.url = arm.url  # type: ignore[attr-defined]  # only the trial's own load goes to URLs
+        return begin(self._source.now())
+
+    async def trouble(self) -> str | None:
+        return None
+
+    def restore(self) -> None:
+        """Nothing was changed."""
+
+
+# -- words
+
+
+def line(findings: Findings, round: int, rounds: int) -> str:
+    """Where the trial stands, in one line."""
+    parts = [f"round {round} of {rounds}" if rounds else f"round {round}"]
+    if findings.state is None:
+        return f"{parts[0]}; its requests are still under way"
+    parts.append(findings.state.name)
+    for found in findings.found:
+        verdict = found.verdict(findings.primary)
+        if verdict is None:
+            parts.append(f"{findings.primary.title} cannot be compared in this state")
+        else:
+            parts.append(f"{findings.arms[found.arm]}: {_figures(verdict)}, {said(findings, verdict)}")
+    return "; ".join(parts)
+
+
+def said(findings: Findings, verdict: Verdict) -> str:
+    """The word, with roughly how long it takes where it is not known yet."""
+    if verdict.word != CANNOT_TELL:
+        return verdict.word
+    if verdict.rounds_missing is None:
+        return f"{CANNOT_TELL} yet"
+    return f"{CANNOT_TELL} yet: roughly {ceil(findings.minutes(verdict.rounds_missing))} min more"
+
+
+def _figures(verdict: Verdict) -> str:
+    metric, change = verdict.metric, verdict.change
+    if change is None:
+        return metric.title
+    return f"{metric.title} {_shown(metric, change.baseline)} -> {_shown(metric, change.arm)}"
+
+
+def _shown(metric: Metric, value: float) -> str:
+    if metric.share:
+        return f"{100 * value:.1f} %"
+    return f"{value:,.0f}/s" if metric is THROUGHPUT else f"{1000 * value:.0f} ms"
+
+
+class Signals:
+    """Ctrl-C and kill end the trial, not the process; a second one ends the process."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop, self._numbers = stop, (signal.SIGINT, signal.SIGTERM)
+
+    def __enter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in self._numbers:
+            with suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.add_signal_handler(number, self._signalled)
+
+    def _signalled(self) -> None:
+        self._stop()
+        self._remove()
+
+    def __exit__(self, *error: object) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in self._numbers:
+            with suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.remove_signal_handler(number)

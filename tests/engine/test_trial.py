@@ -1,0 +1,98 @@
+"""`headgate trial` on vLLM itself: settings are taken over, a trace is begun and ended, marks are in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from asynchronous_cpu import installed_in
+from http_server import START, environment, start, stop, wait
+
+from headgate.live.trial.load import OwnLoad, model_of
+from headgate.record.live_trace import read_live_trace
+from headgate.workloads.workload import Workload
+
+ORIGINAL = '# the operator\'s own\npolicy = "vllm"\nttft = "10s"\n'
+SPEED = 3.0  # blocks of 20 s are as short as these seven seconds
+MAIN = "from headgate.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, scratch: Path):
+    (scratch / "trial.toml").write_text(ORIGINAL)
+    paths = [*installed_in(scratch / "plug-in"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(paths))
+        vllm = [str(Path(sys.executable).with_name("vllm")), "serve", str(model)]
+        flags = "--scheduler-cls", "headgate.vllm.scheduler", "--max-num-seqs", "8"
+        found = start(vllm, scratch, *flags, HEADGATE_CONFIG=str(scratch / "trial.toml"))
+        try:
+            wait(found)
+            yield found
+        finally:
+            stop(found)
+
+
+def traffic(url: str, over: threading.Event) -> OwnLoad:
+    """Two requests a second, until it is over."""
+    count = 400
+    requests = Workload.of([20] * count, [12] * count, arrival=[0.5 * number for number in range(count)])
+
+    async def send() -> OwnLoad:
+        load = OwnLoad(requests, url, {}, 1)
+        load.model = await model_of(url)
+        await load.start()
+        while not over.is_set():
+            await asyncio.sleep(0.1)
+        await load.stop(10.0)
+        return load
+
+    return asyncio.run(send())
+
+
+def trial(scratch: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    timing = ("--speed", str(SPEED), "--block", "20s", "--minutes", "4", "--whole", "--json", "-")
+    command = [sys.executable, "-c", MAIN, "trial", "--config", str(scratch / "trial.toml"), *flags, *timing]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=START, cwd=scratch, env=environment(scratch)
+    )
+
+
+def test_a_trial_of_live_traffic_and_one_of_its_own(server, scratch):
+    over = threading.Event()
+    clients: list[OwnLoad] = []
+    thread = threading.Thread(target=lambda: clients.append(traffic(server.url, over)))
+    thread.start()
+    try:
+        done = trial(scratch, "--arm", "eb:refill=2", "--out", "followed")
+    finally:
+        over.set()
+        thread.join()
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["rounds"] == 6 and found["state"] == "light" and not clients[0].failed
+    assert found["found"]["eb:refill=2"]["all"]["kept"]["arm"] > 0.5
+    assert (scratch / "trial.toml").read_text() == ORIGINAL
+    (trace,) = (scratch / "followed").glob("trace-*.jsonl")
+    marks = [json.loads(line) for line in trace.read_text().splitlines() if '"event":"mark"' in line]
+    assert len(marks) == 14  # the first minute, twelve blocks, the end
+    assert marks[1]["mark"].split(" ", 2)[2].startswith("round 1 block 1 arm ")
+    assert [mark["at"] for mark in marks] == sorted(mark["at"] for mark in marks)
+    assert all(abs(mark["date"] - time.time()) < 3600 for mark in marks)
+    run = read_live_trace(trace)
+    assert {line["policy"] for line in run.meta["policies"]} == {"vllm", "eb:refill=2"}
+    arrived = trace.read_text().count('"event":"arrived"')
+    own = trial(
+        scratch, "--arm", "eb:refill=2", "--url", server.url, "--rate", "1", "--prompt", "20", "--output", "8"
+    )
+    assert own.returncode == 0, own.stderr
+    assert json.loads(own.stdout)["rounds"] == 6
+    assert trace.read_text().count('"event":"arrived"') <= arrived + 5  # it ended with the first step after
+    assert (scratch / "trial.toml").read_text() == ORIGINAL and not server.said("FALLEN BACK")

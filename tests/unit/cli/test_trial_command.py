@@ -1,0 +1,129 @@
+"""`headgate trial` refuses what cannot be compared with one line, before anything is changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+
+import pytest
+
+pytest.importorskip("aiohttp")
+URL = ["--url", "http://127.0.0.1:9"]
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text('policy = "mixed"\nttft = "500ms"\n')
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ([], "--arm needs --config"),
+        (["--arm", "keep"], "--arm needs --config FILE"),
+        (["--config", "{c}"], "0 arms; compare 2 to 6"),
+        (["--config", "{c}", "--arm", "mixed"], "is what the settings file says already"),
+        (
+            ["--config", "{c}", "--arm", "eb:refill=8", "--arm", "eb:refill=8"],
+            "two arms are called eb:refill=8",
+        ),
+        (["--config", "{c}", "--arm", "kep"], "arm kep: unknown policy"),
+        (["--config", "{c}", "--arm", "eb:refil=8"], "arm eb:refil=8:"),
+        (["--config", "{c}", "--arm", ""], "is empty; name a policy"),
+        (["--config", "{c}", "--arm", "none.toml"], "none.toml: No such file"),
+        (["--config", "no.toml", "--arm", "keep"], "no.toml: No such file"),
+        (["--config", ".", "--arm", "keep"], "settings file .: "),
+        (["--config", "{c}", "--arm", "keep", "--follow", "no.jsonl"], "no trace of a live engine"),
+        (["--config", "{c}", "--arm", "keep", "--rate", "5"], "say where, --url"),
+        (["--config", "{c}", "--arm", "keep", *URL], "add --rate or --trace, or drop it"),
+        (["--config", "{c}", "--arm", "keep", "--prompt", "5"], "--prompt is about requests that the trial"),
+        (["--config", "{c}", "--arm", "keep", "--rate", "5", "--url", "here"], "is no URL"),
+        (
+            ["--config", "{c}", "--arm", "keep", "--rate", "5", *URL],
+            "no server answers at http://127.0.0.1:9",
+        ),
+        (["--config", "{c}", "--arm", "keep", "--rate", "0", *URL], "rate: 0.0 is not allowed"),
+        (["--config", "{c}", "--arm", "keep", "--rate", "5", "--minutes", "-1", *URL], "--minutes -1"),
+        (["--config", "{c}", "--arm", "keep", "--rate", "5", "--minutes", "nan", *URL], "--minutes nan"),
+        (["--config", "{c}", "--arm", "keep", "--rate", "5", "--speed", "0", *URL], "--speed 0"),
+        (["--config", "{c}", "--arm", "keep", "--rate", "5", "--seed", "-3", *URL], "--seed -3"),
+        (["--config", "{c}", "--arm", "keep", "--rate", "5", "--block", "1h", *URL], "--block 1h"),
+        (["--config", "{c}", "--arm", "keep", "--rate", "5", "--block", "x", *URL], "x"),
+        (
+            ["--config", "{c}", "--arm", "keep", "--rate", "5", "--primary", "p", *URL],
+            "--primary p is unknown",
+        ),
+        (["--config", "{c}", "--arm", "keep", "--stop-if", "kept>1"], "write it as 'kept<90%'"),
+        (["--config", "{c}", "--arm", "keep", "--trace", "azure", *URL], "unknown trace"),
+        (["--config", "{c}", "--arm", "keep", "--rate", "5", "--clients", "4", *URL], "two kinds of load"),
+        (["--arm", "a=http://127.0.0.1:9", "--arm", "b=http://127.0.0.1:9/"], "are one server"),
+        (["--arm", "a=http://127.0.0.1:9", "--arm", "mixed"], "give URLs or settings"),
+        (["--arm", "a=http://127.0.0.1:9", "--arm", "b=http://127.0.0.1:8"], "such as --rate 10"),
+        (["--arm", "a=http://127.0.0.1:9", "--arm", "b=http://[", "--rate", "5"], "http://127.0.0.1:9"),
+        (["--config", "{c}", "--arm", "keep", "--json", "none/x.json"], "its folder does not exist"),
+    ],
+)
+def test_one_line_and_exit_code_2(refused, config, flags, wanted):
+    refused(["trial", *(flag.replace("{c}", config) for flag in flags)], wanted)
+    with open(config) as file:
+        assert file.read() == 'policy = "mixed"\nttft = "500ms"\n'
+
+
+def test_promises_that_none_made(refused, tmp_path):
+    (tmp_path / "bare.toml").write_text('policy = "mixed"\n')
+    flags = ["trial", "--config", "bare.toml", "--arm", "keep", "--rate", "5", *URL]
+    refused([*flags, "--stop-if", "kept<90%"], "--stop-if is about promises, and none is made")
+    refused([*flags, "--primary", "kept"], "--primary kept is about promises")
+    refused([*flags, "--stop-if", "kept<90%", "--itl", "50ms"], "no server answers")
+
+
+def test_arms_must_promise_the_same(refused, config, tmp_path):
+    (tmp_path / "loose.toml").write_text('ttft = "2s"\n')
+    refused(["trial", "--config", config, "--arm", "loose.toml", "--rate", "5", *URL], "changes ttft")
+    (tmp_path / "traced.toml").write_text('trace = "x.jsonl"\n')
+    refused(["trial", "--config", config, "--arm", "traced.toml", "--rate", "5", *URL], "changes trace")
+
+
+def test_a_file_that_cannot_be_written(refused, config, tmp_path, monkeypatch):
+    trace = tmp_path / "t.jsonl"
+    trace.write_text(json.dumps({"trace": 1, "policy": "mixed"}) + "\n")
+
+    def refuse(*args: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("headgate.live.trial.arms.SettingsFile._write", refuse)
+    refused(
+        ["trial", "--config", config, "--arm", "keep", "--follow", trace], "Permission denied", "writable"
+    )
+
+
+def test_a_server_that_is_no_vllm_or_has_no_plug_in(refused, config):
+    """A socket that answers every call with the same JSON."""
+    import threading
+
+    body = b'{"data": [{"id": "m"}]}'
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            for _ in range(2):
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        refused(
+            ["trial", "--config", config, "--arm", "keep", "--rate", "5", "--url", url], "no plug-in reads"
+        )
+        thread.join(5)
+
+
+def test_nothing_is_left_behind(refused, config):
+    refused(["trial", "--config", config, "--arm", "keep", "--rate", "5", *URL], "no server answers")
+    assert not os.path.exists("runs")

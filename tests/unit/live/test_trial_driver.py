@@ -1,0 +1,146 @@
+"""The driver of a trial on a world of its own: settings read again, marks in a trace, guards, early ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+
+import pytest
+
+from headgate.core.errors import RunError
+from headgate.live.trial.arms import SettingsFile, read_arms
+from headgate.live.trial.follow import FollowedTrace
+from headgate.live.trial.trial import BySettings, Trial, TrialPlan, line
+from headgate.stats.switchback import TTFT
+
+SPEED = 100.0  # seconds of the world in one of ours
+
+
+class World:
+    """A server that answers each request after a delay of its policy, and writes what a plug-in writes."""
+
+    def __init__(self, config, trace, delays, fail_at=None, stubborn=False):
+        self.config, self.trace, self.delays, self.fail_at = config, trace, delays, fail_at
+        self.stubborn = stubborn
+        self.now, self.read, self.draw = 0.0, "", random.Random(1)
+        self.origin = time.perf_counter()
+
+    def settings(self):
+        text = self.config.read_text()
+        return json.loads(text) if text.startswith("{") else {"policy": "mixed"}
+
+    async def serve(self):
+        number, ends, policy = 0, [], "mixed"
+        while True:
+            await asyncio.sleep(0.5 / SPEED)
+            self.now = (time.perf_counter() - self.origin) * SPEED
+            words, lines = self.settings(), []
+            if self.config.read_text() != self.read:
+                self.read, before = self.config.read_text(), policy
+                policy = policy if self.stubborn else words["policy"]
+                if policy != before:
+                    lines.append({"event": "policy", "at": self.now, "policy": policy, "parameters": {}})
+                if "mark" in words:
+                    lines.append({"event": "mark", "at": self.now, "date": 1e9, "mark": words["mark"]})
+                self.trace = words.get("trace", self.trace)
+            if self.fail_at is not None and self.now > self.fail_at:
+                lines.append({"event": "fell_back", "at": self.now, "reason": "it raised"})
+            known = {"id": number, "prompt": 5, "limit": 9, "kind": "", "guess": None, "priority": 0}
+            lines.append(
+                {"event": "arrived", **known, "at": self.now, "first_token": 0.5, "between_tokens": None}
+            )
+            delay = self.delays[policy] * self.draw.uniform(0.5, 1.5)
+            ends.append((self.now + delay, number))
+            number += 1
+            for end, id in [each for each in ends if each[0] <= self.now + 0.5]:
+                ends.remove((end, id))
+                after = {"how": "stopped", "output": 1, "evictions": 0, "wasted": 0, "cached": 0}
+                lines += [
+                    {"event": "prefilled", "id": id, "at": end},
+                    {"event": "finished", "id": id, "at": end, **after},
+                ]
+            if self.trace:
+                with open(self.trace, "a") as file:
+                    file.write("".join(json.dumps(each) + "\n" for each in lines))
+
+
+def run(tmp_path, delays, arms=("fast=mixed", "slow=v0"), own=False, fail_at=None, stubborn=False, **words):
+    config, trace = tmp_path / "s.toml", tmp_path / "t.jsonl"
+    config.write_text('policy = "mixed"\n')
+    if not own:
+        trace.write_text('{"trace": 1}\n')
+    said: list[str] = []
+
+    async def both():
+        chosen = read_arms(list(arms), str(config), {})
+        if own:
+            chosen = tuple(arm.with_trace(str(trace)) for arm in chosen)
+        plan = TrialPlan(chosen, **{"minutes": 6.0, "block": 30.0, "sizing": 20.0, "speed": SPEED, **words})
+        source = FollowedTrace(str(trace), own)
+        file = SettingsFile(str(config))
+        file.take()
+        world = asyncio.create_task(World(config, None if own else trace, delays, fail_at, stubborn).serve())
+        try:
+            return await Trial(plan, source, BySettings(file, source, None, SPEED), said.append).run()
+        finally:
+            world.cancel()
+
+    outcome = asyncio.run(both())
+    assert config.read_text() == 'policy = "mixed"\n'
+    return outcome, said
+
+
+def test_a_difference_in_your_own_traffic_is_found(tmp_path):
+    outcome, said = run(tmp_path, {"mixed": 0.1, "v0": 0.5})
+    findings = outcome.findings
+    verdict = findings.found[0].verdict(findings.primary)
+    assert findings.primary.name == "kept" and verdict.word == "less" and verdict.change.baseline == 1.0
+    assert findings.rounds >= 6 and not outcome.guarded and not outcome.interrupted
+    assert "rounds of 2 blocks of 30 s" in said[0] and said[-1].startswith("round 6 of 6; light; slow: ")
+    assert "promises kept 100.0 % -> " in said[-1]
+
+
+def test_a_trace_that_the_server_writes_for_the_trial(tmp_path):
+    outcome, _ = run(tmp_path, {"mixed": 0.1, "v0": 0.5}, own=True)
+    assert outcome.findings.rounds == 6
+    assert outcome.findings.found[0].verdict(outcome.findings.primary).word == "less"
+    assert all(not block.unfinished for block in outcome.book.blocks)
+
+
+def test_it_ends_early_when_it_is_clear_and_not_with_whole(tmp_path):
+    clear, _ = run(tmp_path, {"mixed": 0.1, "v0": 1.0}, minutes=15.0, primary=TTFT)
+    assert clear.findings.rounds < 12 and clear.stopped == "the answer was clear before the planned end"
+    (tmp_path / "t.jsonl").unlink()
+    whole, _ = run(tmp_path, {"mixed": 0.1, "v0": 1.0}, minutes=7.0, primary=TTFT, whole=True)
+    assert whole.findings.rounds == 7 and not whole.stopped
+
+
+def test_the_guard_ends_it(tmp_path):
+    fallen, _ = run(tmp_path, {"mixed": 0.1, "v0": 0.5}, fail_at=200.0)
+    assert fallen.guarded and "the policy fell back: it raised; the server is back" in fallen.stopped
+    (tmp_path / "t.jsonl").unlink()
+    floor, _ = run(tmp_path, {"mixed": 0.1, "v0": 2.0}, floor=0.9)
+    assert floor.guarded and "slow kept at most 0% of the promises in two blocks running" in floor.stopped
+    (tmp_path / "t.jsonl").unlink()
+    backlog, _ = run(tmp_path, {"mixed": 0.1, "v0": 200.0})
+    assert backlog.guarded and "the backlog grew beyond 30 s of work" in backlog.stopped
+
+
+def test_a_server_whose_own_flags_win_is_noticed(tmp_path):
+    outcome, _ = run(tmp_path, {"mixed": 0.1, "v0": 0.5}, stubborn=True)
+    assert outcome.guarded and "did not take the settings over" in outcome.stopped
+    assert outcome.findings.rounds == 0
+
+
+def test_too_short_a_plan_is_refused(tmp_path):
+    with pytest.raises(RunError, match=r"3 minutes hold 3 rounds of 2 blocks of 30 s.*--minutes 6 or more"):
+        run(tmp_path, {"mixed": 0.1, "v0": 0.1}, minutes=3.0)
+    assert (tmp_path / "s.toml").read_text() == 'policy = "mixed"\n'
+
+
+def test_a_line_before_anything_is_known(tmp_path):
+    outcome, said = run(tmp_path, {"mixed": 0.1, "v0": 0.1})
+    assert any("cannot tell yet: roughly" in each for each in said)
+    assert line(outcome.findings, 6, 0).startswith("round 6; light; ")

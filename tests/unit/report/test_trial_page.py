@@ -1,0 +1,89 @@
+"""A trial's report: the answer first, only figures that may be compared, and what they mean."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from check_html import read
+
+from headgate.core.request import Slo
+from headgate.live.trial.book import Book
+from headgate.live.trial.findings import judge
+from headgate.live.trial.trial import Outcome
+from headgate.report.runs.trial import answer, trial_page
+from headgate.report.terminal import show
+from headgate.stats.switchback import KEPT, TTFT, Looks
+
+
+def book(kept, ttft=(0.2, 0.2), rounds=8, waiting=0):
+    """Rounds of ten requests for each arm, of which so many keep their promise."""
+    made = Book({None: Slo(1.0, None)})
+    at = 0.0
+    for number in range(rounds):
+        for arm in (0, 1):
+            made.begin(arm, number, at, 0.0)
+            for place in range(10):
+                seen = made.arrived(at + place, "chat" if place % 2 else "batch")
+                late = 5.0 if place >= kept[arm] + (number % 2) else 0.0
+                made.first_token(seen, at + place + ttft[arm] * (1 + 0.1 * (number % 3)) + late)
+                made.left(seen, at + place + 6.0, True, 1)
+            at += 30.0
+            made.waiting = waiting * (number + 1)
+            made.end(at)
+            made.waiting = 0
+    return made
+
+
+def outcome(made, primary=KEPT, **words):
+    findings = judge(made, ("mixed", "keep"), primary, 30, 5, Looks(), ended=True)
+    return Outcome(findings, made, **words)
+
+
+def text(found):
+    out = io.StringIO()
+    show(trial_page(found, ["trial", "--arm", "keep"]), out)
+    return " ".join(out.getvalue().split())
+
+
+def test_a_better_arm():
+    found = outcome(book((4, 8)))
+    assert answer(found.findings).startswith(
+        "keep is better than mixed: promises kept 85.0 % instead of 45.0 %, 40.0 "
+    )
+    page = text(found)
+    assert "keep beside mixed" in page and "+40.0 points" in page and "class batch" in page
+    assert "Light load: throughput is what arrives" in page and "starts fresh" in page
+    from headgate.report.html.page import render  # after the document it shows
+
+    html = render(trial_page(found, ["trial"]))
+    read(html)
+    assert "<svg" in html and "Round by round" in html and "prefers-color-scheme" in html
+
+
+def test_a_worse_one_and_none():
+    assert "keep is worse than mixed" in answer(outcome(book((8, 4))).findings)
+    assert answer(outcome(book((10, 10))).findings).startswith(
+        "No difference between keep and mixed: promises kept 100.0 % and 100.0 %, less than 1 point apart"
+    )
+
+
+def test_what_cannot_be_told():
+    assert "Cannot tell: 4 rounds of the 6 that are needed." in text(outcome(book((4, 8), rounds=4)))
+    wild = book((5, 5), ttft=(0.2, 0.21))
+    for number, block in enumerate(wild.blocks):
+        block.by_class["chat"].ttft *= 1 + 3 * (number * 7 % 5)
+    said = answer(outcome(wild, TTFT).findings)
+    assert said.startswith("Cannot tell yet whether keep changes TTFT, mean: ")
+    heavy = text(outcome(book((4, 8), waiting=3), TTFT))
+    assert (
+        "Cannot tell: TTFT, mean cannot be compared on a server whose state is overload; --primary kept can."
+        in heavy
+    )
+    assert "Only promises are compared; lower the load." in heavy and "TTFT, p95" not in heavy
+
+
+@pytest.mark.parametrize("note", ["this client cannot keep up", "3 requests failed"])
+def test_what_makes_figures_mean_less_is_said(note):
+    found = outcome(book((4, 8)), stopped="interrupted; the server is back at its settings", notes=(note,))
+    assert note in text(found).replace(note.capitalize(), note) and "ended interrupted" in text(found)
