@@ -62,10 +62,13 @@ class Virtual:
         self.scheduler = made = scheduler(shape, {"policy": "mixed", "watchdog": "1000000000s"})
         made._headgate.clock = made._headgate_books.wall = lambda: self.now
         terms = made._headgate_books._promises
-        slos = [workload.kinds[kind].slo for kind in workload.kind.tolist()]
-        made._headgate_books._promises = lambda request: terms(request)._replace(
-            slo=slos[int(request.request_id)]
-        )
+        kinds = [workload.kinds[kind] for kind in workload.kind.tolist()]
+
+        def promised(request):
+            kind = kinds[int(request.request_id)]
+            return terms(request)._replace(kind=kind.name, slo=kind.slo)
+
+        made._headgate_books._promises = promised
         made._headgate.origin = 0.0
         made._headgate.take_over(self.policy)
         self.ledger = made._headgate.ledger

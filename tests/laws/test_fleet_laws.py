@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet_worlds import ROUTERS
-from headgate.core.fleet import DECODE, SOLO, Stage
+from headgate.core.fleet import DECODE, SOLO, STAY, Move, RoutePolicy, Routing, Stage
 from headgate.methods.balance.balance import LeastLoaded
+from headgate.methods.fluid.online import INNER
 from headgate.record.tables import ENDS
 from headgate.stats.gaps import Gaps
 from headgate.stats.metrics import summarise
@@ -18,6 +19,7 @@ from token_fleets import TokenWorld, token_worlds
 MEMBERS = [(name, {}) for name in ROUTERS if name != "split"] + [("split", {"prefill": 1})]
 MEMBERS += [(name, {"spill": True}) for name in ("gate-and-route", "gate-and-route+")]
 MEMBERS += [("online", {"router": "token-bucket", "every": 0.5, "half_life": 5.0})]
+LOOKING = [("online", {"router": router, "every": 0.1, "half_life": 1.0}) for router in sorted(INNER)]
 SERVED = ("arrived", "moved whole", "prefilled", "finished")
 PARTED = ("arrived", "moved prefill", "prefilled", "moved decode", "finished")
 STORIES = {(*SERVED[:n], "left") for n in (1, 2, 3)} | {SERVED}
@@ -122,19 +124,21 @@ def copies_take_their_time(world, run, log):
             assert not gaps[id] or gaps[id][0] >= copied - 1e-9
 
 
-@pytest.mark.parametrize("name, more", MEMBERS)
+@pytest.mark.parametrize("name, more", MEMBERS + LOOKING)
 @some
 @given(world=token_worlds(), seed=st.integers(0, 3))
 def test_same_again_and_leases_change_nothing(name, more, world: TokenWorld, seed):
     """The same history twice; and asking policies at every step gives the same times to the last bit."""
-    if (name, more) not in members(world):
+    if name == "split" and world.engines == 1:
         return
-    first, second, asked = (
-        world.run(name, seed, leases, **more)[0].recorder.tables() for leases in (True, True, False)
-    )
+    runs = [world.run(name, seed, leases, **more) for leases in (True, True, False)]
+    first, second, asked = (fleet.recorder.tables() for fleet, _ in runs)
     for table in first:
         same(first[table], second[table])
     same(first["requests"], asked["requests"])
+    if name == "online":  # what it estimated and planned, and when
+        plans = [[*router.inner.plans] for _, router in runs]
+        assert plans[0] == plans[1] == plans[2]
 
 
 class Reads(LeastLoaded):
@@ -151,10 +155,28 @@ class Reads(LeastLoaded):
         return super().route(fleet)
 
 
+class Refuses(RoutePolicy):
+    """Notes when it is asked. It refuses every second request and keeps others back while engines work."""
+
+    sends_at_once = True
+
+    def __init__(self, engines):
+        self.read = []
+
+    def route(self, fleet):
+        self.read.append(fleet.now)
+        waiting = [id for queue in fleet.queues.values() for id in queue]
+        engine = min(fleet.replicas, key=lambda each: each.load)
+        if refused := tuple(id for id in waiting if id % 2):
+            return Routing(reject=refused)
+        return STAY if engine.load else Routing((Move(waiting[0], engine.id),))
+
+
+@pytest.mark.parametrize("kind", [Reads, Refuses])
 @some
 @given(world=token_worlds())
-def test_routers_read_the_same_of_engines_whether_or_not_these_jump_over_steps(world: TokenWorld):
-    routers = [Reads(world.engines), Reads(world.engines)]
+def test_routers_read_the_same_of_engines_whether_or_not_these_jump_over_steps(kind, world: TokenWorld):
+    routers = [kind(world.engines), kind(world.engines)]
     for router, leases in zip(routers, (True, False), strict=True):
         world.fleet(router, leases).run()
     assert routers[0].read == routers[1].read

@@ -11,10 +11,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from http.client import HTTPException
 from math import inf
 from pathlib import Path
 from shlex import join, quote
@@ -38,7 +38,8 @@ LIMITS = ("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len")
 TENSOR = ("--tensor-parallel-size", "-tp")
 MEMORY = "--gpu-memory-utilization"
 SHARE, WITH_GRAPHS = 0.92, 0.90  # vLLM's default, and beside larger graphs
-ELSEWHERE = ("--config", "--uds", "--ssl-keyfile", "--headless")  # then it is not known where the server is
+# Then it is not known where the server is, or it is not plain HTTP.
+ELSEWHERE = ("--config", "--uds", "--ssl-keyfile", "--ssl-certfile", "--headless")
 ON, OFF = "--async-scheduling", "--no-async-scheduling"
 PASSES = {"allow_extra_args": True, "ignore_unknown_options": True}  # what click calls it
 
@@ -100,7 +101,7 @@ def _run(
     graphs, warm = switches
     more, graphs_said = _graphs(settings, rest) if graphs else ([], "")
     server, warm_said = _warm_up(settings, rest) if warm else (None, "")
-    command = [vllm or "vllm", "serve", model, *rest, *more, "--scheduler-cls", SCHEDULER]
+    command = [vllm or "vllm", "serve", model, *more, *rest, "--scheduler-cls", SCHEDULER]
     if settings.refuse:
         command += ["--middleware", REFUSALS]
     if server is not None:
@@ -114,12 +115,13 @@ def _run(
             environment[WARM_FILE] = str(folder / "warm")
         shown = " ".join(f"{name}={quote(value)}" for name, value in environment.items())
         lines = [f"{_policy_said(settings, model)}; {_limits_said(rest)}"]
+        lines += [_classes_said(settings)] if settings.classes else []
         by_priority = _value(rest, "--scheduling-policy") == "priority"
         priorities = settings.priorities_said(VLLM.priorities) if by_priority else None
         lines += filter(None, (graphs_said, warm_said, priorities))
         for line in lines:
             print(f"headgate: {line}", file=sys.stdout if dry_run else sys.stderr)
-        print(f"headgate: {shown} {join(command)}", flush=True)
+        print(f"headgate: {shown} {join(_without_keys(command))}", flush=True)
         if dry_run and own is None:
             print(f"headgate: {environment[CONFIG]} would say {json.dumps(given)}")
         return 0 if dry_run else _wait(command, {**os.environ, **environment}, folder, server)
@@ -192,6 +194,20 @@ def _policy_said(settings: Settings, model: str) -> str:
     return f"{chosen}, no card: it {learned}; headgate calibrate {model} measures them"
 
 
+def _classes_said(settings: Settings) -> str:
+    """What each class is promised, in one line."""
+
+    def said(words: Any) -> str:
+        parts = [f"{name} {1000 * value:g} ms" for name in ("ttft", "tbt") if (value := getattr(words, name))]
+        return ", ".join(parts) or "nothing promised"
+
+    classes = []
+    for name, own in settings.classes.items():
+        weight = "" if own.weight is None else f", weight {own.weight:g}"
+        classes.append(f"{name}: {'background' if own.background else said(own)}{weight}")
+    return "classes: " + "; ".join([*classes, f"without a class: {said(settings)}"])
+
+
 def _limits_said(rest: list[str]) -> str:
     """Slots, budget, longest request and asynchrony: as the command line says, or as vLLM decides."""
     parts = [f"{flag[2:]} {_value(rest, flag) or 'as vLLM chooses'}" for flag in LIMITS]
@@ -210,13 +226,14 @@ def _graphs(settings: Settings, rest: list[str]) -> tuple[list[str], str]:
         return [], ""
     from headgate.advisor.flags import FLAG, LARGEST, graph_flag
 
-    own = {FLAG, "--compilation-config", "-O", "--cudagraph-capture-sizes", "--enforce-eager"}
-    named = {word.partition("=")[0].replace("_", "-") for word in rest}
+    own = {FLAG, "--compilation-config", "-cc", "-O", "--cudagraph-capture-sizes", "--enforce-eager"}
+    own.add("--config")  # it may name any of these
+    named = {word.partition("=")[0].partition(".")[0].replace("_", "-") for word in rest}
     if own & named or any(word.startswith("-O") for word in rest):
         return [], ""
     size = str(graph_flag(_number(rest, "--max-num-batched-tokens") or LARGEST).value)
     flags, memory = [FLAG, size], ""
-    if not {MEMORY, "--kv-cache-memory-bytes"} & named:
+    if not any(word.startswith(("--gpu-memory", "--kv-cache-memory")) for word in named):
         flags += [MEMORY, f"{WITH_GRAPHS:.2f}"]
         memory = f" and {MEMORY} {WITH_GRAPHS:.2f} (vLLM: {SHARE:.2f})"
     cost = "they take about half a minute more to start and 2 GiB"
@@ -256,25 +273,47 @@ class _WarmUp(threading.Thread):
         self.ended = threading.Event()
 
     def run(self) -> None:
-        health = urllib.request.Request(f"{self._server.url}/health", headers={OURS.decode(): "1"})
-        while not self.ended.wait(1.0):
-            try:
-                with urllib.request.urlopen(health, timeout=5) as answer:
-                    if answer.headers.get(OURS.decode()) == str(self._file):
-                        break  # it is ours, not another server on this port
-            except (urllib.error.URLError, OSError):
-                continue
-        if self.ended.is_set():
-            return
         try:
-            from headgate.live.warm_up import warm_up
+            if self._is_up():
+                from headgate.live.warm_up import warm_up
 
-            asyncio.run(warm_up(self._server.url, self._server.most, SECONDS_WARM, self._server.key, _say))
-        except (InputError, ImportError) as error:
-            _say(f"not warmed up: {error}")
+                server = self._server
+                load = warm_up(server.url, server.most, SECONDS_WARM, server.key, _say)
+                asyncio.run(asyncio.wait_for(load, SECONDS_WARM + GRACE))
+        except (InputError, ImportError, TimeoutError) as error:
+            _say(f"not warmed up: {error or 'the server does not answer'}")
         finally:
             with suppress(OSError):
                 self._file.touch()
+
+    def _is_up(self) -> bool:
+        """Wait for our own server, past any proxy; False: vLLM has ended, or does not speak plain HTTP."""
+        health = urllib.request.Request(f"{self._server.url}/health", headers={OURS.decode(): "1"})
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        while not self.ended.wait(1.0):
+            try:
+                with direct.open(health, timeout=5) as answer:
+                    if answer.headers.get(OURS.decode()) == str(self._file):
+                        return True  # it is ours, not another server on this port
+            except OSError:
+                continue
+            except HTTPException:
+                _say(f"not warmed up: {self._server.url} does not speak plain HTTP")
+                return False
+        return False
+
+
+def _without_keys(command: list[str]) -> list[str]:
+    """For a log: the words after --api-key are left out."""
+    shown, hide = [], False
+    for word in command:
+        name, equals, _ = word.partition("=")
+        if word.startswith("-"):
+            hide = name.replace("_", "-") == "--api-key"
+            shown.append(f"{name}=..." if hide and equals else word)
+        else:
+            shown.append("..." if hide else word)
+    return shown
 
 
 def _say(line: str) -> None:
@@ -424,16 +463,7 @@ def warm_up(
     seconds: Annotated[str, typer.Option(help="at most so long")] = "2min",
     api_key: Annotated[str, typer.Option(help="key that the server wants", envvar="VLLM_API_KEY")] = "",
 ) -> None:
-    r"""Load a server that has just started, before users come.
-
-    An engine compiles kernels in its first minute under load, and stalls each time a step holds more prompts
-    than any before it. headgate serve does this by itself where anything is promised.
-
-    \b
-    Examples:
-      headgate warm-up http://localhost:8000
-      headgate warm-up http://10.0.0.7:8000 --most 256 --seconds 1min
-    """
+    """Send the load."""
     from headgate.live.warm_up import warm_up as send
 
     limit = duration(seconds)
@@ -442,5 +472,15 @@ def warm_up(
     asyncio.run(send(url, most, limit, api_key, lambda line: print(f"warm-up: {line}", flush=True)))
 
 
+warm_up.__doc__ = """Load a server that has just started, before users come.
+
+An engine compiles kernels in its first minute under load, and stalls each time a step holds more prompts than
+any before it. headgate serve does this by itself where anything is promised.
+
+\b
+Examples:
+  headgate warm-up http://localhost:8000
+  headgate warm-up http://10.0.0.7:8000 --most 256 --seconds 1min
+"""
 serve.__doc__ = EXAMPLES
 serve.context = PASSES  # type: ignore[attr-defined]

@@ -159,9 +159,15 @@ class Dispatch:
         return self._asking.wakes_at
 
     def route(self, now: float) -> None:
-        """Ask until no request is moved."""
-        self.pending = False
-        self._asking.ask(now)
+        """Ask until no request is moved.
+
+        The router's own moves and refusals are no news to it: it was asked again after each of them. News
+        left over would reach it at the next event, and engines that jump over steps have fewer of those.
+        """
+        try:
+            self._asking.ask(now)
+        finally:
+            self.pending = False
 
     def _move(self, move: Move, now: float) -> None:
         request, member = self.roster.find(move)

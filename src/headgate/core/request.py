@@ -9,6 +9,8 @@ from headgate.core.build import mypyc_attr
 
 GAP, MEAN = "gap", "mean"  # what a promise between tokens is about
 MOST_URGENT = 6  # a priority beyond it, or below its opposite, weighs no more or less
+MOST_TENANTS = 1024  # that are told apart at a time; further ones share an account
+OTHER_TENANTS = "others"  # the name of those that are not told apart
 
 
 class Slo(NamedTuple):

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from headgate.core.errors import InputError
-from headgate.live.engine.requests import CLASS, WARM_UP
+from headgate.live.engine.requests import CLASS
+from headgate.live.engine.settings import WARM_UP
 
 PROMPTS = (300, 900, 1500)  # tokens
 OUTPUT, SHORT = 200, 40  # tokens, of the ramp and of the burst
@@ -42,13 +43,12 @@ class Server(NamedTuple):
 async def warm_up(url: str, most: int, seconds: float, key: str, say: Callable[[str], None]) -> int:
     """Rounds of `most` requests for at most so many seconds; how many were answered."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    connector, timeout = (
-        aiohttp.TCPConnector(limit=0),
-        aiohttp.ClientTimeout(total=None, sock_connect=CONNECT),
-    )
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT)
     began, answered, before = monotonic(), 0, float("inf")
     async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as session:
-        server = await _server(session, url.rstrip("/"))
+        server = await _server(session, url.rstrip("/").removesuffix("/v1"))
+        say(f"up to {most} requests at once to {server.model}, for at most {seconds:g} s")
         for number in range(1, ROUNDS + 1):
             left = seconds - (monotonic() - began)
             if left <= 0:
@@ -60,15 +60,18 @@ async def warm_up(url: str, most: int, seconds: float, key: str, say: Callable[[
             longest, count = max(gaps), len(gaps)
             say(f"round {number}: {count} requests, longest gap between two tokens {1000 * longest:.0f} ms")
             if longest > SETTLED * before:
+                say("it no longer falls")
                 break
             before = longest
-    say(f"warm after {monotonic() - began:.0f} s")
+    say(f"done after {monotonic() - began:.0f} s")
     return answered
 
 
 async def _server(session: aiohttp.ClientSession, url: str) -> Server:
+    if not url.startswith(("http://", "https://")):
+        raise InputError(f"{url} is no URL; write http://{url}")
     try:
-        async with session.get(f"{url}/v1/models") as answer:
+        async with session.get(f"{url}/v1/models", timeout=aiohttp.ClientTimeout(total=CONNECT)) as answer:
             status, text = answer.status, await answer.text()
     except (aiohttp.InvalidURL, *FAILED) as error:
         why = str(error)[:SHOWN] or type(error).__name__

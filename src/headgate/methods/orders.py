@@ -15,7 +15,7 @@ from typing import ClassVar
 from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError, unknown
 from headgate.core.plan import EACH_STEP, Until
-from headgate.core.request import Request, uncached
+from headgate.core.request import MOST_TENANTS, Request, uncached
 from headgate.core.view import View
 
 Key = tuple[float, ...]  # compared; the last two are arrival and number, so that no two are equal
@@ -198,7 +198,6 @@ class _Sorted:
 OUTPUT = 2.0  # what an output token counts in a tenant's account; a prompt token counts 1
 QUANTUM = 20_000.0  # tokens by which a tenant may be ahead of another that waits
 SAVED = 2 * QUANTUM  # tokens that a tenant counts as behind the most served at most
-MOST_TENANTS = 1024  # accounts; further tenants share one
 RECENT = 100  # outputs that a tenant's mean goes back
 
 

@@ -250,7 +250,8 @@ WARMING = ["--middleware", "headgate.live.vllm.refusals.Warming"]
 def test_promises_bring_the_graphs_and_the_warm_up_they_need(headgate, monkeypatch):
     nowhere(monkeypatch)
     done = headgate("serve", "m", "--ttft", "500ms", "--tbt", "100ms", "--port", "8123", "--dry-run")
-    assert " ".join([*GRAPHS, "--scheduler-cls", "headgate.vllm.scheduler", *WARMING]) in done.out
+    flags = [*GRAPHS, "--port", "8123", "--scheduler-cls", "headgate.vllm.scheduler", *WARMING]
+    assert " ".join(flags) in done.out  # vLLM takes the last word: the user's
     assert "HEADGATE_WARM=" in done.out
     assert "/health answers 503 until http://127.0.0.1:8123 is warm" in done.out
     assert "--no-graphs leaves both out" in done.out
@@ -317,3 +318,43 @@ def test_only_ones_own_server_is_warmed_up_and_called_ready(headgate, vllm, tmp_
         assert (
             "warm-up: not warmed up:" in done.err
         )  # it is no list of models, and the server is ready anyway
+
+
+def test_keys_are_not_printed(headgate, monkeypatch):
+    nowhere(monkeypatch)
+    keys = ["--api-key", "secret-a", "secret-b", "--port", "8001", "--api_key=secret-c"]
+    done = headgate("serve", "m", *keys, "--dry-run")
+    assert done.code == 0 and "secret" not in done.out + done.err
+    assert "--api-key ... ... --port 8001 --api_key=..." in done.out
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        ["-cc", "{}"],
+        ["-cc.max_cudagraph_capture_size=512"],
+        ["--compilation-config.mode", "3"],
+        ["--", "--config", "vllm.yaml"],
+    ],
+)
+def test_graphs_that_vllm_is_told_otherwise_are_left_alone(headgate, monkeypatch, own):
+    nowhere(monkeypatch)
+    done = headgate("serve", "m", "--tbt", "50ms", "--dry-run", *own)
+    assert done.code == 0 and GRAPHS[0] not in done.out and "0.90" not in done.out
+
+
+def test_what_each_class_is_promised_is_said(headgate, tmp_path, monkeypatch):
+    nowhere(monkeypatch)
+    (tmp_path / "own.toml").write_text(
+        '[classes.gold]\nttft = "300ms"\ntbt = "60ms"\nweight = 5\n[classes.batch]\nbackground = true\n'
+    )
+    done = headgate("serve", "m", "--config", "own.toml", "--dry-run")
+    gold, batch = "gold: ttft 300 ms, tbt 60 ms, weight 5", "batch: background"
+    assert f"classes: {gold}; {batch}; without a class: nothing promised" in done.out
+
+
+def test_the_class_of_warm_ups_is_ours(headgate, tmp_path, monkeypatch):
+    nowhere(monkeypatch)
+    (tmp_path / "own.toml").write_text('[classes.headgate-warm-up]\nttft = "1s"\n')
+    done = headgate("serve", "m", "--config", "own.toml", "--dry-run")
+    assert done.code == 2 and "take another name" in done.err

@@ -104,7 +104,7 @@ def test_weights_are_those_of_the_newest_settings():
     gold = {"headgate_class": "gold"}
     assert plug_in.promises(gold).slo.weight == 2
     ready = Renewed(Settings(policy="mixed", metrics=False, classes=classes[1]), None, {})
-    plug_in._renewals = SimpleNamespace(take=lambda: ready, close=lambda: None)
+    plug_in._renewals = SimpleNamespace(take=lambda: ready, take_mark=lambda: None, close=lambda: None)
     plug_in.renew()
     assert plug_in.promises(gold).slo.weight == 10
     plug_in.close()

@@ -8,8 +8,8 @@ import os
 import pytest
 
 from headgate.core.errors import InputError
-from headgate.live.engine.requests import CLASS, WARM_UP, promises
-from headgate.live.engine.settings import Settings
+from headgate.live.engine.requests import CLASS, promises
+from headgate.live.engine.settings import WARM_UP, Settings
 from headgate.live.vllm.refusals import OURS, WARM_FILE, Warming
 from headgate.live.warm_up import warm_up
 
@@ -19,6 +19,12 @@ def test_its_requests_are_promised_nothing_whatever_the_settings_declare():
     terms = promises({CLASS: WARM_UP}, settings)
     assert terms.kind == WARM_UP and terms.slo.background
     assert terms.slo.first_token is None and terms.slo.between_tokens is None
+
+
+def test_it_needs_no_leave_and_keeps_its_tenant():
+    settings = Settings(ttft=0.5, clients_may=["tenant"])
+    terms = promises({CLASS: WARM_UP, "headgate_tenant": "ann"}, settings)
+    assert (terms.slo.background, terms.tenant) == (True, "ann")
 
 
 def ask(middleware, path="/health", headers=()):
@@ -109,8 +115,9 @@ def test_rounds_go_on_until_the_longest_gap_no_longer_falls(server):
     said = []
     answered = asyncio.run(run(lambda url: warm_up(url, 4, 30.0, "secret", said.append)))
     assert answered == len(asked) == 8 * sum(line.startswith("round") for line in said)
-    assert len(said) >= 3 and said[0].startswith("round 1: 8 requests, longest gap")
-    assert said[-1].startswith("warm after")
+    assert said[0] == "up to 4 requests at once to m, for at most 30 s"
+    assert len(said) >= 4 and said[1].startswith("round 1: 8 requests, longest gap")
+    assert said[-1].startswith("done after")
     for body in asked:
         assert body["vllm_xargs"] == {CLASS: WARM_UP} and body["ignore_eos"]
         assert len(body["prompt"]) + body["max_tokens"] < 400  # what the model takes
@@ -119,7 +126,11 @@ def test_rounds_go_on_until_the_longest_gap_no_longer_falls(server):
 
 @pytest.mark.parametrize(
     ("key", "url", "fragment"),
-    [("", None, "wants a key; give --api-key"), ("secret", "http://127.0.0.1:9", "no server answers at")],
+    [
+        ("", None, "wants a key; give --api-key"),
+        ("secret", "http://127.0.0.1:9", "no server answers at"),
+        ("secret", "localhost:8000", "localhost:8000 is no URL; write http://localhost:8000"),
+    ],
 )
 def test_what_is_wrong_is_one_line(server, key, url, fragment):
     run, _ = server

@@ -27,6 +27,7 @@ from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
+from headgate.sim.engine.steps import StepClock, step_ends
 from headgate.sim.fleet.fleet import FleetSimulator
 from headgate.stats.gaps import Gaps
 from headgate.workloads.workload import Workload
@@ -325,6 +326,15 @@ def test_what_cannot_be_is_said():
         Split(1, 1)
     with pytest.raises(InputError, match="give 1 to 3"):
         Split(4, 4)
+
+
+def test_a_span_that_is_cut_short_reaches_the_moment_that_cuts_it():
+    """Three steps end a rounding error before it, so a fourth has begun; a quotient alone says three."""
+    start, stop = 1.331329999999964, 1.3343299999999638
+    clock = StepClock(Line(fixed=0.001, decode=0.0, context=0.0))
+    count, _, before, end = clock.decode_span(1, 36, 90, start, stop)
+    assert (count, before, end) == (4, 1.3343299999999636, 1.3353299999999635)
+    assert step_ends(Line(), (0.001, 0.0), 1, 36, 90, start, stop)[-1] == end
 
 
 def test_a_prompt_that_never_fits_is_refused_at_the_door():

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 from headgate.core.durations import duration
 from headgate.core.errors import InputError
-from headgate.core.request import Slo
+from headgate.core.request import MOST_TENANTS, OTHER_TENANTS, Slo
 from headgate.live.engine.process import LOG
-from headgate.live.engine.settings import CLIENTS_MAY, Promise, Settings
+from headgate.live.engine.settings import CLIENTS_MAY, WARM_UP, Promise, Settings
 
 LONGEST_TEXT = 64  # characters of a value
 LOOKED_AT = 16  # parameters of one request whose names are checked for spelling
 MOST_CLASSES = 64  # classes that clients may make up where the settings declare none
-MOST_TENANTS = 1024  # in this process; all later ones share one account
 LONGEST_TIME = 86_400.0  # seconds; a longer promise says nothing
 MOST_TOKENS = 1 << 24  # of a guess; the driver cuts it to the request's own limit
 SHOWN = 32  # characters of a wrong value in the log
@@ -40,11 +39,9 @@ WORDS = tuple(PREFIX + name for name in CLIENTS_MAY)
 CLASS, TTFT, TBT, GUESS, TENANT = WORDS
 IGNORED: Counter[str] = Counter()  # parameters that were ignored in this process, by name
 MADE_UP: set[str] = set()  # classes of this process that no setting declares
-TENANTS: set[str] = set()  # of this process
-OTHER_TENANTS = "others"  # the one that those beyond `MOST_TENANTS` share
+TENANTS: set[str] = set()  # of this process, `MOST_TENANTS` at most
 NOTHING = RequestTerms()
 NO_PROMISE = Promise()
-WARM_UP = "headgate-warm-up"  # the class of requests that warm a server up; any client may name it
 WARMING = RequestTerms(WARM_UP, Slo(background=True))
 
 
@@ -64,15 +61,16 @@ def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> Reques
         _misspelled(extra_args)
     if not known:
         return default
+    tenant = _read(extra_args, TENANT, settings, _tenant) or ""
+    if extra_args.get(CLASS) == WARM_UP:
+        return WARMING._replace(tenant=tenant)
     kind = _read(extra_args, CLASS, settings, _kind) or ""
-    if kind == WARM_UP:
-        return WARMING
     own = settings.classes.get(kind, NO_PROMISE)
     return RequestTerms(
         kind,
         _background(extra_args, own) if own.background else _promised(extra_args, own, settings),
         _read(extra_args, GUESS, settings, _tokens),
-        _read(extra_args, TENANT, settings, _tenant) or "",
+        tenant,
     )
 
 
@@ -151,8 +149,6 @@ def _tenant(value: object, settings: Settings) -> str:
 
 def _kind(value: object, settings: Settings) -> str:
     value = _name(value, "class")
-    if value == WARM_UP:
-        return value
     if settings.classes:
         if value not in settings.classes:
             raise InputError(f"unknown class {_clipped(value)}; declare it under classes in the settings")

@@ -11,7 +11,7 @@ from functools import cached_property
 from math import inf
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from headgate.core.errors import InputError
 from headgate.live.engine.process import LOG
@@ -31,6 +31,7 @@ from headgate.settings_base import (
     underscored,
 )
 
+WARM_UP = "headgate-warm-up"  # the class of requests that warm a server up; any client may name it
 FILE = "HEADGATE_CONFIG"  # the environment variable that names a file of settings
 KEY = "headgate"  # our key in the engine's own settings
 AUTO = "auto"  # `keep`: without promises it is `eb+`, without a card it learns step times
@@ -110,6 +111,13 @@ class Settings(SettingsModel):
     classes: dict[str, Promise] = Field(default_factory=dict)
     clients_may: tuple[MayBe, ...] = ("class",)  # parameters that requests may set themselves
     floor: Floor = Floor()
+
+    @field_validator("classes")
+    @classmethod
+    def _own_classes(cls, classes: dict[str, Promise]) -> dict[str, Promise]:
+        if WARM_UP in classes:
+            raise ValueError(f"{WARM_UP} is the class of requests that warm a server up; take another name")
+        return classes
 
     def within(self, promise: float | None) -> float | None:
         """The gap that the engine must keep so that clients see the promised one.

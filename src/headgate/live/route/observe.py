@@ -11,11 +11,10 @@ from typing import Any, NamedTuple, TextIO
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from headgate.core.errors import InputError
+from headgate.core.request import MOST_TENANTS, OTHER_TENANTS
 from headgate.live.route.request import RefusedError
 
 FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-MOST_TENANTS = 1024  # that are shown one by one
-OTHER_TENANTS = "others"
 WHOLE = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 

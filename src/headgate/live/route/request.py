@@ -54,6 +54,7 @@ OTHER_TEXTS = ("prompt", "messages", "input")  # of all other paths: the first t
 OTHER_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 UNBOUNDED = 1 << 20  # output tokens of a request without a limit
 ABSENT = msgspec.Raw()
+CLIENTS_OWN = ("headgate_class", "headgate_tenant")  # where the router has no word for it
 NO_OBJECT = "the body is not a JSON object"
 
 
@@ -160,7 +161,8 @@ def telling(asked: AskedRequest, path: str, words: Mapping[str, str]) -> Steps[A
     """The request with these words for the engine's plug-in, an empty one for a word that it must not have.
 
     Where the body has no `vllm_xargs` one field is added, and all else stays byte for byte. Else its fields
-    are written anew: what a client says under such a name, escaped or twice, is never passed on.
+    are written anew: what a client says under such a name, escaped or twice, is never passed on. Nor is any
+    other `headgate_` word, such as a promise: where the router names class or tenant, these decide.
     """
     if path not in TEXTS or not words:
         return asked
@@ -174,18 +176,23 @@ def telling(asked: AskedRequest, path: str, words: Mapping[str, str]) -> Steps[A
         extra: dict[str, Any] = {}  # null
     else:
         extra = _extra(asked.extra)
-        if not said and words.keys().isdisjoint(extra):
+        if not said and not any(_is_ours(name, words) for name in extra):
             return asked
-    kept = {name: value for name, value in extra.items() if name not in words}
+    kept = {name: value for name, value in extra.items() if not _is_ours(name, words)}
     fields: dict[str, Any] = dict((yield from fields_of(asked.body)))
     fields["vllm_xargs"] = {**kept, **said}
     return msgspec.structs.replace(asked, body=msgspec.json.encode(fields))
 
 
+def _is_ours(name: str, words: Mapping[str, str]) -> bool:
+    """Is it for the router to say? Class and tenant are where it has words for them."""
+    return name in words or (name.startswith("headgate_") and name not in CLIENTS_OWN)
+
+
 def with_field(body: Body, field: bytes) -> bytes:
     """The body, byte for byte, with one more field."""
     end, view = body.rindex(b"}"), memoryview(body)
-    comma = b"" if bytes(view[max(0, end - TURN) : end]).rstrip().endswith(b"{") else b","
+    comma = b"," if b'"' in body else b""  # an object without a name in it is empty
     return b"".join((view[:end], comma, field, view[end:]))
 
 

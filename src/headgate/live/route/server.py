@@ -229,19 +229,20 @@ class RouterApp:
         """What engines with the plug-in are told of a request, "" where it must say nothing of that.
 
         Of classes where the file has some, of tenants where keys or a header name them; else what clients say
-        is the engine's matter.
+        is the engine's matter. Where engines are told nothing, what clients say is dropped all the same: a
+        plug-in that shows no metrics would believe it.
         """
-        tells = self.config.front.tell_engines
-        if tells == "never" or not (
-            tells == "always" or any(engine.reads_words for engine in self.upstreams.values())
-        ):
-            return {}
         words = {}
         if self.config.classes:
             words["headgate_class"] = "" if job.kind.name == self.config.default.name else job.kind.name
         if self.keys.required or self.config.tenants.header is not None:
             words["headgate_tenant"] = job.tenant
-        return words
+        tells = self.config.front.tell_engines
+        if tells == "auto":
+            told = any(engine.reads_words for engine in self.upstreams.values())
+        else:
+            told = tells == "always"
+        return words if told else dict.fromkeys(words, "")
 
     def _fell(self, reason: str) -> None:
         app_log.error("router %s is disabled, least-loaded goes on: %s", self.config.router.name, reason)

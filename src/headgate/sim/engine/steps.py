@@ -57,9 +57,9 @@ def step_ends(
 
 
 def needed(most: int, first: float, start: float, stop: float) -> int:
-    """So many of the steps are enough to reach `stop`: none is shorter than the first."""
+    """So many of the steps reach `stop`: none is shorter than the first, and one is for rounding."""
     if stop < inf and first > 0:
-        enough = int((stop - start) / first) + 1
+        enough = int((stop - start) / first) + 2
         if enough < most:
             return enough if enough > 1 else 1
     return most

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import inf, nextafter
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -43,6 +44,7 @@ OUTAGE: Final = 4
 DECODE: Final = Stage.DECODE
 PREFILL: Final = Stage.PREFILL
 NO_TIME = Transfer()
+BY_ID = attrgetter("id")
 TURN: Final = 64  # requests per engine until the next one's turn, where engines run one by one
 OURS: Final = ("headgate.methods.", "headgate.cost.")  # code of others may share what we do not see
 
@@ -85,8 +87,9 @@ class FleetSimulator:
         self.now = 0.0
         self.working = 0  # engines with a step under way
         self._begun = -inf  # when engines last began steps: what begins at that time has begun
+        self._beginning = -1  # up to which engine, while they begin one after the other
         self._heap: list[tuple[float, int, int, Any]] = []
-        self._sequence = 0
+        self._sequence = engines  # orders what happens at one time; ends of steps come first, by engine
         self._came = 0  # requests so far
         self._progress = progress
         kinds = [kind.name for kind in workload.kinds]
@@ -201,7 +204,7 @@ class FleetSimulator:
         parts = shares(whole, len(engines), self._fits, ahead)
         for until in (*whole.times[:: self.turn * len(engines)][1:], inf):
             for station, share in zip(engines, parts, strict=True):
-                self.alone = station
+                self.alone, self._begun = station, -inf
                 self.arrivals, self._heap, self.now = share, share.events, share.now
                 self._serve(until)
                 share.now = self.now
@@ -262,7 +265,7 @@ class FleetSimulator:
             end, heap = station.due, self._heap
             others = bool(self._ready) or self.dispatch.pending  # have something to do before that
             if others or self.arrivals.next_time <= end or (heap and heap[0][0] <= end):
-                self._push(end, DUE, station)
+                self._push_due(station)
                 return
             self.now = self.dispatch.roster.now = end
         ended = station.state == RUNNING
@@ -282,15 +285,17 @@ class FleetSimulator:
 
     def _begin(self, now: float) -> None:
         """Engines begin their next step; requests that leave by it may make the router move others."""
-        heap = self._heap
-        for station in self._ready:
+        heap, ready = self._heap, self._ready
+        if len(ready) > 1:
+            ready.sort(key=BY_ID)  # not in the order in which they were pushed, which leases change
+        for station in ready:
+            self._beginning = station.id
             station.begin(now)
             if station.due < inf:
-                self._sequence += 1
-                heappush(heap, (station.due, self._sequence, DUE, station))
+                heappush(heap, (station.due, station.id, DUE, station))
                 self.working += station.state != WAITS
-        self._ready.clear()
-        self._begun = now
+        ready.clear()
+        self._begun, self._beginning = now, -1
         if self.dispatch.pending:
             self.dispatch.route(now)
 
@@ -417,15 +422,24 @@ class FleetSimulator:
 
     def _reach(self, station: FleetEngine) -> None:
         due = station.due
-        if station.reached(self.now):
+        if station.reached(self._under_way(station)):
             self._ready.append(station)
         elif station.due != due:
-            self._push(station.due, DUE, station)
+            self._push_due(station)
 
     def _catch_up(self, station: FleetEngine) -> None:
         """A router looks inside: a span that was put off runs up to the step under way."""
-        station.run_until(self.now if self._begun < self.now else nextafter(self.now, inf))
-        self._push(station.due, DUE, station)
+        station.run_until(self._under_way(station))
+        self._push_due(station)
+
+    def _under_way(self, station: FleetEngine) -> float:
+        """The step under way in a span ends then or later: the next one has begun if its turn was before."""
+        begun = self._begun == self.now or station.id <= self._beginning
+        return nextafter(self.now, inf) if begun else self.now
+
+    def _push_due(self, station: FleetEngine) -> None:
+        """In the order of engines, because one that jumps over steps is pushed at other times."""
+        heappush(self._heap, (station.due, station.id, DUE, station))
 
     def _push(self, time: float, what: int, target: Any) -> None:
         self._sequence += 1

@@ -20,7 +20,7 @@ from headgate.core.policy import End
 from headgate.core.request import Slo
 from headgate.live.route.classes import Key, new_key, read_keys, tenant_of
 from headgate.live.route.config import Class, ClassLimits, checked, read_config
-from headgate.live.route.deliver.legs import MOST_TENANTS, TenantBounds, TenantLimits
+from headgate.live.route.deliver.legs import MOST_TENANTS, TenantBounds, TenantLimits, TenantUse
 from headgate.live.route.gate.gate import EngineState, Gate, Refused, Ticket, TicketState
 from headgate.live.route.gate.policy import LivePolicy
 from headgate.live.route.gate.queue import Content
@@ -291,6 +291,54 @@ def test_a_reload_that_changes_nothing_keeps_the_accounts() -> None:
     assert entered(limits, 0.0, tenant="a") == "in"
 
 
+def test_a_new_key_voids_no_other_limit() -> None:
+    limits, web = TenantLimits(), TenantBounds(requests=0.02, inflight=1)
+    every = TenantBounds(requests=0.01)
+    limits.set({"web": web, "free": TenantBounds()}, every)
+    assert [entered(limits, 0.0, key, key) for key in ("web", "free")] == ["in", "in"]
+    assert entered(limits, 0.0, "free", "acme") == "in"
+    limits.set({"web": web, "free": TenantBounds(), "new": TenantBounds(requests=5.0)}, every)
+    for key, tenant in (("web", "web"), ("free", "free"), ("free", "acme")):
+        assert entered(limits, 1.0, key, tenant) == "tenant-requests"
+    with limits.inside("web", "web", 100.0):
+        limits.set({"web": web}, every)
+        assert entered(limits, 200.0, "web", "web") == "tenant-inflight"
+    limits.set({"web": web._replace(requests=1.0)}, every)
+    assert entered(limits, 200.0, "web", "web") == "in", "its own bound changed"
+
+
+def test_a_tenant_in_a_header_and_a_key_of_that_name_are_two() -> None:
+    keys = {"acme": TenantBounds(requests=100.0), "proxy": TenantBounds()}
+    for first, second in (("proxy", "acme"), ("acme", "proxy")):
+        limits = TenantLimits()
+        limits.set(keys, TenantBounds(requests=1.0))
+        found = {key: [entered(limits, 0.0, key, "acme") for _ in range(5)] for key in (first, second)}
+        assert found["acme"] == ["in"] * 5
+        assert found["proxy"] == ["in", *["tenant-requests"] * 4]
+
+
+def test_made_up_tenants_reach_neither_keys_nor_the_account_of_a_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits, looks = TenantLimits(), 0
+    rests = TenantUse.rests
+
+    def counted(use: TenantUse, now: float) -> bool:
+        nonlocal looks
+        looks += 1
+        return rests(use, now)
+
+    monkeypatch.setattr(TenantUse, "rests", counted)
+    limits.set({"gold": TenantBounds(requests=1000.0), "proxy": TenantBounds()}, TenantBounds(requests=0.01))
+    assert entered(limits, 0.0, "proxy", "others") == "in"
+    for number in range(MOST_TENANTS - 1):
+        assert entered(limits, 0.0, "proxy", f"t{number}") == "in"
+    assert [entered(limits, 0.0, "gold", "gold") for _ in range(5)] == ["in"] * 5
+    further = [entered(limits, 0.5, "proxy", f"u{number}") for number in range(500)]
+    assert further == ["in", *["tenant-requests"] * 499], "one account, bounded as every tenant is"
+    assert looks <= MOST_TENANTS, "one look at all accounts, not one for each request"
+
+
 def test_a_key_file_says_what_a_key_may_have(tmp_path: Path) -> None:
     file, (_, line) = tmp_path / "keys", new_key("alice")
     file.write_text(f"{line} tokens=5000 requests=0.5 choose inflight=8\n")
@@ -358,15 +406,23 @@ def test_each_dialect_is_told(path: str) -> None:
     assert json.loads(written) == {"model": "m", **DIALECTS[path], "vllm_xargs": WORDS}
     assert written.startswith(body.rstrip().rstrip(b"}")), "all else stays byte for byte"
     assert told(path, body, {}) == body
+    for empty in (b"{}", b" { }\n", b"{" + b" " * 70_000 + b"}"):
+        assert json.loads(told(path, empty, WORDS)) == {"vllm_xargs": WORDS}
     assert told(path, body, {"headgate_class": "", "headgate_tenant": ""}) == body
     large = json.dumps({**DIALECTS[path], "pad": "é}" * 100_000}).encode()
     assert json.loads(told(path, large, WORDS)) == {**json.loads(large), "vllm_xargs": WORDS}
-    own = {**DIALECTS[path], "vllm_xargs": {"headgate_tenant": "evil", "headgate_guess": 7, "x": [1]}}
+    evil = {"headgate_tenant": "evil", "headgate_ttft": 0.1, "headgate_weight": 9}
+    own = {**DIALECTS[path], "vllm_xargs": {**evil, "x": [1]}}
     for body in (json.dumps(own).encode(), json.dumps({**own, "pad": "x" * 200_000}).encode()):
         extra = json.loads(told(path, body, WORDS))["vllm_xargs"]
-        assert extra == {**WORDS, "headgate_guess": 7, "x": [1]}
+        assert extra == {**WORDS, "x": [1]}
+        extra = json.loads(told(path, body, {"headgate_class": "gold"}))["vllm_xargs"]
+        assert extra == {"headgate_class": "gold", "headgate_tenant": "evil", "x": [1]}, "the engine's matter"
         extra = json.loads(told(path, body, {"headgate_class": "", "headgate_tenant": ""}))["vllm_xargs"]
-        assert extra == {"headgate_guess": 7, "x": [1]}
+        assert extra == {"x": [1]}
+    promised = json.dumps({**DIALECTS[path], "vllm_xargs": {"headgate_ttft": 0.1}}).encode()
+    assert json.loads(told(path, promised, {"headgate_tenant": ""}))["vllm_xargs"] == {}
+    assert told(path, promised, {}) == promised, "no classes and no tenants: as it came"
 
 
 @pytest.mark.parametrize(
@@ -428,16 +484,31 @@ def test_class_and_tenant_reach_engines_with_the_plug_in_and_clients_cannot_name
             await until(lambda: world.app.upstreams[0].reads_words)
             await world.stream(headers=keys["web"], vllm_xargs=evil)
             words = engine.seen[-1].json["vllm_xargs"]
-            assert words == {"headgate_class": "gold", "headgate_tenant": "web", "headgate_weight": 1e9}
+            assert words == {"headgate_class": "gold", "headgate_tenant": "web"}
             assert engine.seen[-1].header("x-vllm-priority") == "-1"
             await world.stream(headers=keys["free"], vllm_xargs=evil, priority=-5)
             words = engine.seen[-1].json["vllm_xargs"]
-            assert words == {"headgate_tenant": "free", "headgate_weight": 1e9}
+            assert words == {"headgate_tenant": "free"}
             assert engine.seen[-1].header("x-vllm-priority") == "0", "undoes the priority of the body"
             assert (
                 world.counted("promises_total", **{"class": "gold", "promise": "ttft", "kept": "true"}) == 2
             )
             assert world.counted("tenant_tokens_total", tenant="web", kind="output") == 6
+            await world.settled()
+
+    run(work())
+
+
+@pytest.mark.parametrize("tells", ["auto", "never"])
+def test_a_clients_class_and_tenant_are_dropped_where_no_engine_is_told(tmp_path: Path, tells: str) -> None:
+    """A plug-in without metrics is not seen, and believes what it reads."""
+    keys, file = keyed(tmp_path, free="")
+    own = {"headgate_class": "gold", "headgate_tenant": "web", "x": 1}
+
+    async def work() -> None:
+        async with routed(stream, front={"key_file": file, "tell_engines": tells}, classes=[GOLD]) as world:
+            assert (await world.stream(headers=keys["free"], vllm_xargs=own)).status == 200
+            assert world.engines[0].seen[-1].json["vllm_xargs"] == {"x": 1}
             await world.settled()
 
     run(work())

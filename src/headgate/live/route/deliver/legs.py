@@ -8,17 +8,18 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multidict import CIMultiDict
 
+from headgate.core.request import MOST_TENANTS
 from headgate.live.route.config import Class, Config
 from headgate.live.route.deliver.connections import Connections, Fault, LegError
 from headgate.live.route.deliver.relay import CallLimits, Leg
 from headgate.live.route.engines import BreakerState, Upstream
-from headgate.live.route.observe import MOST_TENANTS, OTHER_TENANTS, RouterMetrics, clean
+from headgate.live.route.observe import RouterMetrics, clean
 from headgate.live.route.request import AskedRequest, Body, Estimates, RefusedError, Turns, to_engine
 
 if TYPE_CHECKING:
@@ -421,6 +422,8 @@ def _limited(before: Mapping[str, Allowance], wanted: Mapping[str, int]) -> dict
 
 # -- what one tenant may have: requests a second, requests at once, tokens a minute
 
+SWEEP = 1.0  # seconds between two looks for accounts at rest; one takes about 2 ms of the event loop
+
 
 class TenantBounds(NamedTuple):
     """What a key or a tenant may have; None: no bound."""
@@ -433,10 +436,10 @@ class TenantBounds(NamedTuple):
 class TenantUse:
     """What a key or a tenant has here, and may still have."""
 
-    __slots__ = ("inflight", "most", "requests", "tokens")
+    __slots__ = ("bounds", "inflight", "most", "requests", "tokens")
 
     def __init__(self, bounds: TenantBounds) -> None:
-        per_second = bounds.requests
+        self.bounds, per_second = bounds, bounds.requests
         self.requests = Allowance(60 * per_second, max(1.0, per_second)) if per_second else None
         self.tokens = Allowance(bounds.tokens) if bounds.tokens else None
         self.inflight, self.most = 0, bounds.inflight
@@ -450,19 +453,24 @@ class TenantUse:
 class TenantLimits:
     """The bounds of keys, by the words of the key file, and of tenants, by `[tenants]`.
 
-    A tenant that is a key has the words of its key before those of `[tenants]`. Beyond `MOST_TENANTS` those
-    whom it changes nothing are forgotten, and the others share one account.
+    A tenant that is a key has the words of its key before those of `[tenants]`, and an account that no name
+    in a header reaches. Of other tenants `MOST_TENANTS` have an account; beyond them accounts at rest are
+    forgotten, and further tenants share one.
     """
 
     def __init__(self) -> None:
         self._keys: dict[str, TenantBounds] = {}
         self._every = TenantBounds()
-        self._uses: dict[tuple[str, str], TenantUse] = {}  # by "key" or "tenant", and name
+        self._of_keys: dict[tuple[str, str], TenantUse] = {}  # as API key or as tenant, and its name
+        self._uses: dict[str, TenantUse] = {}  # of tenants that are no keys
+        self._others, self._swept = TenantUse(self._every), -inf
 
     def set(self, keys: Mapping[str, TenantBounds], every: TenantBounds) -> None:
-        """Where a bound changes, all begin anew; requests that are here stay counted in the old books."""
-        if (keys, every) != (self._keys, self._every):
-            self._keys, self._every, self._uses = dict(keys), every, {}
+        """An account whose own bounds change begins anew; its requests here stay counted in the old one."""
+        if every != self._every:
+            self._uses, self._others = {}, TenantUse(every)
+        self._of_keys = {each: use for each, use in self._of_keys.items() if each[1] in keys}
+        self._keys, self._every = dict(keys), every
 
     @contextmanager
     def inside(self, key: str, tenant: str, now: float) -> Iterator[Allowance | None]:
@@ -473,12 +481,13 @@ class TenantLimits:
             bounds = TenantBounds(own.requests or every.requests, None, own.inflight or every.inflight)
             tokens = None if own.tokens else every.tokens  # those of a key are counted where its class's are
             bounds = bounds._replace(tokens=tokens)
+            if any(bounds):
+                uses.append(("tenant", self._of_key("tenant", key, bounds)))
         else:
-            bounds = every
             if own.requests or own.inflight:
-                uses.append(("API key", self._use("key", key, own._replace(tokens=None), now)))
-        if any(bounds):
-            uses.append(("tenant", self._use("tenant", tenant, bounds, now)))
+                uses.append(("API key", self._of_key("API key", key, own._replace(tokens=None))))
+            if any(every):
+                uses.append(("tenant", self._of_tenant(tenant, now)))
         for what, use in uses:
             _check_tenant(what, use, now)
         for _, use in uses:
@@ -491,15 +500,22 @@ class TenantLimits:
             for _, use in uses:
                 use.inflight -= 1
 
-    def _use(self, what: str, name: str, bounds: TenantBounds, now: float) -> TenantUse:
-        use = self._uses.get((what, name))
-        if use is None and len(self._uses) >= max(MOST_TENANTS, 2 * len(self._keys)):
-            self._uses = {each: use for each, use in self._uses.items() if not use.rests(now)}
-            if len(self._uses) >= max(MOST_TENANTS, 2 * len(self._keys)):
-                what, name = "tenant", OTHER_TENANTS
-                use = self._uses.get((what, name))
-        if use is None:
-            use = self._uses[what, name] = TenantUse(bounds)
+    def _of_key(self, what: str, key: str, bounds: TenantBounds) -> TenantUse:
+        use = self._of_keys.get((what, key))
+        if use is None or use.bounds != bounds:
+            use = self._of_keys[what, key] = TenantUse(bounds)
+        return use
+
+    def _of_tenant(self, tenant: str, now: float) -> TenantUse:
+        use = self._uses.get(tenant)
+        if use is not None:
+            return use
+        if len(self._uses) >= MOST_TENANTS and now >= self._swept + SWEEP:
+            self._uses = {name: use for name, use in self._uses.items() if not use.rests(now)}
+            self._swept = now
+        if len(self._uses) >= MOST_TENANTS:
+            return self._others
+        use = self._uses[tenant] = TenantUse(self._every)
         return use
 
 
