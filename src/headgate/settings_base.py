@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 from headgate.core.durations import duration
 from headgate.core.errors import Fields, InputError, first_fault
+from headgate.core.request import MOST_WEIGHT, weight_remedy
 
 # Strict, because a file that says slots = true or "5" is a mistake, not one slot or five.
 Whole = Annotated[int, Field(strict=True)]
@@ -78,8 +79,8 @@ def parameters(panel: str, about: str, example: str) -> Any:
 
 def check_worth(weight: float | None, background: bool, **promises: float | None) -> None:
     """What a class says of its worth: a weight above 0, and no promise to background work."""
-    if weight is not None and weight <= 0:
-        raise ValueError(f"weight={weight:g}; give a number above 0")
+    if weight is not None and not 0 < weight <= MOST_WEIGHT:
+        raise ValueError(f"weight={weight:g}; {weight_remedy(weight)}")
     promised = [f"{name}={seconds:g}s" for name, seconds in promises.items() if seconds is not None]
     if background and promised:
         raise ValueError(f"background and {promised[0]}; background promises nothing: drop one")

@@ -161,13 +161,17 @@ def advise(
 def _left_beside(
     advice: Advice, settings: Experiment, options: SearchSettings, progress: Progress
 ) -> BesidePlan | None:
-    """What the answer and plain vLLM leave to background work on the engines that the load needs."""
+    """What the answer, plain vLLM and `keep` leave to background work on the engines that the load needs."""
     best, plain = advice.best, advice.plain
     if not any(share.background for share in settings.classes) or not best.engines:
         return None
     shown = {
         each.name: Contender(each.policy, each.settings, (each.slots, each.budget)) for each in (best, plain)
     }
+    if best.policy != KEEP:  # it is made for this
+        tried = next((each for each in advice.final if each.policy == KEEP), replace(best, settings={}))
+        name = tried.name if tried.policy == KEEP else KEEP
+        shown[name] = Contender(KEEP, tried.settings, (tried.slots, tried.budget))
     fleet = settings.model_copy(update={"engines": best.engines if best.engines > 1 else None})
     return plan_beside(fleet, shown, advice.levels, options, progress)
 
@@ -294,7 +298,8 @@ class EngineCounter(NamedTuple):
 # -- what is worth trying
 
 PLAIN = "mixed"  # what vLLM does without a plug-in
-POLICIES = (PLAIN, "keep", "slai", "eb+")
+KEEP = "keep"
+POLICIES = (PLAIN, KEEP, "slai", "eb+")
 BY_BUDGET = (PLAIN, "sarathi", "sarathi-spf", "v0")  # the budget is all that bounds their steps
 USUAL_SLOTS = 256  # tried beside as many as memory is enough for
 WITHOUT_GAP = (2048, 8192, 16384)  # budgets to try where no gap is promised

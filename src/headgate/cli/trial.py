@@ -90,10 +90,15 @@ def trial(
     ] = None,
     config: Annotated[str | None, _option("settings file of the server, as HEADGATE_CONFIG names it")] = None,
     url: Annotated[str | None, _option("the server, where the trial sends requests")] = None,
+    api_key: Annotated[
+        str, typer.Option(help="key that the server wants", envvar="VLLM_API_KEY", rich_help_panel=TRIAL)
+    ] = "",
     follow: Annotated[
         str | None, _option("step trace of the server (default: `trace` of its settings, else a new one)")
     ] = None,
-    minutes: Annotated[float, _option("planned length after the first minute; 0: until it is told")] = 30.0,
+    minutes: Annotated[
+        float, _option("planned length after the first minute; 0: until the answer is clear")
+    ] = 30.0,
     block: Annotated[
         str | None, _option("length of a block (default: from the traffic, 30s to 2min)")
     ] = None,
@@ -103,7 +108,9 @@ def trial(
     primary: Annotated[
         str | None, _option("the figure that decides: kept, ttft, ttft-p95, tpot, gap-p99, throughput")
     ] = None,
-    whole: Annotated[bool, _option("run to the planned end, even when it is told before", "--whole")] = False,
+    whole: Annotated[
+        bool, _option("run to the planned end, even when the answer is clear before", "--whole")
+    ] = False,
     seed: Annotated[int, _option("of the order of arms, and of the requests sent")] = 0,
     speed: Annotated[float, _option("of a faster `headgate emulate`; 1 for real servers")] = 1.0,
     out: Annotated[
@@ -139,7 +146,8 @@ def trial(
     )
     settings = base_settings(config, promises)
     judged = _judged(settings)
-    if not judged and (stop_if or primary == KEPT.name):
+    promised = any(slo[:2] != (None, None) for slo in judged.values())
+    if not promised and (stop_if or primary == KEPT.name):
         flag = "--stop-if" if stop_if else "--primary kept"
         raise InputError(f"{flag} is about promises, and none is made; give --ttft, --tbt or both")
     sends = [name for name in SENDS if name in load]
@@ -148,7 +156,7 @@ def trial(
     if not sends:
         _refuse_idle(load, url, promises)
     workload = _workload(load, seed) if sends else None
-    if workload is not None and workload.closed and plan.primary is None and not judged:
+    if workload is not None and workload.closed and plan.primary is None and not promised:
         plan = replace(plan, primary=THROUGHPUT)  # clients that wait for answers saturate a server
     with run_folder(out, "trial", overwrite) as folder:
         source = follow or settings.trace
@@ -157,7 +165,7 @@ def trial(
             source = str((folder / f"trace-{secrets.token_hex(3)}.jsonl").resolve())
             plan = replace(plan, arms=tuple(arm.with_trace(source) for arm in arms))
         followed = None if sends else Followed(source or "", own)
-        outcome = asyncio.run(_run(plan, config, url, followed, workload, judged, said_to(json)))
+        outcome = asyncio.run(_run(plan, config, url, api_key, followed, workload, judged, said_to(json)))
         _write(outcome, plan, folder, report, json, workload)
     if outcome.interrupted:
         raise RunInterruptedError(f"{outcome.stopped}; what there is stands in {folder}")
@@ -170,7 +178,7 @@ def trial(
 
 def _check(minutes: float, speed: float, seed: int, url: str | None) -> None:
     if not 0 <= minutes <= 7 * 24 * 60:
-        raise InputError(f"--minutes {minutes:g}; give 0 (until it is told) to 10080")
+        raise InputError(f"--minutes {minutes:g}; give 0 (until the answer is clear) to 10080")
     if not 0 < speed <= 1000:
         raise InputError(f"--speed {speed:g}; give a number above 0, as headgate emulate has it")
     if seed < 0:
@@ -225,7 +233,7 @@ def _judged(settings: Any) -> dict[str | None, Slo]:
     from headgate.core.request import Slo
 
     judged: dict[str | None, Slo] = {
-        name: Slo(promise.ttft or settings.ttft, promise.tbt or settings.tbt)
+        name: Slo() if promise.background else Slo(promise.ttft or settings.ttft, promise.tbt or settings.tbt)
         for name, promise in settings.classes.items()
     }
     if settings.ttft or settings.tbt:
@@ -255,6 +263,7 @@ async def _run(
     plan: TrialPlan,
     config: str | None,
     url: str | None,
+    key: str,
     followed: Followed | None,
     workload: Workload | None,
     judged: dict[str | None, Slo],
@@ -275,7 +284,7 @@ async def _run(
         assert followed is not None
         source = FollowedTrace(followed.path, followed.own)
     else:
-        source, metrics = await _own_load(plan, url, workload, judged)
+        source, metrics = await _own_load(plan, url, key, workload, judged)
     if file is None:
         switch = ByUrl(source)
     else:
@@ -291,7 +300,7 @@ async def _run(
 
 
 async def _own_load(
-    plan: TrialPlan, url: str | None, workload: Workload, judged: dict[str | None, Slo]
+    plan: TrialPlan, url: str | None, key: str, workload: Workload, judged: dict[str | None, Slo]
 ) -> tuple[Any, Any]:
     """The load, and the plug-in's metrics where settings are changed."""
     try:
@@ -306,12 +315,12 @@ async def _own_load(
         raise InputError("--rate, --clients and --trace send requests; say where, --url http://HOST:PORT")
     if url and plan.arms[0].url:
         raise InputError("the arms are URLs already; drop --url")
-    models = [await load.model_of(each) for each in urls]
+    models = [await load.model_of(each, key) for each in urls]
     metrics = None
     if not plan.arms[0].url:
-        metrics = load.PlugInMetrics(urls[0])
+        metrics = load.PlugInMetrics(urls[0], key)
         await metrics.require()
-    source = load.OwnLoad(workload, urls[0], judged, plan.seed, plan.speed)
+    source = load.OwnLoad(workload, urls[0], judged, plan.seed, plan.speed, key)
     source.model = models[0]
     if len(set(models)) > 1:
         raise InputError(f"the servers serve {models[0]} and {models[1]}; compare one model")

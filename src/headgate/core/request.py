@@ -50,6 +50,12 @@ class Slo(NamedTuple):
 
 
 NO_SLO = Slo()
+MOST_WEIGHT = 1e9  # of a class: sums of weights stay exact enough
+
+
+def weight_remedy(weight: float) -> str:
+    """What to give instead of one that is not allowed."""
+    return f"give at most {MOST_WEIGHT:,.0f}" if weight > MOST_WEIGHT else "give a number above 0"
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -94,7 +100,9 @@ RECORDED = tuple(name for name in FIELDS if name not in ("id", "arrival", "limit
 
 
 def weight_of(request: Request) -> float:
-    """What a kept promise of it is worth: its class's weight, or a tenth for each step of its priority."""
+    """What a kept promise of it is worth: its class's weight, or by its priority. Ten times for each step of
+    urgency, six steps at most.
+    """
     weight = request.slo.weight
     if weight is not None:
         return weight

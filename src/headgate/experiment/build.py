@@ -13,7 +13,7 @@ import numpy as np
 from headgate.core.durations import slice_text
 from headgate.core.errors import InputError, unknown
 from headgate.core.request import MEAN, Slo
-from headgate.cost.card import Card
+from headgate.cost.card import Card, load_card
 from headgate.experiment.settings import (
     OWN,
     ClassSettings,
@@ -23,12 +23,13 @@ from headgate.experiment.settings import (
     at_once,
     refuse_conflicts,
 )
+from headgate.methods.bounds import Requests, engine_bound
 from headgate.record.live_trace import is_live_trace, read_live_trace
 from headgate.record.tables import Columns, Run
 from headgate.sim.engine.engine import DEFAULT_BUDGET, DEFAULT_SLOTS, Engine, engine_of_card
 from headgate.sim.engine.replica import Residents
 from headgate.workloads.arrivals import ArrivalProcess, arrival_process, spread, tick_of
-from headgate.workloads.columns import OPEN_LOOP
+from headgate.workloads.columns import OPEN_LOOP, Whole
 from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
 from headgate.workloads.sessions import as_sessions, shared_prefix
 from headgate.workloads.streams import stream
@@ -42,8 +43,9 @@ DEFAULT_REQUESTS = 1000
 DEFAULT_CLIENTS = 64
 MOST_REQUESTS = 10_000_000
 # Of a client and of an engine: no request of a class in a closed loop ends sooner than its tokens take.
-FASTEST_TOKEN, MOST_SERVED, MOST_SENT = 1e-3, 1000.0, 2_000_000
-SAMPLED = 1000  # outputs whose mean is that of their law
+FASTEST_TOKEN, MOST_SERVED, MOST_SENT = 1e-3, 1000.0, 200_000
+SAMPLED = 1000  # requests whose mean is that of their law
+OVER_BOUND = 2.0  # times what an engine can serve of a class: so many requests are drawn for its clients
 # Of memory for a request and the steps recorded while it runs: 1,956 from 5,000 to 20,000 requests of the
 # default lengths and load (`headgate simulate --requests N`, peak of the process). Fewer steps a request take
 # less (500 with outputs of 2 tokens), more take more (2,830 with 64 tokens from 4 clients).
@@ -98,7 +100,24 @@ def too_long(workload: Workload, engine: Engine) -> int:
             f"have {engine.longest} (model length {engine.max_model_len}, KV {engine.kv_tokens}); raise "
             "--model-len or --kv-tokens, or cut prompts with --cap-prompt"
         )
+    refuse_endless(workload, engine)
     return number
+
+
+def refuse_endless(workload: Workload, engine: Engine) -> None:
+    """Clients none of whose prompts fits: each would send its next request at once, without end."""
+    if not workload.beside:
+        return
+    closed = workload.clients > OPEN_LOOP
+    senders = np.stack([workload.kind, workload.tenant])[:, closed]
+    for kind, tenant in np.unique(senders, axis=1).T.tolist():
+        mine = closed & (workload.kind == kind) & (workload.tenant == tenant)
+        if (shortest := int(workload.prompt[mine].min())) >= engine.longest:
+            raise InputError(
+                f"classes.{workload.kinds[kind].name}: no request of its clients fits: the shortest prompt "
+                f"has {shortest:,} tokens, prompt and output may have {engine.longest:,}; raise --model-len "
+                "or --kv-tokens, or cut prompts with --cap-prompt"
+            )
 
 
 def _drawn(words: Experiment, seed: int) -> Workload:
@@ -129,15 +148,42 @@ def beside_clients(words: Experiment, workload: Workload, seed: int) -> Workload
 def _clients_of(words: Experiment, share: ClassSettings, beside: Workload, seed: int) -> Workload:
     """As many requests of a class in a closed loop as its clients could send while the others come.
 
-    At most `MOST_SENT`: of a longer run the clients are silent at the end.
+    At most `MOST_SENT`: of a longer run the clients are silent at the end, which `warning` of the run says.
     """
     law, clients = _share(share), share.clients or 1
-    output = float(law.output.draw(SAMPLED, stream(seed, "clients")).mean())
-    fastest = min(clients / (FASTEST_TOKEN * output), MOST_SERVED * (words.engines or 1))
+    outputs = law.output.draw(SAMPLED, stream(seed, "clients"))
+    prompts = law.prompt.draw(SAMPLED, stream(seed, "clients prompts"))
+    most = _most_served(words, share, prompts, outputs) * (words.engines or 1)
+    fastest = min(clients / (FASTEST_TOKEN * float(outputs.mean())), most)
     rows = min(clients + ceil(float(beside.arrival[-1]) * fastest), max(clients, MOST_SENT))
     refuse_many(rows)
     drawn = generate(rows, seed=seed, classes=[law], clients=clients)
-    return _with_sessions(words, drawn, seed)
+    return _with_sessions(words, drawn, seed).cap(words.cap_prompt, words.cap_output)
+
+
+def _most_served(words: Experiment, share: ClassSettings, prompts: Whole, outputs: Whole) -> float:
+    """Requests a second of a class on one engine; `MOST_SERVED` where they may leave or share a prefix."""
+    longest_prompt, longest_output = words.cap_prompt or inf, words.cap_output or inf
+    engine = make_engine(words, load_card(words.card))
+    fits = np.minimum(prompts, longest_prompt) < engine.longest
+    leave = share.patience or words.patience or words.abort
+    if leave or share.shared_prefix or words.shared_prefix or not fits.any():
+        return MOST_SERVED
+    prompts = np.minimum(prompts[fits], longest_prompt)
+    outputs = np.minimum(np.minimum(outputs[fits], longest_output), engine.longest - prompts)
+    lengths = Requests.of(prompts, outputs - 1)
+    bound = engine_bound(engine.cost, lengths, engine.running, engine.batch_tokens, engine.kv_tokens).rate
+    return float(min(MOST_SERVED, OVER_BOUND * bound / fits.mean()))  # those that do not fit take no time
+
+
+def ran_out(run: Run, workload: Workload) -> dict[str, int]:
+    """The requests that were drawn for clients of a class, where they sent the last one."""
+    if not workload.beside:
+        return {}
+    kinds = np.unique(workload.kind[workload.clients > OPEN_LOOP]).tolist()
+    drawn = {place: int(np.count_nonzero(workload.kind == place)) for place in kinds}
+    sent = np.bincount(run.requests["kind"].astype(np.int64), minlength=len(workload.kinds))
+    return {workload.kinds[place].name: number for place, number in drawn.items() if sent[place] >= number}
 
 
 def _with_sessions(words: Experiment, workload: Workload, seed: int) -> Workload:
@@ -311,8 +357,11 @@ def described(workload: Workload) -> dict[str, object]:
     requests, beside = len(workload), dict[str, int]()
     if workload.beside:
         requests = int(np.count_nonzero(workload.clients == OPEN_LOOP))
-        most = [int(workload.clients[workload.kind == place].max(initial=0)) for place in range(len(kinds))]
-        beside = {kind.name: clients for kind, clients in zip(kinds, most, strict=True) if clients}
+        closed = workload.clients > OPEN_LOOP
+        groups = np.stack([column[closed] for column in (workload.kind, workload.tenant, workload.clients)])
+        most = {(kind, tenant): clients for kind, tenant, clients in np.unique(groups, axis=1).T.tolist()}
+        for (kind, _), clients in most.items():  # sorted: the most clients of each come last
+            beside[kinds[kind].name] = beside.get(kinds[kind].name, 0) + clients
     return {
         "workload": {"name": workload.name, "requests": requests, **workload.origin},
         "load": load,

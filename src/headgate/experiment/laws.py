@@ -26,6 +26,7 @@ from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import VirtualEngine
 from headgate.sim.engine.simulator import Simulator
 from headgate.sim.engine.stingy_engine import serve_stingily
+from headgate.workloads.columns import OPEN_LOOP
 from headgate.workloads.workload import Kind, Workload
 
 Make = Callable[[], BatchPolicy]  # a fresh policy for the world in hand
@@ -210,8 +211,9 @@ def _served(policy: BatchPolicy, at: World, leases: bool = True) -> Diary:
 
 
 def _all_left(diary: Diary, at: World) -> None:
-    if diary.gone != len(at.workload):
-        raise BrokenLawError(f"{diary.gone} of {len(at.workload)} requests were served or left")
+    comes = diary.came if at.workload.beside else len(at.workload)  # clients stop with the open loop
+    if diary.gone != comes or comes < int((at.workload.clients == OPEN_LOOP).sum()):
+        raise BrokenLawError(f"{diary.gone} of {comes} requests were served or left")
 
 
 def _alike(one: list[Any], other: list[Any], what: str) -> None:
@@ -226,7 +228,10 @@ class Diary(Observer):
     def __init__(self) -> None:
         self.schedule: list[tuple[Any, ...]] = []
         self.plans: list[tuple[float, Plan]] = []
-        self.gone = 0
+        self.came = self.gone = 0
+
+    def arrived(self, request: Request, now: float) -> None:
+        self.came += 1
 
     def admitted(self, request: Request, now: float) -> None:
         self.schedule.append(("admitted", request.id, now))
@@ -302,8 +307,9 @@ def fleet_world(number: int) -> FleetWorld:
     running = max(2, engine.running)  # a prompt beside a decode
     engine = engine._replace(running=running, batch_tokens=max(running, engine.batch_tokens))
     kinds = tuple(Kind(f"kind{place}") for place in range(int(draw.integers(1, MOST_KINDS + 1))))
-    requests = len(alone.workload)
-    workload = replace(alone.workload, kinds=kinds, kind=draw.integers(0, len(kinds), requests))
+    one_loop = alone.workload.beside  # of a class drawn for each request, none is both open and closed
+    workload = alone.workload.subset(alone.workload.clients == OPEN_LOOP) if one_loop else alone.workload
+    workload = replace(workload, kinds=kinds, kind=draw.integers(0, len(kinds), len(workload)))
     setup = FleetSetup(engine, int(draw.integers(1, MOST_ENGINES + 1)), TRANSFER)
     return FleetWorld(setup, workload, alone)
 
@@ -365,7 +371,7 @@ def world(number: int) -> World:
         running=slots,
         block=int(draw.choice([1, 4, 16])),
     )
-    return World(number, engine, _workload(draw))
+    return World(number, engine, _beside(draw, _workload(draw)))
 
 
 def _workload(draw: np.random.Generator) -> Workload:
@@ -388,3 +394,20 @@ def _workload(draw: np.random.Generator) -> Workload:
     if draw.random() < 0.5:
         columns["tenant"], columns["tenants"] = draw.integers(0, len(TENANTS), count), TENANTS
     return Workload.of(prompts, outputs, **columns)
+
+
+def _beside(draw: np.random.Generator, workload: Workload) -> Workload:
+    """In every second world with an open loop, clients of one more class send beside it."""
+    if workload.closed or draw.random() < 0.5:
+        return workload
+    count = int(draw.integers(1, MOST_REQUESTS + 1))
+    prompts, outputs = draw.integers(1, LONGEST_PROMPT + 1, count), draw.choice([1, 2, 3, 9, 30], count)
+    clients = Workload.of(
+        prompts,
+        outputs,
+        kinds=[Kind("clients", Slo(background=bool(draw.random() < 0.5)))],
+        clients=int(draw.integers(1, 5)),
+        tenant=draw.integers(0, len(TENANTS), count),
+        tenants=TENANTS,
+    )
+    return workload.merge(clients)

@@ -10,7 +10,7 @@ from headgate.core.errors import InputError
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.cost.card import load_card
-from headgate.experiment.build import by_tenant, cache_record, described, make_engine
+from headgate.experiment.build import by_tenant, cache_record, described, make_engine, refuse_endless
 from headgate.experiment.fleet import PRICES, FleetSetup, finished, transfer_time
 from headgate.experiment.run import composes_ahead
 from headgate.experiment.settings import ManyEngines, experiment
@@ -114,6 +114,7 @@ def simulate(
         100
     """
     _check_requests(workload)
+    refuse_endless(workload, engine)
     if lost < 0:
         raise InputError(f"lost={lost} output tokens; expect 0 or more")
     if lost and asynchronous:
@@ -174,6 +175,7 @@ def simulate_fleet(
         [0, 1, 2, 3]
     """
     _check_requests(workload)
+    refuse_endless(workload, engine)
     if engines < 1:
         raise InputError(f"engines={engines}; a fleet needs at least 1")
     ahead = composes_ahead(asynchronous, engine.cost.host)

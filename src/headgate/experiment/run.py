@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -26,6 +27,7 @@ from headgate.experiment.build import (
     described,
     make_engine,
     make_workload,
+    ran_out,
     too_long,
 )
 from headgate.experiment.fleet import FleetSetup, outcome_of, prices_of, transfer_time
@@ -146,6 +148,8 @@ def carry_out(
         about |= {"driver": "fleet", "router": name, "router_parameters": values}
         run = setup.run(lambda role: make(), chosen, workload, progress, about)
     run.meta["outside_card"] = outside(run, prepared.card)
+    if silent := ran_out(run, workload):
+        run.meta["clients_ran_out"] = silent
     return run
 
 
@@ -245,7 +249,10 @@ SATURATED = "a queue that never empties"
 
 def arrivals_said(settings: Experiment, otherwise: str = CLOSED) -> str:
     """How requests come; `otherwise` where no setting says so."""
-    clients = {share.name: share.clients for share in settings.classes if share.clients}
+    clients = Counter[str]()
+    for share in settings.classes:
+        if share.clients:
+            clients[share.name] += share.clients  # a class may be there once for each tenant
     beside = "".join(f", beside {number:,} clients of {name}" for name, number in clients.items())
     return _open_said(settings, otherwise) + beside
 
@@ -345,16 +352,23 @@ def outside(run: Run, card: Card) -> dict[str, float]:
 
 
 def warning(run: Run) -> str | None:
-    """One line for the user when a good part of the run is extrapolation."""
+    """One line for the user when a good part of the run is extrapolation, or its clients fell silent."""
+    silent: dict[str, int] = run.meta.get("clients_ran_out", {})
+    lines = [
+        f"{run.meta['label']}: clients of {name} sent all {number:,} requests drawn for them and were silent "
+        "from there on; ask for a shorter run"
+        for name, number in silent.items()
+    ]
     shares: dict[str, float] = run.meta.get("outside_card", {})
     parts = ", ".join(
         f"{WORDS.get(name, name)} in {100 * share:.0f} % of the step time"
         for name, share in shares.items()
         if share > WORTH_SAYING
     )
-    if not parts:
-        return None
-    return f"{run.meta['label']}: outside what card {run.meta['card']} measured: {parts}; extrapolated there"
+    if parts:
+        card = run.meta["card"]
+        lines.append(f"{run.meta['label']}: outside what card {card} measured: {parts}; extrapolated there")
+    return "; ".join(lines) or None
 
 
 FORM = "write ENGINE:START:END, with :drain if requests there may end, such as 0:30s:60s,2:40s:50s:drain"

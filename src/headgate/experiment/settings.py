@@ -4,7 +4,6 @@ meaning and its place in `--help`; the flags are derived from it.
 
 from __future__ import annotations
 
-from math import inf
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -24,6 +23,7 @@ from headgate.settings_base import (
     Switch,
     Tokens,
     Whole,
+    check_worth,
     checked,
     declared,
     parameters,
@@ -328,14 +328,10 @@ def _check_class(share: ClassSettings) -> None:
     if (share.share is None) == (share.clients is None):
         said = "neither share nor clients" if share.share is None else "share and clients"
         raise InputError(f"classes.{share.name}: {said}; give one: a share of the rate, or its own clients")
-    if share.weight is not None and not 0 < share.weight < inf:
-        raise InputError(f"classes.{share.name}: weight={share.weight:g}; give a number above 0")
-    promises = (("ttft", share.ttft), ("tbt", share.tbt), ("tpot", share.tpot))
-    given = [f"{word}={limit:g}s" for word, limit in promises if limit]
-    if share.background and given:
-        raise InputError(
-            f"classes.{share.name}: background and {given[0]}; background promises nothing: drop one"
-        )
+    try:
+        check_worth(share.weight, share.background, ttft=share.ttft, tbt=share.tbt, tpot=share.tpot)
+    except ValueError as error:
+        raise InputError(f"classes.{share.name}: {error}") from None
 
 
 def _check_beside(words: Experiment) -> None:
@@ -349,6 +345,14 @@ def _check_beside(words: Experiment) -> None:
         raise InputError(
             f"classes.{name}: clients send beside classes that come at a rate; give --rate for those"
         )
+    senders = [(share.name, share.tenant) for share in words.classes if share.clients]
+    for name, tenant in senders:
+        if any(share.name == name and not share.clients for share in words.classes):
+            raise InputError(
+                f"classes.{name}: share and clients in two tables of one name; give the clients another name"
+            )
+        if senders.count((name, tenant)) > 1:
+            raise InputError(f"classes.{name}: clients in two tables of one tenant; add them up in one")
     _refuse(words, ("stages", "turns"), f"does not go with clients of a class ({name}); drop one of the two")
 
 

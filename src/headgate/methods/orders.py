@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping
-from heapq import heapify, heappop, heapreplace
+from heapq import heappop, heappush, heapreplace
 from math import inf, isfinite
 from typing import ClassVar
 
@@ -221,7 +221,8 @@ class TenantAccounts:
     while its requests wait or run, not only while they wait, so one that is served at once stays behind a
     flood; and it counts as `SAVED` tokens behind the most served at most, however little it asked for.
 
-    Nothing is counted until a request has a tenant. An account whose tenant has left is forgotten once that
+    Nothing is counted until a request has a tenant; those that wait by then without one share an account, as
+    all later ones without one do. An account whose tenant has left is forgotten once that
     changes nothing. Beyond `MOST_TENANTS` accounts new tenants share that of requests without a tenant.
     Routers make one in plain Python, which compiled needs the mark for subclasses.
     """
@@ -231,10 +232,19 @@ class TenantAccounts:
         self._line: list[tuple[float, str]] = []  # those here, the least served first
         self._floor = 0.0  # no account counts less; idle ones that have no more are forgotten
         self._of: dict[int, tuple[Account, float | None]] = {}  # by request: what was charged for its output
+        self._nameless: dict[int, Request] = {}  # those that wait while no request has a tenant
 
     def arrived(self, request: Request) -> None:
-        if not request.tenant and not self._accounts:
-            return
+        if not self._accounts:
+            if not request.tenant:
+                self._nameless[request.id] = request
+                return
+            nameless, self._nameless = self._nameless, {}
+            for other in nameless.values():
+                self._count(other)
+        self._count(request)
+
+    def _count(self, request: Request) -> None:
         self.left(request)
         account = self._account(request.tenant)
         if not account.here:
@@ -247,7 +257,10 @@ class TenantAccounts:
     def admitted(self, request: Request) -> None:
         """Charged once: that it was evicted is not its tenant's doing."""
         account, charged = self._of.get(request.id, (None, None))
-        if account is None or charged is not None:
+        if account is None:
+            self._nameless.pop(request.id, None)
+            return
+        if charged is not None:
             return
         account.waiting -= 1
         charged = OUTPUT * _expected(request, account)
@@ -257,6 +270,7 @@ class TenantAccounts:
     def left(self, request: Request) -> None:
         account, charged = self._of.pop(request.id, (None, None))
         if account is None:
+            self._nameless.pop(request.id, None)
             return
         if charged is None:
             account.waiting -= 1
@@ -279,6 +293,11 @@ class TenantAccounts:
     def served(self, tenant: str) -> float:
         account = self._accounts.get(tenant)
         return self._floor if account is None else max(self._floor, account.served)
+
+    def least_served(self) -> Iterator[tuple[float, str]]:
+        """Tenants with requests that wait or run, the least served first."""
+        for served, tenant in self._line:
+            yield (max(self._floor, served), tenant)
 
     def price(self, request: Request) -> float:
         """What it would be charged if it entered now."""
@@ -355,16 +374,20 @@ class TenantQueues:
             del self._queues[tenant]
 
     def ids(self, waiting: Mapping[int, Request]) -> Iterator[int]:
-        """What comes first counts as served for what comes after it."""
+        """What comes first counts as served for what comes after it. No more tenants are read than needed."""
         if len(self._queues) == 1:
             for keys in self._queues.values():
                 for key in keys:
                     yield int(key[-1])
             return
-        line = [(self._accounts.served(tenant), tenant) for tenant in self._queues]
-        heapify(line)
+        behind = self._accounts.least_served()
+        upcoming = self._next_of(behind)
+        line: list[tuple[float, str]] = []  # a heap of the tenants that have had a turn or have it next
         places: dict[str, int] = {}
-        while line:
+        while line or upcoming is not None:
+            while upcoming is not None and (not line or upcoming[0] < line[0][0]):
+                heappush(line, upcoming)
+                upcoming = self._next_of(behind)
             served, tenant = line[0]
             place = places.get(tenant, 0)
             keys = self._queues[tenant]
@@ -378,6 +401,13 @@ class TenantQueues:
                 heapreplace(line, (served, tenant))
             else:
                 heappop(line)
+
+    def _next_of(self, behind: Iterator[tuple[float, str]]) -> tuple[float, str] | None:
+        """The next tenant that has a queue."""
+        for served, tenant in behind:
+            if tenant in self._queues:
+                return (served, tenant)
+        return None
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)

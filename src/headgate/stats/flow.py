@@ -239,13 +239,15 @@ def choose(run: Run, window: str = "middle") -> Window:
     order = done[np.argsort(run.requests["finished"][done], kind="stable")]
     trim = TRIM if window == "middle" and len(done) >= FEWEST else 0.0
     rule = ALL if window == "all" else MIDDLE if trim else TOO_FEW
-    total = len(run.requests["id"])
-    keep = np.zeros(total, bool)
+    keep = np.zeros(len(run.requests["id"]), bool)
+    # a client whose request is refused sends the next at once: these are no part of the run
+    sent = np.flatnonzero(~unservable_rows(run)) if run.meta.get("clients_beside") else np.arange(len(keep))
+    total = len(sent)
     warm_up, tail = int(total * trim), int(total * trim)
-    opening = _first_round(run) if trim else 0
+    opening = _first_round(run, run.requests["arrival"][sent]) if trim else 0
     if opening > warm_up:
         warm_up, rule = opening, rule + FIRST_ROUND.format(opening)
-    keep[warm_up : total - tail] = True
+    keep[sent[warm_up : total - tail]] = True
     times = run.requests["finished"][order]
     early, late = (len(order) * part // total if total else 0 for part in (warm_up, tail))
     if early and late and times[early - 1] == times[-late - 1]:
@@ -254,13 +256,20 @@ def choose(run: Run, window: str = "middle") -> Window:
     low = float(times[early - 1]) if early else begin
     high = float(times[len(times) - late - 1]) if len(times) else end
     counted = order[early : len(order) - late]
-    share, edges = _shares(total, counted, run.requests["finished"][counted], low)
+    share, edges = _shares(len(keep), counted, run.requests["finished"][counted], low)
     return Window(rule, keep, batches(keep), low, high, counted, share, edges)
 
 
-def _first_round(run: Run) -> int:
+def unservable_rows(run: Run) -> Flags:
+    """Requests whose prompt alone is longer than model or KV allow: they were refused at the door."""
+    longest = run.meta.get("longest")
+    if not isinstance(longest, int):
+        return np.zeros(len(run.requests["id"]), bool)
+    return np.asarray(run.requests["prompt"] >= longest)
+
+
+def _first_round(run: Run, arrival: Floats) -> int:
     """How many requests clients sent at the start; 0 when leaving them out would leave too little."""
-    arrival = run.requests["arrival"]
     if not (run.sending == "closed" or run.meta.get("clients_beside")) or not len(arrival):
         return 0
     opening = int(np.count_nonzero(arrival == arrival[0]))

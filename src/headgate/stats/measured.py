@@ -11,7 +11,7 @@ import numpy as np
 from headgate.core.request import MEAN, MOST_URGENT
 from headgate.record.tables import Flags, Floats, Run
 from headgate.stats import flow
-from headgate.stats.flow import Window, choose
+from headgate.stats.flow import Window, choose, unservable_rows
 from headgate.stats.gaps import Gaps, Sample
 
 if TYPE_CHECKING:
@@ -144,14 +144,6 @@ def between_tokens(run: Run, latencies: Latencies, longest: Floats) -> Floats:
 def by_mean(kind: dict[str, Any]) -> bool:
     """Whether this kind was promised a mean time per token, not every gap."""
     return kind.get("between_kind") == MEAN
-
-
-def unservable_rows(run: Run) -> Flags:
-    """Requests whose prompt alone is longer than model or KV allow: they were refused at the door."""
-    longest = run.meta.get("longest")
-    if not isinstance(longest, int):
-        return np.zeros(len(run.requests["id"]), bool)
-    return np.asarray(run.requests["prompt"] >= longest)
 
 
 def weighed(run: Run) -> bool:

@@ -62,7 +62,9 @@ class Sums:
     """What happened in one block after its burn-in, of one class of requests or of all."""
 
     requests: float = 0.0  # that arrived
+    promised: float = 0.0  # of those: were promised something
     kept: float = 0.0  # of those: all promises kept
+    failed: float = 0.0  # of all that arrived: did not end as they should
     ttft: float = 0.0  # seconds, of those that got a first token
     firsts: float = 0.0
     gap_seconds: float = 0.0
@@ -99,7 +101,7 @@ class Metric:
     higher_is_better: bool = False
 
 
-KEPT = Metric("kept", "promises kept", "kept", "requests", share=True, margin=0.01, higher_is_better=True)
+KEPT = Metric("kept", "promises kept", "kept", "promised", share=True, margin=0.01, higher_is_better=True)
 TTFT = Metric("ttft", "TTFT, mean", "ttft", "firsts")
 TTFT_P95 = Metric("ttft-p95", "TTFT, p95", "ttft_bins", quantile=0.95)
 TPOT = Metric("tpot", "time per output token", "gap_seconds", "gaps")
@@ -107,6 +109,7 @@ GAP_P99 = Metric("gap-p99", "gap, p99", "gap_bins", quantile=0.99)
 THROUGHPUT = Metric(
     "throughput", "output tokens per second", "tokens", "seconds", margin=0.01, higher_is_better=True
 )
+FAILURES = 0.01  # a larger difference of failed shares leaves waits out: a request that fails waits for none
 METRICS = (KEPT, TTFT, TTFT_P95, TPOT, GAP_P99, THROUGHPUT)
 ALLOWED = {
     LIGHT: (KEPT, TTFT, TTFT_P95, TPOT, GAP_P99),  # throughput is what arrives
@@ -165,10 +168,6 @@ class Change:
     low: float
     high: float
 
-    @property
-    def bounded(self) -> bool:
-        return isfinite(self.low) and isfinite(self.high)
-
 
 def compare(metric: Metric, rounds: Sequence[tuple[Sums, Sums]], critical: float) -> Change | None:
     """Baseline and arm of each round; None where one of them has nothing to compare."""
@@ -218,8 +217,8 @@ def fieller(tops: Floats, unders: Floats, critical: float) -> Change | None:
 
 
 def _half(critical: float, variance: float) -> float:
-    """Half of an interval; no spread leaves none, however uncertain."""
-    return critical * sqrt(variance) if variance > 0 else 0.0
+    """Half of an interval; no spread leaves none, but for rounds that are too few to tell."""
+    return critical * sqrt(variance) if variance > 0 else 0.0 if isfinite(critical) else inf
 
 
 def quantile(bins: Floats, share: float) -> float:
@@ -336,19 +335,24 @@ def word_for(change: Change | None, margin: float) -> str:
 def judge_metric(
     metric: Metric,
     rounds: Sequence[tuple[Sums, Sums]],
-    critical: float,
-    later: Callable[[int], float],
+    critical_after: Callable[[int], float],
 ) -> Verdict:
-    """`later` is the critical value after so many rounds, for the forecast."""
-    if len(rounds) < FEWEST_ROUNDS:
-        missing = FEWEST_ROUNDS - len(rounds)
+    """`critical_after` so many rounds. Only rounds in which both arms have something count as rounds: else a
+    class that seldom sends gets an interval without width.
+    """
+    counted = metric.under or metric.top
+    telling = sum(all(np.sum(getattr(sums, counted)) > 0 for sums in pair) for pair in rounds)
+    if telling < FEWEST_ROUNDS:
+        missing = ceil((FEWEST_ROUNDS - telling) * len(rounds) / telling) if telling else None
         change = compare(metric, rounds, inf) if len(rounds) > 1 else None
         return Verdict(metric, change, CANNOT_TELL, missing)
+    critical = critical_after(telling)
     change = compare(metric, rounds, critical)
     word = word_for(change, metric.margin)
     missing_rounds = None
     if word == CANNOT_TELL and change is not None:
-        missing_rounds = rounds_missing(change, len(rounds), metric.margin, critical, later)
+        more = rounds_missing(change, telling, metric.margin, critical, critical_after)
+        missing_rounds = None if more is None else ceil(more * len(rounds) / telling)
     return Verdict(metric, change, word, missing_rounds)
 
 

@@ -47,16 +47,17 @@ def compute_tenants(run: Run, window: Window, promises: Promises | None) -> Tena
     """None where the run does not say whose its requests are, or all are of one."""
     if "tenant" not in run.requests:
         return None
-    numbers = np.unique(run.requests["tenant"]).tolist()
+    known, places = np.unique(run.requests["tenant"], return_inverse=True)
+    numbers = known.tolist()
     if len(numbers) < 2:
         return None
-    rows = {number: run.requests["tenant"] == number for number in numbers}
-    served = {number: float(_service(run)[mine].sum()) for number, mine in rows.items()}
-    order = sorted(numbers, key=lambda number: -served[number])
-    names, total = run.tenants, sum(served.values()) or math.nan
+    service_of = _service(run)
+    served = np.bincount(places, weights=service_of)
+    order = [numbers[place] for place in np.argsort(-served, kind="stable")]
+    names, total = run.tenants, float(served.sum()) or math.nan
 
     def share(name: str, mine: Flags) -> TenantShare:
-        service = float(_service(run)[mine].sum())
+        service = float(service_of[mine].sum())
         kept = _kept(run, window, promises, mine)
         return TenantShare(name, int(mine.sum()), service, service / total, kept)
 
@@ -64,7 +65,8 @@ def compute_tenants(run: Run, window: Window, promises: Promises | None) -> Tena
         return (names[number] or "-") if number < len(names) else str(number)
 
     shown, others = order[:MOST], order[MOST:]
-    apart, ahead, behind = _furthest(run, {number: rows[number] for number in shown})
+    rows = {number: run.requests["tenant"] == number for number in shown}
+    apart, ahead, behind = _furthest(run, rows)
     return TenantFigures(
         tenants=tuple(share(named(number), rows[number]) for number in shown),
         rest=share(f"{len(others)} others", np.isin(run.requests["tenant"], others)) if others else None,

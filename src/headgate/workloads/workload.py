@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headgate.core.errors import InputError
-from headgate.core.request import FIELDS, Slo
+from headgate.core.request import FIELDS, MOST_WEIGHT, Slo, weight_remedy
 from headgate.workloads.columns import (
     LONGEST,
     NO_GUESS,
@@ -63,8 +63,8 @@ class Workload:
         guess: predicted output tokens, -1 without a prediction.
         clients: 0 in an open loop. In a closed one, request i is sent as soon as fewer than clients[i]
             requests are outstanding, so a schedule of concurrency stages is just this column. Beside
-            requests of an open loop it counts those of its class, and is sent only while some of the open
-            loop are still to come; what is left of the rows then is not sent.
+            requests of an open loop it counts those of its class and tenant, and is sent only while some of
+            the open loop are still to come; what is left of the rows then is not sent.
         cached: prompt tokens that a prefix cache had of it, as recorded. Where `contents` is known the cache
             is simulated instead.
         tenant: index into `tenants`.
@@ -104,6 +104,9 @@ class Workload:
             for name, times in Counter(names).items():
                 if times > 1:
                     raise InputError(f"{times} {what} are called {name!r}; give each its own name")
+        for kind in self.kinds:
+            if (weight := kind.slo.weight) is not None and not 0 < weight <= MOST_WEIGHT:
+                raise InputError(f"kind {kind.name!r} has weight {weight:g}; {weight_remedy(weight)}")
         for name, rule in RULES.items():
             object.__setattr__(self, name, column(rule, getattr(self, name), name))
         check_together(self.columns(), len(self.kinds), len(self.tenants))
@@ -201,6 +204,11 @@ class Workload:
         """The first requests, or all of them when there are fewer."""
         if requests < 1:
             raise InputError(f"the first {requests} requests of a workload are none; ask for at least 1")
+        if self.beside:
+            raise InputError(
+                "the first rows of a workload with clients beside an open loop are those of the clients, not "
+                "what comes first; take the head of the open loop and merge the clients"
+            )
         return self.subset(slice(0, requests))
 
     def subset(self, rows: slice | npt.NDArray[np.bool_]) -> Workload:
@@ -255,9 +263,10 @@ class Workload:
         joined["kind"] = np.concatenate(
             [np.array([place[kind] for kind in part.kinds])[part.kind] for part in parts]
         )
-        tenants = list(dict.fromkeys(name for part in parts for name in part.tenants))
+        tenants = {name: 0 for part in parts for name in part.tenants}
+        tenants.update((name, number) for number, name in enumerate(tenants))
         joined["tenant"] = np.concatenate(
-            [np.array([tenants.index(name) for name in part.tenants])[part.tenant] for part in parts]
+            [np.array([tenants[name] for name in part.tenants])[part.tenant] for part in parts]
         )
         order = np.argsort(joined["arrival"], kind="stable")
         contents = None

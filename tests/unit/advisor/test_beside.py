@@ -8,23 +8,25 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from headgate.advisor.capacity import beside
 from headgate.advisor.capacity.beside import (
     REQUESTS,
     plan_beside,
     tokens_bound,
     unpromised,
+    values_in_overload,
     with_promises,
 )
 from headgate.advisor.capacity.plan import choose, plan_capacity
 from headgate.advisor.capacity.traffic import make_traffic, parse_levels, promise
 from headgate.advisor.set_up import set_up
 from headgate.advisor.settings import SearchSettings
-from headgate.core.errors import InputError
+from headgate.core.errors import InputError, RunError
 from headgate.core.request import Slo
 from headgate.cost.card import load_card
 from headgate.experiment.build import make_engine
 from headgate.experiment.settings import experiment
-from headgate.report.plans.capacity import beside_page, capacity_page
+from headgate.report.plans.capacity import beside_page, capacity_page, left_said
 
 CHAT = {"name": "chat", "share": 1, "prompt": 500, "output": 60, "ttft": 0.5, "tbt": 0.1}
 BATCH = {"name": "batch", "clients": 24, "prompt": 1000, "output": 80, "background": True}
@@ -74,6 +76,16 @@ def test_the_bound_is_a_straight_line_between_batch_alone_and_chat_alone():
     assert tokens_bound(start, chat_alone)[0] == 0.0 == tokens_bound(start, 2 * chat_alone)[0]
 
 
+def test_the_bound_counts_tenants_by_their_clients():
+    def bound(*batch):
+        asked = words(CHAT, *batch, rate=None)
+        return tokens_bound(set_up(asked, with_promises(asked, ()), ONE, REQUESTS), 0.0)[0]
+
+    short, long = BATCH | {"tenant": "x"}, BATCH | {"tenant": "y", "prompt": 3000}
+    many_short = bound(short | {"clients": 63}, long | {"clients": 1})
+    assert many_short == pytest.approx(bound(short), rel=0.02) != pytest.approx(bound(long), rel=0.05)
+
+
 def test_engines_share_the_load():
     one, two = planned(("keep",)), planned(("keep",), engines=2, rate=12.0)
     assert two.bound == pytest.approx(2 * one.bound) and two.engines == 2
@@ -84,6 +96,36 @@ def test_a_share_of_the_mix_becomes_clients_for_every_slot():
     batch = {key: value for key, value in BATCH.items() if key != "clients"} | {"share": 1}
     plan = planned(("keep",), classes=(CHAT, batch))
     assert plan.clients == 64 and plan.found[0].tokens.value > 0
+    assert plan.rate == 3.0 and plan.bound == pytest.approx(planned(("keep",), rate=3.0).bound, rel=0.01)
+    assert plan.notes[0].startswith("batch has 50 % of the rate and comes from clients instead; the others")
+
+
+def test_a_plan_says_how_many_requests_ran():
+    assert planned(("mixed",)).requests == 120
+    plan = planned(("mixed",), rate=0.25)
+    assert plan.requests == plan.as_dict()["requests_per_run"] == 75
+    assert any(note.startswith("runs have 75 requests with a promise, not 120") for note in plan.notes)
+    assert "75 requests with a promise" in str(beside_page(plan, []).chapters[0].sections[0])
+
+
+def test_only_policies_that_ran_are_said_to_miss_the_levels():
+    plan = planned(("mixed", "sarathi"), levels="ttft=1ms@p50")
+    assert left_said(plan).startswith(
+        "None of mixed and sarathi keeps these levels beside 24 clients of batch"
+    )
+    assert left_said(planned(("mixed",), levels="ttft=1ms@p50")).startswith(
+        "mixed does not keep these levels"
+    )
+
+
+def test_one_class_for_two_tenants_is_one_class():
+    batch = BATCH | {"clients": 8}
+    plan = planned(("keep",), classes=(CHAT, batch | {"tenant": "x"}, batch | {"tenant": "y"}))
+    assert (plan.name, plan.clients) == ("batch", 16) and plan.found[0].tokens.value > 0
+    shared = {key: value for key, value in BATCH.items() if key != "clients"}
+    tenants = (shared | {"tenant": "x", "share": 3}, shared | {"tenant": "y", "share": 1})
+    start = planned(("keep",), classes=(CHAT, *tenants)).start
+    assert [each.clients for each in start.settings.classes] == [None, 48, 16]
 
 
 def test_too_much_chat_leaves_nothing():
@@ -107,6 +149,17 @@ def test_mixes_that_do_not_ask_it(classes, levels, message):
 def test_nothing_promised_is_no_question():
     with pytest.raises(InputError, match="nothing is promised; give --slo"):
         with_promises(words({"name": "chat", "share": 1}, BATCH), ())
+
+
+def test_clients_whose_prompts_do_not_fit_are_refused_before_any_search():
+    engine = make_engine(words(), load_card("cal-h200-qwen3-8b"))
+    levels = parse_levels(["ttft=1s@p95:chat"])
+    asked = words(CHAT, BATCH | {"prompt": 900_000}, rate=None)
+    with pytest.raises(InputError, match=r"classes.batch: no request of its clients fits"):
+        make_traffic(asked, levels, None, 100, False, engine)
+    cut = asked.model_copy(update={"cap_prompt": 2000, "trace": "azure-conv", "classes": asked.classes[1:]})
+    drawn = make_traffic(cut, levels[:0], None, 100, False, engine).at(5.0, 0)
+    assert drawn.prompt[drawn.clients > 0].max() == 2000
 
 
 def test_levels_of_all_are_not_about_background_work():
@@ -147,6 +200,22 @@ def test_the_value_kept_in_overload_is_shown_where_classes_have_weights():
     assert plan.as_dict()["value_kept"]["load"] == 1.25 * plan.ideal.rate
     grid = capacity_page(plan, []).chapters[0].sections[1].blocks[0]
     assert grid.heads[-1] == "value kept\nat 1.25 λ*"
+
+
+def test_a_run_that_stops_in_overload_has_no_value_and_says_why(monkeypatch):
+    def stops(case, engine, contender, *about):
+        if contender.policy == "keep":
+            return served(case, engine, contender, *about)
+        raise RunError("policy Mixed starves at 3.000 s")
+
+    served = beside._served
+    monkeypatch.setattr(beside, "_served", stops)
+    asked = words(CHAT | {"weight": 2.0}, rate=None)
+    start = set_up(asked, parse_levels(["ttft=500ms@p95"]), SearchSettings(seeds=1, jobs=1), REQUESTS)
+    chosen, _ = choose(["keep", "mixed"], asked, start.engine)
+    values, notes = values_in_overload(start, start.traffic, chosen, 10.0, quiet)
+    assert set(values) == {"keep"}
+    assert notes == ["mixed: no value kept at 1.25 λ*, the run stopped: policy Mixed starves at 3.000 s"]
 
 
 def test_a_trace_keeps_its_tenants_when_rows_are_drawn(tmp_path):

@@ -106,3 +106,11 @@ def test_advice_says_what_is_left(headgate):
     document = read("a.json")
     assert document["beside"]["class"] == "batch" and document["beside"]["policies"][0]["missed"] == ""
     assert "tokens/s of batch (16 clients) fit beside 8.000" in shown
+
+
+def test_advice_tries_keep_beside_background_work_of_a_share(headgate):
+    Path("m.toml").write_text(MIX.replace("clients = 16", "share = 3"))
+    asks = ("--policy", "mixed", "--slo", "ttft=1s@p90", "--budget", 2048, "--seeds", 1, "--precision", 0.4)
+    said = headgate("advise", *RUN, *asks, "--jobs", 1, "--cache", "none", "--json", "a.json")
+    beside = (flat(said), read("a.json")["beside"])[1]
+    assert "keep" in [each["policy"] for each in beside["policies"]] and beside["rate"] == 2.0

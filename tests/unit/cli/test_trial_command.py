@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
+import threading
+from contextlib import contextmanager
 
 import pytest
 
@@ -78,6 +81,18 @@ def test_promises_that_none_made(refused, tmp_path):
     refused([*flags, "--stop-if", "kept<90%"], "--stop-if is about promises, and none is made")
     refused([*flags, "--primary", "kept"], "--primary kept is about promises")
     refused([*flags, "--stop-if", "kept<90%", "--itl", "50ms"], "no server answers")
+    (tmp_path / "bare.toml").write_text('policy = "mixed"\n[classes.batch]\nbackground = true\n')
+    refused([*flags, "--primary", "kept"], "--primary kept is about promises")
+
+
+def test_background_classes_are_promised_nothing(tmp_path):
+    from headgate.cli.trial import _judged
+    from headgate.live.trial.arms import base_settings
+
+    path = tmp_path / "classes.toml"
+    path.write_text('ttft = "1s"\n[classes.batch]\nbackground = true\n[classes.chat]\ntbt = "50ms"\n')
+    judged = _judged(base_settings(str(path), {}))
+    assert judged["batch"][:2] == (None, None) and judged["chat"][:2] == (1.0, 0.05)
 
 
 def test_arms_must_promise_the_same(refused, config, tmp_path):
@@ -100,28 +115,55 @@ def test_a_file_that_cannot_be_written(refused, config, tmp_path, monkeypatch):
     )
 
 
-def test_a_server_that_is_no_vllm_or_has_no_plug_in(refused, config):
-    """A socket that answers every call with the same JSON."""
-    import threading
-
+@contextmanager
+def answering():
+    """A socket that answers two calls with the same JSON; and what it was asked."""
     body = b'{"data": [{"id": "m"}]}'
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body
+    asked: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
             for _ in range(2):
                 connection, _ = server.accept()
                 with connection:
-                    connection.recv(65536)
+                    asked.append(connection.recv(65536))
                     connection.sendall(answer)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        yield f"http://127.0.0.1:{server.getsockname()[1]}", asked
+        thread.join(5)
+
+
+def test_a_server_that_is_no_vllm_or_has_no_plug_in(refused, config):
+    with answering() as (url, _):
         refused(
             ["trial", "--config", config, "--arm", "keep", "--rate", "5", "--url", url], "no plug-in reads"
         )
-        thread.join(5)
+
+
+def test_a_server_gets_only_the_key_that_is_meant_for_it(refused, config, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "of-another")
+    with answering() as (url, asked):
+        flags = ["trial", "--config", config, "--arm", "keep", "--rate", "5", "--url", url]
+        refused(flags, "no plug-in reads")
+    assert len(asked) == 2 and not any(b"uthorization" in each for each in asked)
+    with answering() as (url, asked):
+        refused([*flags[:-1], url, "--api-key", "mine"], "no plug-in reads")
+    assert all(b"Authorization: Bearer mine\r\n" in each for each in asked)
+
+
+def test_the_next_trial_sends_other_prompts():
+    from headgate.live.trial.load import OwnLoad
+    from headgate.workloads.workload import Workload
+
+    async def prompts():
+        load = OwnLoad(Workload.of([40, 40], [1, 1], arrival=[0.0, 1.0]), "http://127.0.0.1:9", {}, 3)
+        return [load._prompt(row, turn) for row, turn in ((0, 0), (0, 0), (1, 0), (0, 1))]
+
+    first, second = asyncio.run(prompts()), asyncio.run(prompts())
+    assert first[0] == first[1] and len({tuple(each) for each in first + second}) == 6
 
 
 def test_nothing_is_left_behind(refused, config):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from headgate.core.errors import InputError, RunError
 from headgate.live.engine.settings import read_settings
-from headgate.live.trial.arms import AS_IS, SettingsFile, base_settings, read_arms
+from headgate.live.trial.arms import AS_IS, BACK, LEFT, SettingsFile, base_settings, read_arms
 
 ORIGINAL = b'# mine\r\npolicy = "eb"\n\n[set]\nrefill = 8\n'
 SRC = Path(__file__).resolve().parents[3] / "src"
@@ -86,6 +88,44 @@ def test_a_file_that_cannot_be_replaced_is_written_in_place(path, monkeypatch):
     assert path.read_bytes() == ORIGINAL and os.listdir(path.parent) == ["settings.toml"]
 
 
+@contextmanager
+def full_disk(size):
+    """No file may be longer than so many bytes."""
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+
+
+def test_a_full_disk_leaves_the_file_whole(path):
+    file = SettingsFile(str(path))
+    file.take()
+    with full_disk(60), pytest.raises(RunError, match="File too large; the trial ends"):
+        file.put({"policy": "mixed", "card": "x" * 300}, "block 1")
+    assert path.read_bytes() == ORIGINAL and os.listdir(path.parent) == ["settings.toml"]
+    file.restore()
+    assert path.read_bytes() == ORIGINAL
+
+
+def test_a_full_disk_where_it_is_written_in_place_is_repaired(path, monkeypatch):
+    def refuse(*args: object) -> None:
+        raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr("os.replace", refuse)
+    file = SettingsFile(str(path))
+    file.take()
+    with full_disk(400), pytest.raises(RunError, match="the trial ends"):
+        monkeypatch.setattr(SettingsFile, "_replace", refuse)
+        file.put({"policy": "mixed", "card": "x" * 500}, "block 1")
+    assert path.read_bytes() != ORIGINAL
+    file.restore()
+    assert path.read_bytes() == ORIGINAL
+
+
 def test_what_another_wrote_meanwhile_stays(path):
     file = SettingsFile(str(path))
     file.take()
@@ -93,30 +133,104 @@ def test_what_another_wrote_meanwhile_stays(path):
     path.write_text('policy = "v0"\n')
     with pytest.raises(RunError, match="changed by another"):
         file.put({"policy": "eb"}, "block 2")
-    file.restore()
+    assert file.restore() == file.restore() == LEFT
     assert path.read_text() == 'policy = "v0"\n'
+
+
+def test_files_beside_it_stay(path, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("mine")
+    (tmp_path / "settings.toml.new").write_text("mine")
+    (tmp_path / "settings.toml.restored").symlink_to(elsewhere)
+    file = SettingsFile(str(path))
+    file.take()
+    file.put({"policy": "mixed"}, "block 1")
+    file.restore()
+    killed(path)
+    names = ["elsewhere", "settings.toml", "settings.toml.new", "settings.toml.restored"]
+    assert (tmp_path / "settings.toml.new").read_text() == elsewhere.read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == names and path.read_bytes() == ORIGINAL
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give files away")
+def test_the_owner_stays(path):
+    os.chown(path, 1234, 1235)
+    file = SettingsFile(str(path))
+    file.take()
+    file.put({"policy": "mixed"}, "block 1")
+    assert (path.stat().st_uid, path.stat().st_gid) == (1234, 1235)
+    file.restore()
+    assert (path.stat().st_uid, path.stat().st_gid) == (1234, 1235)
+    killed(path)
+    assert (path.stat().st_uid, path.stat().st_gid) == (1234, 1235) and path.read_bytes() == ORIGINAL
+
+
+def test_a_file_of_another_is_written_in_place(path, monkeypatch):
+    def refuse(*args: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.chown", refuse)
+    number = path.stat().st_ino
+    file = SettingsFile(str(path))
+    file.take()
+    file.put({"policy": "mixed"}, "block 1")
+    assert path.stat().st_ino == number and read_settings(str(path)).policy == "mixed"
+    assert file.restore() == BACK
+    assert path.read_bytes() == ORIGINAL and os.listdir(path.parent) == ["settings.toml"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_trial_that_is_killed_leaves_the_file_as_it_was(path, number):
-    code = f"""
-import sys, time
+    killed(path, number)
+    assert path.read_bytes() == ORIGINAL and path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_trial_that_is_killed_leaves_what_another_wrote(path):
+    edit = b'policy = "v0"\n'
+    killed(path, edit=edit)
+    assert path.read_bytes() == edit
+
+
+def test_a_trial_that_is_killed_in_a_write_in_place(path):
+    killed(path, code="file._tell_guard('*'); open(file.path, 'w').write('half of')")
+    assert path.read_bytes() == ORIGINAL
+
+
+def test_a_disk_that_is_full_at_the_end(path):
+    """The guard puts it back when there is room."""
+    code = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+assert 'not put back yet: File too large' in file.restore(), 'it was'
+"""
+    killed(path, code=code)
+    assert path.read_bytes() == ORIGINAL
+
+
+def killed(path, number=signal.SIGKILL, edit=None, code=""):
+    """A trial that put an arm, and ends; another may edit the file before. Waits for the guard."""
+    lines = f"""
+import os, sys, time
 from headgate.live.trial.arms import SettingsFile
 file = SettingsFile({str(path)!r})
 file.take()
 file.put({{"policy": "mixed"}}, "block 1")
-print("ready", flush=True)
+guard = file._guard.pid
+{code}
+print(guard, flush=True)
 time.sleep(60)
 """
     child = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(SRC)}
+        [sys.executable, "-c", lines], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(SRC)}
     )
-    assert child.stdout is not None and child.stdout.readline() == b"ready\n"
-    assert path.read_bytes() != ORIGINAL
+    assert child.stdout is not None
+    guard = Path("/proc") / str(int(child.stdout.readline())) / "cmdline"
+    if edit is not None:
+        path.write_bytes(edit)
     child.send_signal(number)
     child.wait()
     child.stdout.close()
     end = time.monotonic() + 20
-    while path.read_bytes() != ORIGINAL and time.monotonic() < end:
-        time.sleep(0.05)
-    assert path.read_bytes() == ORIGINAL and path.stat().st_mode & 0o777 == 0o640
+    while guard.exists() and guard.read_bytes() and time.monotonic() < end:  # a zombie has no line
+        time.sleep(0.02)

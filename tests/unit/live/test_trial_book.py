@@ -102,6 +102,41 @@ def test_requests_that_never_end_have_broken_their_promises():
     assert not book.complete_rounds(1)
     book.conclude()
     assert book.complete_rounds(1) == [[block]] and block.sums().kept == 0 and block.sums().requests == 2
+    assert block.sums().failed == 2
+
+
+def test_a_request_that_hangs_hides_no_rounds():
+    book = Book({None: Slo(1.0, None)})
+    block = book.begin(0, 0, 0.0, 0.0)
+    hangs = book.arrived(1.0, "")
+    book.end(5.0)
+    book.give_up(34.0, 30.0)
+    assert not book.complete_rounds(1)
+    book.give_up(35.0, 30.0)
+    assert book.complete_rounds(1) == [[block]] and (block.sums().promised, block.sums().kept) == (1, 0)
+    assert book.waiting == 1  # it is still there
+    book.first_token(hangs, 40.0)
+    book.left(hangs, 41.0, True, 1)
+    assert book.waiting == book.here == block.unfinished == 0 and len(block.records) == 1
+    assert block.sums().kept == block.sums().firsts == 0
+
+
+def test_requests_without_a_promise_keep_none():
+    book = Book({"chat": Slo(1.0, None), "batch": Slo()})
+    for number in range(8):
+        for arm in (0, 1):
+            at = 20.0 * number + 10.0 * arm
+            book.begin(arm, number, at, 0.0)
+            for place in range(10):
+                seen = book.arrived(at, "batch" if place else "chat")
+                book.first_token(seen, at + 2.0)
+                book.left(seen, at + 2.0, True, 1)
+    book.end(160.0)
+    findings = judge(book, ("a", "b"), KEPT, 10, 0, Looks(), ended=True)
+    change = findings.found[0].verdict(KEPT).change
+    assert (change.baseline, change.arm) == (0.0, 0.0)  # of 8 promises, not 72 of 80 requests
+    kept = next(each for each in findings.found[0].by_class["batch"] if each.metric is KEPT)
+    assert kept.change is None and kept.word == CANNOT_TELL
 
 
 def test_the_time_in_the_system_is_littles():

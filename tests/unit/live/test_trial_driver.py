@@ -21,9 +21,10 @@ SPEED = 100.0  # seconds of the world in one of ours
 class World:
     """A server that answers each request after a delay of its policy, and writes what a plug-in writes."""
 
-    def __init__(self, config, trace, delays, fail_at=None, stubborn=False):
+    def __init__(self, config, trace, delays, fail_at=None, stubborn=False, hangs=("", 1), rest=None):
         self.config, self.trace, self.delays, self.fail_at = config, trace, delays, fail_at
-        self.stubborn = stubborn
+        self.rest = rest or (0.0, 0.0)  # no request comes, so no step reads the settings
+        self.stubborn, self.hangs = stubborn, hangs  # policy; one in so many never ends
         self.now, self.read, self.draw = 0.0, "", random.Random(1)
         self.origin = time.perf_counter()
 
@@ -36,6 +37,8 @@ class World:
         while True:
             await asyncio.sleep(0.5 / SPEED)
             self.now = (time.perf_counter() - self.origin) * SPEED
+            if self.rest[0] <= self.now < self.rest[1]:
+                continue
             words, lines = self.settings(), []
             if self.config.read_text() != self.read:
                 self.read, before = self.config.read_text(), policy
@@ -52,7 +55,8 @@ class World:
                 {"event": "arrived", **known, "at": self.now, "first_token": 0.5, "between_tokens": None}
             )
             delay = self.delays[policy] * self.draw.uniform(0.5, 1.5)
-            ends.append((self.now + delay, number))
+            if policy != self.hangs[0] or number % self.hangs[1]:
+                ends.append((self.now + delay, number))
             number += 1
             for end, id in [each for each in ends if each[0] <= self.now + 0.5]:
                 ends.remove((end, id))
@@ -66,12 +70,32 @@ class World:
                     file.write("".join(json.dumps(each) + "\n" for each in lines))
 
 
-def run(tmp_path, delays, arms=("fast=mixed", "slow=v0"), own=False, fail_at=None, stubborn=False, **words):
+def run(
+    tmp_path,
+    delays,
+    arms=("fast=mixed", "slow=v0"),
+    own=False,
+    fail_at=None,
+    stubborn=False,
+    hangs=("", 1),
+    edit="",
+    damage=False,
+    rest=None,
+    **words,
+):
     config, trace = tmp_path / "s.toml", tmp_path / "t.jsonl"
     config.write_text('policy = "mixed"\n')
     if not own:
         trace.write_text('{"trace": 1}\n')
     said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if edit and line.startswith("round 3 "):
+            config.write_text(edit)
+        if damage and line.startswith("round 3 "):
+            with trace.open("a") as file:
+                file.write("no JSON\n")
 
     async def both():
         chosen = read_arms(list(arms), str(config), {})
@@ -81,14 +105,16 @@ def run(tmp_path, delays, arms=("fast=mixed", "slow=v0"), own=False, fail_at=Non
         source = FollowedTrace(str(trace), own)
         file = SettingsFile(str(config))
         file.take()
-        world = asyncio.create_task(World(config, None if own else trace, delays, fail_at, stubborn).serve())
+        world = asyncio.create_task(
+            World(config, None if own else trace, delays, fail_at, stubborn, hangs, rest).serve()
+        )
         try:
-            return await Trial(plan, source, BySettings(file, source, None, SPEED), said.append).run()
+            return await Trial(plan, source, BySettings(file, source, None, SPEED), say).run()
         finally:
             world.cancel()
 
     outcome = asyncio.run(both())
-    assert config.read_text() == 'policy = "mixed"\n'
+    assert config.read_text() == (edit or 'policy = "mixed"\n')
     return outcome, said
 
 
@@ -126,6 +152,43 @@ def test_the_guard_ends_it(tmp_path):
     (tmp_path / "t.jsonl").unlink()
     backlog, _ = run(tmp_path, {"mixed": 0.1, "v0": 200.0})
     assert backlog.guarded and "the backlog grew beyond 30 s of work" in backlog.stopped
+
+
+def test_an_edit_of_the_file_ends_it_and_stays(tmp_path):
+    outcome, _ = run(tmp_path, {"mixed": 0.1, "v0": 0.5}, edit='policy = "v0"\n')
+    assert outcome.guarded and outcome.findings.rounds in (2, 3)
+    assert outcome.stopped.endswith(
+        "s.toml was changed by another; the settings file is left as it was edited"
+    )
+
+
+def test_a_bad_line_of_the_trace_leaves_what_was_found(tmp_path):
+    outcome, _ = run(tmp_path, {"mixed": 0.1, "v0": 0.5}, damage=True)
+    assert outcome.guarded and outcome.findings.rounds in (2, 3)
+    assert (
+        "t.jsonl: not a JSON object; give the trace of one running server; the server is" in outcome.stopped
+    )
+
+
+def test_traffic_that_rests_costs_its_rounds_only(tmp_path, monkeypatch):
+    monkeypatch.setattr("headgate.live.trial.trial.READ_WITHIN", 0.3)  # of ours: 30 of the world
+    outcome, said = run(tmp_path, {"mixed": 0.1, "v0": 0.5}, minutes=8.0, whole=True, rest=(130.0, 200.0))
+    assert outcome.findings.rounds in (6, 7) and not outcome.guarded
+    assert any("is left out: no request came at a switch" in each for each in said)
+    (tmp_path / "t.jsonl").unlink()
+    dead, _ = run(tmp_path, {"mixed": 0.1, "v0": 0.5}, minutes=8.0, rest=(130.0, 1e9))
+    assert dead.guarded and "shows no new settings after 0.3 s" in dead.stopped and dead.findings.rounds >= 1
+
+
+def test_an_arm_under_which_a_request_hangs_is_guarded(tmp_path):
+    floor, _ = run(tmp_path, {"mixed": 0.1, "v0": 2.0}, floor=0.9, hangs=("v0", 20))
+    assert floor.guarded and "slow kept at most 0% of the promises in two blocks running" in floor.stopped
+
+
+def test_requests_that_hang_hide_no_figures(tmp_path):
+    outcome, said = run(tmp_path, {"mixed": 0.1, "v0": 0.5}, hangs=("mixed", 50))
+    assert outcome.findings.rounds == 6 and not outcome.stopped
+    assert any(each.startswith("round 4 of 6; light") for each in said), said  # not only at the end
 
 
 def test_a_server_whose_own_flags_win_is_noticed(tmp_path):

@@ -23,6 +23,7 @@ from headgate.methods.orders import (
     PromptOrder,
     ShortestPrompt,
     TenantAccounts,
+    TenantQueues,
     order_of,
 )
 from headgate.methods.slai import Slai
@@ -319,6 +320,64 @@ def test_fair_serves_the_tenant_that_had_least():
     rows += [{"prompt": 40, "tenant": "b", "arrival": 1 + 0.1 * place} for place in range(4)]
     assert queue(order_of("x", "fair", 0.0, 1.0, 0.0), rows) == [0, 3, 4, 5, 1, 6, 2]
     assert queue(LeastServed(), PROMPTS) == [0, 1, 2, 3]
+
+
+class CountedAccounts(TenantAccounts):
+    looked = 0
+
+    def least_served(self):
+        for served, tenant in super().least_served():
+            self.looked += 1
+            yield served, tenant
+
+
+def test_no_more_tenants_are_looked_at_than_needed():
+    """400 tenants, the last served least; two requests wait of each but every fifth."""
+    ledger, accounts = Ledger(Limits(10**6, 100), 10**6), CountedAccounts()
+    queues, rows = TenantQueues(accounts), []
+    for number in range(400):
+        for turn, prompt in enumerate((4000 - 10 * number, 500 + number % 7, 20)):
+            id = 3 * number + turn
+            entry = Entry(ledger, id, float(id), prompt, limit=9, guess=0, tenant=f"t{number}")
+            accounts.arrived(entry)
+            if turn and number % 5:
+                ledger.arrive(entry)
+                queues.add(entry, (entry.arrival, id))
+                rows.append(entry)
+    for number in range(400):
+        accounts.admitted(Entry(ledger, 3 * number, 0.0, 4000 - 10 * number, limit=9, tenant=f"t{number}"))
+    first = queues.ids(ledger.waiting)
+    assert [next(first), next(first)] == [3 * 399 + 1, 3 * 398 + 1]
+    assert 0 < accounts.looked <= 4
+
+    left = {entry.id: entry for entry in rows}
+    served = {f"t{number}": 4000 - 10 * number for number in range(400)}
+    for id in queues.ids(ledger.waiting):
+        entry = left[id]
+        assert served[entry.tenant] == min(served[other.tenant] for other in left.values())
+        served[entry.tenant] += entry.prompt
+        del left[id]
+    assert not left
+
+
+def test_a_flood_without_a_tenant_that_came_first_counts_as_well():
+    """Five of them run and one has left before the first tenant comes; the others take turns with it."""
+    order, ledger = LeastServed(), Ledger(Limits(10**6, 100), 10**6)
+    entries = [
+        Entry(ledger, id, 0.1 * id, 100, limit=10, tenant="" if id < 46 else "acme") for id in range(50)
+    ]
+    for entry in entries[:46]:
+        order.add(entry)
+    for entry in entries[:5]:
+        order.admitted(entry)
+    order.finished(entries[5])
+    for entry in entries[46:]:
+        order.add(entry)
+    for entry in entries[6:]:
+        ledger.arrive(entry)
+    assert [request.id for request in order.waiting(ledger)][:10] == [6, 46, 7, 47, 8, 48, 9, 49, 10, 11]
+    order.admitted(entries[6])
+    assert (order.tenants.served(""), order.tenants.served("acme")) == (100, 0)
 
 
 @pytest.mark.parametrize("make", [lambda: Sarathi(4, 64, "fair"), lambda: Slai(4, 64, Line(), "fair")])

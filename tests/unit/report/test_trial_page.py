@@ -83,6 +83,20 @@ def test_what_cannot_be_told():
     assert "Only promises are compared; lower the load." in heavy and "TTFT, p95" not in heavy
 
 
+def test_an_arm_that_fails_requests_wins_no_waits():
+    made = book((8, 8), ttft=(0.2, 0.1))
+    for block in made.blocks[1::2]:
+        block.by_class["chat"].failed += 1
+    failing = outcome(made, TTFT)
+    assert answer(failing.findings) == (
+        "Cannot tell: 10.0 % of the requests failed under keep and 0.0 % under mixed, "
+        "so TTFT is not compared."
+    )
+    assert "TTFT, p95" not in text(failing) and "promises kept" in text(failing) and not failing.findings.told
+    assert "TTFT is not compared" in text(outcome(made))
+    assert "keep is better than mixed: TTFT" in answer(outcome(book((8, 8), ttft=(0.2, 0.1)), TTFT).findings)
+
+
 @pytest.mark.parametrize("note", ["this client cannot keep up", "3 requests failed"])
 def test_what_makes_figures_mean_less_is_said(note):
     found = outcome(book((4, 8)), stopped="interrupted; the server is back at its settings", notes=(note,))

@@ -7,16 +7,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from headgate.core.errors import InputError
 from headgate.core.request import Slo
-from headgate.experiment.build import make_workload
+from headgate.cost.card import load_card
+from headgate.experiment.build import make_engine, make_workload, ran_out, too_long
+from headgate.experiment.laws import fleet_world, try_laws, world
 from headgate.experiment.library import simulate, simulate_fleet
+from headgate.experiment.run import Prepared, arrivals_said, carry_out, warning
 from headgate.experiment.settings import experiment
 from headgate.sim.engine.engine import Engine
+from headgate.stats.flow import choose
 from headgate.workloads.workload import Kind, Workload
 from worlds import PRICES, Line
 
 CHAT, BATCH, EVAL = Kind("chat", Slo(1.0)), Kind("batch", Slo(background=True)), Kind("eval")
 SECOND = Engine(Line(1.0, 0.0, 0.0, 0.0, 0.0), 10**6, 10**6, 4096, 8, 16)  # every step takes a second
+SHORT = SECOND._replace(max_model_len=4096)
 
 
 def beside(times, clients, rows=50, prompt=1, output=2, tenants=("",), kind=BATCH):
@@ -138,3 +144,86 @@ def test_a_class_may_be_there_for_several_tenants():
     assert [kind.name for kind in drawn.kinds] == ["chat"] and drawn.tenants == ("a", "b")
     assert np.mean(drawn.tenant == 0) == pytest.approx(0.75, abs=0.03)
     assert not np.array_equal(drawn.prompt[drawn.tenant == 0][:50], drawn.prompt[drawn.tenant == 1][:50])
+
+
+def test_a_class_with_clients_may_be_there_for_several_tenants():
+    chat, batch = (share.model_dump() for share in mixed().classes)
+    words = mixed(classes=[chat, batch | {"tenant": "x"}, batch | {"tenant": "y", "clients": 3}])
+    requests, _ = make_workload(words)
+    run = simulate(SECOND._replace(cost=PRICES, running=16), "mixed", requests)
+    mine = run.requests["kind"] == 1
+    at_start = run.requests["tenant"][mine & (run.requests["arrival"] == 0)]
+    assert sorted(run.tenants[number] for number in at_start.tolist()) == ["x"] * 4 + ["y"] * 3
+    assert outstanding(run, 1) == 7 and run.meta["clients_beside"] == {"batch": 7}
+    assert arrivals_said(words).endswith("requests/s, beside 7 clients of batch")
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ({"clients": 3}, "classes.batch: clients in two tables of one tenant"),
+        ({"clients": None, "share": 1, "tenant": "x"}, "classes.batch: share and clients in two tables"),
+    ],
+)
+def test_tables_of_one_name_that_contradict_each_other(second, message):
+    chat, batch = (share.model_dump() for share in mixed().classes)
+    with pytest.raises(InputError, match=message):
+        make_workload(mixed(classes=[chat, batch, batch | second]))
+
+
+def test_clients_none_of_whose_prompts_fits_are_refused():
+    requests = beside([0.5, 5.0], clients=1, prompt=5000)
+    for serve in (
+        lambda: simulate(SHORT, "mixed", requests),
+        lambda: simulate_fleet(SHORT, "mixed", "least-loaded", requests, engines=2),
+        lambda: too_long(requests, SHORT),
+    ):
+        with pytest.raises(InputError, match=r"classes.batch: no request of its clients fits.*--cap-prompt"):
+            serve()
+
+
+def test_requests_of_clients_that_are_refused_are_no_part_of_what_is_measured():
+    chat = beside(np.arange(0.5, 60.5), clients=2, rows=1000)
+    long = Workload.of([5000] * 900 + [7] * 100, [2] * 1000, clients=2, kinds=[EVAL])
+    run = simulate(SHORT, "mixed", chat.merge(long), asynchronous=False)
+    assert (run.requests["prompt"] == 5000).sum() == 900 and (run.requests["arrival"] == 0).sum() > 900
+    kept = choose(run).keep
+    assert kept[run.requests["kind"] == 0].sum() >= 45 and not kept[run.requests["prompt"] == 5000].any()
+
+
+def test_clients_get_no_more_requests_than_engines_can_serve_in_the_time():
+    classes = [
+        mixed().classes[0].model_dump(),
+        {"name": "batch", "clients": 192, "prompt": 2000, "output": 64},
+    ]
+    long = mixed(rate=1.0, requests=3600, classes=classes)
+    drawn, _ = make_workload(long)
+    assert 70_000 < (drawn.clients > 0).sum() < 200_000  # 19 a second are the most, twice that is drawn
+    short, _ = make_workload(mixed(rate=5.0, requests=50, classes=classes))
+    run = simulate(make_engine(long, load_card(long.card)), "mixed", short)
+    assert not ran_out(run, short)
+
+
+def test_a_run_says_that_its_clients_fell_silent(monkeypatch):
+    assert warning(carry_out(Prepared(mixed()), "mixed", {})) is None
+    monkeypatch.setattr("headgate.experiment.build.MOST_SENT", 5)
+    run = carry_out(Prepared(mixed()), "mixed", {})
+    assert run.meta["clients_ran_out"] == {"batch": 5}
+    assert "mixed: clients of batch sent all 5 requests drawn for them" in warning(run)
+
+
+@pytest.mark.parametrize("weight", [0.0, 2e9])
+def test_a_mix_refuses_weights_that_mean_nothing(weight):
+    chat, batch = (share.model_dump() for share in mixed().classes)
+    with pytest.raises(
+        InputError, match=r"classes.chat: weight=.*; give (a number above 0|at most 1,000,000,000)"
+    ):
+        make_workload(mixed(classes=[chat | {"weight": weight}, batch]))
+
+
+def test_laws_are_tried_in_worlds_with_clients_beside_an_open_loop():
+    worlds = [world(number) for number in range(40)]
+    assert 5 <= sum(at.workload.beside for at in worlds) <= 20
+    at = next(at for at in worlds if at.workload.beside)
+    assert not fleet_world(at.number).workload.beside
+    assert try_laws("keep", {}, 1, at.number).kept

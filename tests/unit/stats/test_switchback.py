@@ -21,6 +21,7 @@ from headgate.stats.switchback import (
     SAME,
     SATURATED,
     TTFT,
+    TTFT_P95,
     Change,
     Looks,
     Sums,
@@ -51,7 +52,7 @@ def pairs(rounds, seed, factor=1.0, spread=0.1, kept=(0.9, 0.9)):
         both = []
         for arm in (0, 1):
             times = 0.2 * load * rng.lognormal(0, spread) * rng.lognormal(0, 1, 200) * (factor if arm else 1)
-            sums = Sums(requests=200, kept=rng.binomial(200, kept[arm]), ttft=times.sum(), firsts=200)
+            sums = Sums(promised=200, kept=rng.binomial(200, kept[arm]), ttft=times.sum(), firsts=200)
             sums.gap_seconds, sums.gaps = times.sum(), 200
             np.add.at(sums.gap_bins, [bin_of(time) for time in times.tolist()], 1)
             both.append(sums)
@@ -127,7 +128,7 @@ def test_woodruff_holds_the_true_ratio_of_percentiles():
 def test_no_difference_is_seldom_called_one(metric):
     found = 0
     for seed in range(50):
-        verdict = judge_metric(metric, pairs(15, seed), student(15, 0.04), lambda n: student(n, 0.04))
+        verdict = judge_metric(metric, pairs(15, seed), lambda n: student(n, 0.04))
         found += verdict.word in (MORE, LESS)
     assert found <= 5  # 2 expected
 
@@ -152,11 +153,47 @@ def test_words():
 
 def test_five_rounds_cannot_tell_whatever_they_say():
     rounds = pairs(6, 3, factor=50.0)
-    assert judge_metric(TTFT, rounds, student(6, 0.04), lambda n: student(n, 0.04)).word == MORE
-    verdict = judge_metric(TTFT, rounds[:5], student(5, 0.04), lambda n: student(n, 0.04))
+    assert judge_metric(TTFT, rounds, lambda n: student(n, 0.04)).word == MORE
+    verdict = judge_metric(TTFT, rounds[:5], lambda n: student(n, 0.04))
     assert (verdict.word, verdict.rounds_missing) == (CANNOT_TELL, 1)
     assert verdict.change.high == inf  # no interval is shown either
-    assert judge_metric(TTFT, rounds[:1], 0.0, lambda n: 2.0).change is None
+    assert judge_metric(TTFT, rounds[:1], lambda n: 2.0).change is None
+
+
+def sparse(rounds, seed, rate):
+    """Two equal arms that get so many requests a block, on average."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(rounds):
+        both = []
+        for _ in (0, 1):
+            times = rng.lognormal(-2, 0.7, rng.poisson(rate))
+            sums = Sums(promised=len(times), kept=(times < 0.2).sum(), ttft=times.sum(), firsts=len(times))
+            np.add.at(sums.ttft_bins, [bin_of(time) for time in times.tolist()], 1)
+            both.append(sums)
+        found.append(tuple(both))
+    return found
+
+
+@pytest.mark.parametrize("metric", [KEPT, TTFT, TTFT_P95], ids=lambda metric: metric.name)
+def test_a_class_that_seldom_sends_shows_no_difference(metric):
+    found, later = 0, lambda n: student(n, 0.04)
+    for seed in range(40):
+        found += judge_metric(metric, sparse(20, seed, 0.2), later).word in (MORE, LESS, SAME)
+    assert found == 0
+    for seed in range(40):
+        found += judge_metric(metric, sparse(20, seed, 1.5), later).word in (MORE, LESS)
+    assert found <= 5  # 2 expected
+
+
+def test_one_request_in_each_arm_tells_nothing():
+    base, arm = Sums(promised=1, kept=1, ttft=0.1, firsts=1), Sums(promised=1, ttft=0.2, firsts=1)
+    rounds = [(base, Sums()), *[(Sums(), Sums())] * 4, (Sums(), arm)]
+    for metric in (KEPT, TTFT):
+        verdict = judge_metric(metric, rounds, Looks().at_the_end)
+        assert (verdict.word, verdict.rounds_missing, verdict.change.high) == (CANNOT_TELL, None, inf)
+    half = judge_metric(KEPT, [(base, arm)] * 3 + [(base, Sums())] * 3, Looks().at_the_end)
+    assert (half.word, half.rounds_missing, half.change.low) == (CANNOT_TELL, 6, -inf)
 
 
 def test_forecasts_grow_with_what_is_missing():

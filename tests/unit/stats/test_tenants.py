@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -97,6 +98,20 @@ def test_many_tenants_are_a_dozen_and_the_rest():
     assert len(found.tenants) == MOST and found.tenants[0].name == f"t{many - 1}"
     assert (found.rest.name, found.rest.requests) == ("5 others", 5)
     assert found.rest.service == sum(10 + n + 4 for n in range(5))
+
+
+def test_thousands_of_tenants_take_no_mask_each():
+    many, requests = 2000, 20_000
+    run = make_run([request(n, 0, n, n + 1, n + 2, 10, 2) for n in range(requests)], label="run")
+    run.meta["tenants"] = [f"t{n}" for n in range(many)]
+    run.requests["tenant"] = np.arange(requests) % many
+    window = Measured(run).window
+    tracemalloc.start()
+    found = compute_tenants(run, window, None)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.rest.requests == requests - 10 * MOST
+    assert most < 2000 * 20_000 / 2  # a mask of each tenant has a byte for each request
 
 
 def test_a_report_shows_both():

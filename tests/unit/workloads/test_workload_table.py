@@ -1,6 +1,7 @@
 """The table of requests: checks, subsets, scaling, merging, closed loops, summary."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -175,6 +176,29 @@ def test_merge_keeps_all_rows_in_order(one, two, three):
     )
     # Sorting in Python is stable, so ties must stand in the order of the arguments.
     assert list(rows(merged)) == sorted([*rows(one), *rows(two), *rows(three)], key=lambda row: row[0])
+
+
+def test_merge_of_many_tenants_takes_no_time():
+    names = [f"t{number}" for number in range(20_000)]
+    many = Workload.of([10] * 20_000, [10] * 20_000, tenant=np.arange(20_000), tenants=names)
+    begin = time.process_time()
+    both = many.merge(many)
+    assert time.process_time() - begin < 2.0  # a search for each name took 20 s
+    assert both.tenants == tuple(names) and np.array_equal(both.tenant[20_000:], many.tenant)
+
+
+def test_clients_beside_an_open_loop_have_no_first_requests():
+    chat = Workload.of([5, 5], [1, 1], arrival=[0.5, 5.0], kinds=[CHAT])
+    with pytest.raises(InputError, match="take the head of the open loop and merge the clients"):
+        chat.merge(Workload.of([1] * 9, [2] * 9, clients=1, kinds=[BULK])).head(2)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, 2e9, float("inf"), float("nan")])
+def test_weights_that_mean_nothing(weight):
+    with pytest.raises(
+        InputError, match=r"kind 'gold' has weight .*; give (a number above 0|at most 1,000,000,000)"
+    ):
+        Workload.of([5], [1], kinds=[Kind("gold", Slo(weight=weight))])
 
 
 def test_merge_maps_kinds():

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from math import inf, isnan, nan
+from math import ceil, inf, isnan, nan
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from headgate.advisor.capacity.search import Progress
-from headgate.advisor.capacity.traffic import Level, SearchTraffic, measure
+from headgate.advisor.capacity.traffic import BOUND_FROM, LONGEST_BESIDE, Level, SearchTraffic, measure
 from headgate.advisor.capacity.trials import Case, Chosen, Contender
 from headgate.advisor.set_up import SearchPlan, SetUp, offered_rate, set_up, without_load
 from headgate.advisor.settings import SearchSettings
@@ -31,7 +31,7 @@ from headgate.stats.tenants import served_by
 
 REQUESTS = 1500  # of the promised classes, of a run
 WARM_UP = 0.2  # of the time in which they come: clients begin all at once
-DRAWN_AT = 10.0  # requests a second, where only lengths are wanted: enough of every class
+DRAWN_AT = 10.0  # requests a second, where only lengths are wanted
 BISECTIONS = 40
 STATISTICS = {"ttft": "p95", "tbt": "p99", "tpot": "p95"}  # of a promise of a class
 OVERLOAD = 1.25  # of λ*: where the value kept is measured
@@ -76,6 +76,7 @@ class BesidePlan(SearchPlan):
     name: str  # of the class without a promise
     clients: int
     rate: float  # of the promised classes
+    requests: int  # of these in a run
     engines: int
     bound: float  # tokens a second that no policy exceeds beside them
     promised_bound: float  # requests a second of the promised classes alone
@@ -93,7 +94,7 @@ class BesidePlan(SearchPlan):
             "clients": self.clients,
             "rate": self.rate,
             "engines": self.engines,
-            "requests_per_run": self.traffic.requests,
+            "requests_per_run": self.requests,
             "bound": {"tokens_per_second": self.bound, "requests_alone": self.promised_bound},
             "best": self.best.policy if self.best else None,
             "policies": [asdict(each) for each in self.found],
@@ -117,17 +118,25 @@ def plan_beside(
     rate = offered_rate(settings, start.traffic)
     if rate is None:
         raise InputError(f"--find batch: give --rate, of the requests that {share.name} comes beside")
-    (clients,) = (each.clients for each in start.settings.classes if each.name == share.name)
+    part = promised_share(settings, share)
+    rate *= part
+    clients = sum(each.clients or 0 for each in start.settings.classes if each.name == share.name)
     bound, alone = tokens_bound(start, rate / engines)
     found = _run_all(start, chosen, rate, engines, share.name, bound * engines, progress)
     return BesidePlan(
         start=start,
         traffic=start.traffic,
-        notes=(*notes, *start.notes(fleet=engines > 1), *_still_fills(found)),
+        notes=(
+            *notes,
+            *_rate_notes(start.traffic, share.name, rate, part),
+            *start.notes(fleet=engines > 1),
+            *_still_fills(found),
+        ),
         interrupted=False,
         name=share.name,
-        clients=clients or 0,
+        clients=clients,
         rate=rate,
+        requests=start.traffic.number(rate),
         engines=engines,
         bound=bound * engines,
         promised_bound=alone * engines,
@@ -163,8 +172,8 @@ def unpromised(settings: Experiment, levels: Sequence[Level]) -> ClassSettings:
         raise InputError(
             "--find batch: no class is without a promise; give --mix with a class that has background = true"
         )
-    if len(found) > 1:
-        names = ", ".join(share.name for share in found)
+    if len(every := dict.fromkeys(share.name for share in found)) > 1:  # one may be there for each tenant
+        names = ", ".join(every)
         raise InputError(f"--find batch asks about one class without a promise, there are {names}; leave one")
     if len(found) == len(settings.classes) and settings.trace is None:
         raise InputError(f"--find batch: nothing comes beside {found[0].name}; add a class with a promise")
@@ -172,16 +181,46 @@ def unpromised(settings: Experiment, levels: Sequence[Level]) -> ClassSettings:
 
 
 def _from_clients(settings: Experiment, share: ClassSettings) -> Experiment:
-    """The class from as many clients as it has, or as there are slots: it always has work."""
+    """The class from clients that always have work: its own, or one a slot, by the shares of its tenants."""
     if share.clients:
         return settings
+    own = [each for each in settings.classes if each.name == share.name]
+    total = sum(each.share or 1.0 for each in own)
     from headgate.cost.card import load_card
     from headgate.experiment.build import make_engine
 
     many = make_engine(settings, load_card(settings.card)).running * (settings.engines or 1)
-    own = share.model_copy(update={"clients": many, "share": None})
-    classes = tuple(own if each is share else each for each in settings.classes)
+
+    def sent(each: ClassSettings) -> ClassSettings:
+        clients = max(1, round(many * (each.share or 1.0) / total))
+        return each.model_copy(update={"clients": clients, "share": None})
+
+    classes = tuple(sent(each) if each in own else each for each in settings.classes)
     return settings.model_copy(update={"classes": classes})
+
+
+def promised_share(settings: Experiment, share: ClassSettings) -> float:
+    """Of the rate, of the classes with a promise: a class that becomes clients takes its share with it."""
+    if share.clients:
+        return 1.0
+    shares = [(each.share or 0.0, each.name == share.name) for each in settings.classes]
+    return sum(part for part, own in shares if not own) / sum(part for part, _ in shares)
+
+
+def _rate_notes(traffic: SearchTraffic, name: str, rate: float, part: float) -> list[str]:
+    """Where less comes than was asked for: a share that became clients, and runs that were cut."""
+    notes = []
+    if part < 1:
+        notes.append(
+            f"{name} has {100 * (1 - part):.3g} % of the rate and comes from clients instead; the others "
+            f"come at {rate:.4g} requests/s"
+        )
+    if (requests := traffic.number(rate)) < traffic.requests:
+        notes.append(
+            f"runs have {requests:,} requests with a promise, not {traffic.requests:,}: beside clients a run "
+            f"lasts {LONGEST_BESIDE:g} s at most"
+        )
+    return notes
 
 
 def tokens_bound(start: SetUp, rate: float) -> tuple[float, float]:
@@ -190,7 +229,7 @@ def tokens_bound(start: SetUp, rate: float) -> tuple[float, float]:
     """
     engine, traffic = start.engine, start.traffic
     others = traffic.lengths(engine)
-    rows = replace(traffic, requests=REQUESTS).at(DRAWN_AT, start.settings.seed)
+    rows = replace(traffic, words=_with_many(traffic.words), requests=1).at(DRAWN_AT, start.settings.seed)
     mine = (rows.clients > 0) & (rows.prompt < engine.longest)
     if not mine.any():
         raise InputError("--find batch: no request of the class fits; raise --model-len or --kv-tokens")
@@ -214,6 +253,18 @@ def tokens_bound(start: SetUp, rate: float) -> tuple[float, float]:
         middle = (low + high) / 2
         low, high = (middle, high) if total(middle) * (1 - middle) > rate else (low, middle)
     return total(low) * low * float((prompts + outputs).mean()), alone
+
+
+def _with_many(words: Experiment) -> Experiment:
+    """With so many clients that their first requests show the law of lengths, each tenant by its own."""
+    total = sum(share.clients or 0 for share in words.classes)
+    classes = tuple(
+        share.model_copy(update={"clients": ceil(BOUND_FROM * share.clients / total)})
+        if share.clients
+        else share
+        for share in words.classes
+    )
+    return words.model_copy(update={"classes": classes, "engines": None})
 
 
 class _Trial(NamedTuple):
@@ -330,29 +381,36 @@ def _still_fills(found: Sequence[PolicyBeside]) -> list[str]:
 
 def values_in_overload(
     start: SetUp, traffic: SearchTraffic, chosen: Chosen, rate: float, progress: Progress
-) -> dict[str, float]:
-    """By policy, at `OVERLOAD` times λ* with the first seed; empty where no class has a weight."""
+) -> tuple[dict[str, float], list[str]]:
+    """By policy, at `OVERLOAD` times λ* with the first seed, and runs that stopped; empty without weights."""
     if not any(share.weight is not None for share in start.settings.classes):
-        return {}
+        return {}, []
     work = partial(_value_at, start.case(traffic), OVERLOAD * rate, start.seeds[0])
     values: dict[str, float] = {}
+    stopped: dict[str, str] = {}
     with (
         progress("in overload", len(chosen)) as report,
         start.options.workers.start(work, len(chosen)) as pool,
     ):
-        for done, ((name, _), value) in enumerate(as_they_end(pool, list(chosen.items())), 1):
-            values[name] = value
+        for done, ((name, _), (value, why)) in enumerate(as_they_end(pool, list(chosen.items())), 1):
+            values[name], stopped[name] = value, why
             report(done)
-    return {name: values[name] for name in chosen if not isnan(values[name])}
+    notes = [
+        f"{name}: no value kept at {OVERLOAD:g} λ*, the run stopped: {stopped[name]}"
+        for name in chosen
+        if stopped[name]
+    ]
+    return {name: values[name] for name in chosen if not isnan(values[name])}, notes
 
 
-def _value_at(case: Case, rate: float, seed: int, named: tuple[str, Contender]) -> float:
+def _value_at(case: Case, rate: float, seed: int, named: tuple[str, Contender]) -> tuple[float, str]:
+    """The value, or why the run stopped."""
     contender = named[1]
     slots, budget = contender.limits or (case.engine.running, case.engine.batch_tokens)
     engine = case.engine._replace(running=slots, batch_tokens=budget)
     try:
         run = _served(case, engine, contender, rate, seed, 1, "")
-    except RunError:
-        return 0.0
+    except RunError as error:
+        return nan, str(error)
     value = summarise(run).value_kept
-    return nan if value is None else value
+    return (nan if value is None else value), ""

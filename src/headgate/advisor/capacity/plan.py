@@ -126,8 +126,8 @@ def plan_capacity(
     plan = CapacityPlan(start, searched.traffic, tuple(notes), bool(left), ideal, limited, found)
     if not left:
         tried = {each.policy: chosen[each.policy] for each in found if not each.dropped}
-        values = values_in_overload(start, searched.traffic, tried, ideal.rate, progress)
-        plan = replace(plan, values_in_overload=values)
+        values, stopped = values_in_overload(start, searched.traffic, tried, ideal.rate, progress)
+        plan = replace(plan, values_in_overload=values, notes=(*plan.notes, *stopped))
     return plan if left or plan.best is None else replace(plan, declined=searched.declined(plan.best))
 
 

@@ -17,6 +17,7 @@ from headgate.experiment.build import (
     Unservable,
     beside_clients,
     make_workload,
+    refuse_endless,
     refuse_many,
     servable,
     unservable,
@@ -26,9 +27,9 @@ from headgate.methods.bounds import Requests
 from headgate.record.tables import Flags, Floats, Integers, Run
 from headgate.sim.engine.engine import Engine
 from headgate.stats.figures import quantiles
-from headgate.stats.flow import choose
+from headgate.stats.flow import choose, unservable_rows
 from headgate.stats.gaps import Gaps
-from headgate.stats.measured import Latencies, unservable_rows
+from headgate.stats.measured import Latencies
 from headgate.workloads.arrivals import arrival_process
 from headgate.workloads.lengths import Pairs
 from headgate.workloads.sessions import found_again
@@ -41,10 +42,8 @@ LEAVE = "lets requests leave, which hides that they were late"
 REFUSED = {"rate": SEARCHED, "clients": OTHER, "all_at_once": OTHER, "scale_rate": SEARCHED}
 REFUSED |= {"stages": "change the load", "patience": LEAVE, "abort": LEAVE, "ttft": PROMISE, "tpot": PROMISE}
 BOUND_FROM = 20_000  # requests drawn to know their law
-LONGEST_BESIDE, FEWEST_BESIDE = (
-    300.0,
-    60,
-)  # seconds of a run beside clients, and requests that it has at least
+LONGEST_BESIDE = 300.0  # seconds of a run beside clients
+FEWEST_BESIDE = 60  # requests that it has at least
 
 
 class Level(NamedTuple):
@@ -83,7 +82,7 @@ class SearchTraffic:
 
     def at(self, rate: float, seed: int) -> Workload:
         if self.trace is None:
-            words = self.words.model_copy(update={"rate": rate, "requests": self._number(rate)})
+            words = self.words.model_copy(update={"rate": rate, "requests": self.number(rate)})
             workload, _ = make_workload(words, seed)
         elif self.recorded:
             workload = self.trace.scale_rate(rate / own_rate(self.trace))
@@ -106,7 +105,8 @@ class SearchTraffic:
         names = [share.name for share in self.words.classes if share.background]
         if not names or all(level.kind for level in self.levels):
             return ""
-        return f"levels without a class are not about background work ({', '.join(names)}): none is promised"
+        of = ", ".join(names)
+        return f"levels without a class are not about background work ({of}): nothing is promised to it"
 
     def lengths(self, engine: Engine) -> Requests:
         """Prompts and decode iterations of those that come at the rate and that the engine takes."""
@@ -130,9 +130,9 @@ class SearchTraffic:
             return f"prefix caching is on: {share:.1%} of the prompt tokens are found, as recorded"
         return f"prefix caching is on: an endless cache would find {share:.1%} of the prompt tokens"
 
-    def _number(self, rate: float) -> int:
+    def number(self, rate: float) -> int:
         """Requests of a run; beside clients, which leave no engine idle, of `LONGEST_BESIDE` at most."""
-        if not any(share.clients for share in self.words.classes):
+        if self.recorded or not any(share.clients for share in self.words.classes):
             return self.requests
         return min(self.requests, max(FEWEST_BESIDE, ceil(LONGEST_BESIDE * rate)))
 
@@ -140,7 +140,7 @@ class SearchTraffic:
         name = self.words.arrivals or ("gamma" if self.words.burstiness else "poisson")
         process = arrival_process(name, rate, self.words.burstiness)
         pairs = Pairs(trace.prompt, np.minimum(trace.output, trace.limit))
-        requests = self._number(rate)
+        requests = self.number(rate)
         workload = generate(requests, seed=seed, arrivals=process, pairs=pairs, name=trace.name)
         if len(trace.kinds) == len(trace.tenants) == 1:
             return workload
@@ -195,6 +195,8 @@ def make_traffic(
     traffic = SearchTraffic(words, levels, shares, count, trace, recorded, lost)
     first = traffic.at_rate.at(1.0, words.seed)
     beside = [share for share in words.classes if share.clients]
+    if beside:
+        refuse_endless(beside_clients(words, first, words.seed), engine)
     _check_kinds(levels, [*(kind.name for kind in first.kinds), *(share.name for share in beside)])
     for share in words.classes:
         if share.background and any(level.kind == share.name for level in levels):

@@ -14,6 +14,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from errno import EACCES, EBUSY, EPERM, EROFS, EXDEV
+from hashlib import sha256
+from tempfile import mkstemp
 from typing import Any
 
 from headgate.core.errors import InputError, RunError
@@ -28,22 +31,55 @@ AS_IS = "as is"  # the arm that the file itself says
 MOST_ARMS = 6
 PROMISES = ("ttft", "tbt", "classes", "floor", "delivery", "clients_may")  # must be the same for all arms
 ENDINGS = (".toml", ".json")
+BACK = "the server is back at its settings"
+LEFT = "the settings file is left as it was edited"
+IN_PLACE = (EBUSY, EXDEV, EACCES, EPERM, EROFS)  # the folder or the mount forbids another file
 
-# Waits until the trial ends. "k" says that the trial has put the file back itself; no word, that it died.
+# Waits until the trial ends, and puts back the bytes it was given first, if the file holds one of the texts
+# whose digests came since. "*" says that a write in place is under way: the file is ours whatever it holds.
+# "k" comes last where there is nothing to put back. A full disk may have room again soon.
 GUARD = """
-import os, sys
-path, size = sys.argv[1], int(sys.argv[2])
+import hashlib, os, sys, tempfile, time
+path, size, in_place = sys.argv[1], int(sys.argv[2]), sys.argv[3].split()
 before = sys.stdin.buffer.read(size)
-if len(before) == size and sys.stdin.buffer.read(1) != b"k":
+lines = sys.stdin.buffer.read().decode().split()
+
+def replace():
+    found = os.stat(path)
+    handle, new = tempfile.mkstemp(dir=os.path.dirname(path))
     try:
-        mode = os.stat(path).st_mode & 0o7777
-        with open(path + ".restored", "wb") as file:
+        with open(handle, "wb") as file:
             file.write(before)
-        os.chmod(path + ".restored", mode)
-        os.replace(path + ".restored", path)
+        os.chown(new, found.st_uid, found.st_gid)
+        os.chmod(new, found.st_mode & 0o7777)
+        os.replace(new, path)
     except OSError:
-        with open(path, "wb") as file:
+        os.unlink(new)
+        raise
+
+def put_back():
+    with open(path, "rb") as file:
+        now = hashlib.sha256(file.read()).hexdigest()
+    if lines[-1:] != ["*"] and now not in lines:
+        return
+    try:
+        replace()
+    except OSError as error:
+        if str(error.errno) not in in_place:
+            raise
+        lines.append("*")
+        with open(path, "r+b") as file:
             file.write(before)
+            file.truncate()
+
+for _ in range(600 if len(before) == size and lines[-1:] != ["k"] else 0):
+    try:
+        put_back()
+        break
+    except FileNotFoundError:
+        break
+    except OSError:
+        time.sleep(1)
 """
 
 
@@ -143,10 +179,12 @@ class SettingsFile:
     def __init__(self, path: str) -> None:
         self.path = os.path.realpath(path)
         try:
-            self.original = self._ours = read_regular(self.path)
+            self.original = read_regular(self.path)
         except OSError as error:
             raise _unusable(path, error) from None
+        self._ours: bytes | None = self.original  # None: a write of ours was cut short
         self._guard: subprocess.Popen[bytes] | None = None
+        self._state = BACK
 
     def take(self) -> None:
         """From now on it is ours; refuses a file that cannot be written."""
@@ -155,7 +193,15 @@ class SettingsFile:
         except OSError as error:
             raise _unusable(self.path, error) from None
         self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-c", GUARD, self.path, str(len(self.original))],
+            [
+                sys.executable,
+                "-I",
+                "-c",
+                GUARD,
+                self.path,
+                str(len(self.original)),
+                " ".join(map(str, IN_PLACE)),
+            ],
             stdin=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C is for us
         )
@@ -171,52 +217,80 @@ class SettingsFile:
         except OSError as error:
             raise RunError(f"settings file {self.path}: {error.strerror or error}; the trial ends") from None
 
-    def restore(self) -> None:
-        """As it was, byte for byte, unless another has changed it meanwhile. May be called again."""
+    def restore(self) -> str:
+        """As it was, byte for byte, unless another has changed it meanwhile. Says how it is now, also when it
+        is called again.
+        """
         if self._guard is None:
-            return
-        guard, self._guard = self._guard, None
+            return self._state
+        last_word = b"k"
         try:
-            with suppress(RunError):
-                self._refuse_changed()
-                self._write(self.original)
-        finally:
-            _release(guard)
+            self._refuse_changed()
+            self._write(self.original)
+        except RunError:
+            self._state = LEFT
+        except OSError as error:
+            self._state = f"settings file {self.path} is not put back yet: {error.strerror or error}"
+            last_word = b""  # it goes on trying
+        guard, self._guard = self._guard, None
+        _release(guard, last_word)
+        return self._state
 
     def _refuse_changed(self) -> None:
         try:
             now = read_regular(self.path)
         except OSError:
             now = b""
-        if now != self._ours:
-            raise RunError(
-                f"settings file {self.path} was changed by another; the trial ends and leaves it as it is"
-            )
+        if self._ours is not None and now != self._ours:
+            raise RunError(f"settings file {self.path} was changed by another")
 
     def _write(self, text: bytes) -> None:
         """Whole or not at all; in place where the file cannot be replaced, as in a container's mount."""
-        new = f"{self.path}.new"
+        digest = sha256(text).hexdigest()
+        self._tell_guard(digest)
         try:
-            with open(new, "xb") as file:
+            self._replace(text)
+        except OSError as error:
+            if error.errno not in IN_PLACE:
+                raise
+            self._ours = None  # a write that fails leaves half of it
+            self._tell_guard("*")
+            with open(self.path, "r+b") as file:
                 file.write(text)
-            os.chmod(new, os.stat(self.path).st_mode & 0o7777)
+                file.truncate()
+            self._tell_guard(digest)
+        self._ours = text
+
+    def _tell_guard(self, line: str) -> None:
+        if self._guard is not None and self._guard.stdin is not None:
+            with suppress(OSError):  # it was killed
+                self._guard.stdin.write(f"{line}\n".encode())
+                self._guard.stdin.flush()
+
+    def _replace(self, text: bytes) -> None:
+        """By a file of the same owner and mode; PermissionError where we may not make one."""
+        before = os.stat(self.path)
+        handle, new = mkstemp(dir=os.path.dirname(self.path))
+        try:
+            with open(handle, "wb") as file:
+                file.write(text)
+            os.chown(new, before.st_uid, before.st_gid)
+            os.chmod(new, before.st_mode & 0o7777)
             os.replace(new, self.path)
         except OSError:
             with suppress(OSError):
                 os.unlink(new)
-            with open(self.path, "r+b") as file:
-                file.write(text)
-                file.truncate()
-        self._ours = text
+            raise
 
 
-def _release(guard: subprocess.Popen[bytes]) -> None:
+def _release(guard: subprocess.Popen[bytes], last_word: bytes) -> None:
     with suppress(OSError):
         assert guard.stdin is not None
-        guard.stdin.write(b"k")
+        guard.stdin.write(last_word)
         guard.stdin.close()
-    with suppress(subprocess.TimeoutExpired):
-        guard.wait(5.0)
+    if last_word:
+        with suppress(subprocess.TimeoutExpired):
+            guard.wait(5.0)
 
 
 def _unusable(path: str, error: OSError) -> InputError:

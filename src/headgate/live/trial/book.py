@@ -118,6 +118,14 @@ class Book:
         for seen in list(self._inside):
             self.left(seen, self.newest, False, 0)
 
+    def give_up(self, at: float, patience: float) -> None:
+        """Requests that are here so long after the end of their block have broken their promises: else one
+        that hangs would hide all rounds after it.
+        """
+        for seen in self._inside:
+            if seen.block is not None and at >= seen.block.end + patience:
+                self._settle(seen, at, False, 0)
+
     def block_at(self, at: float) -> Block | None:
         """The block that measures this moment; events may come a little late."""
         for block in reversed(self.blocks):
@@ -162,12 +170,14 @@ class Book:
         self.waiting += 1
         self.came += 1
         slo = self._judged.get(kind, self._judged.get(None, slo))
-        self.promises = self.promises or slo[:2] != (None, None)
+        promised = slo[:2] != (None, None)
+        self.promises = self.promises or promised
         block = self.block_at(at)
         seen = SeenRequest(kind, slo, at, prompt, block)
         self._inside.add(seen)
         if block is not None:
             block.of(kind).requests += 1
+            block.of(kind).promised += promised
             block.unfinished += 1
         return seen
 
@@ -212,13 +222,18 @@ class Book:
         self.finished += complete
         if seen.first is None:
             self.waiting -= 1
-        block = seen.block
+        self._settle(seen, at, complete, output)
+
+    def _settle(self, seen: SeenRequest, at: float, complete: bool, output: int) -> None:
+        """Book what became of it; it counts in no block from now on."""
+        block, seen.block = seen.block, None
         if block is None:
             return
         ttft = None if seen.first is None else seen.first - seen.at
         tpot = (seen.newest - seen.first) / (output - 1) if seen.first is not None and output > 1 else None
         kept = complete and not seen.slow and _in_time(seen.slo, ttft, tpot)
-        block.of(seen.kind).kept += kept
+        block.of(seen.kind).kept += kept and seen.slo[:2] != (None, None)
+        block.of(seen.kind).failed += not complete
         block.unfinished -= 1
         block.records.append(
             Record(seen.kind, seen.at, seen.prompt, output, ttft, tpot, at - seen.at, complete, kept)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
@@ -14,9 +14,11 @@ from headgate.stats.switchback import (
     ALLOWED,
     BINS,
     CANNOT_TELL,
-    FEWEST_ROUNDS,
+    FAILURES,
     KEPT,
     SAME,
+    TTFT,
+    TTFT_P95,
     Looks,
     Metric,
     State,
@@ -24,6 +26,7 @@ from headgate.stats.switchback import (
     Verdict,
     judge_metric,
     middle_of,
+    quantile,
 )
 
 BACKEND = "headgate-trial"
@@ -38,6 +41,7 @@ class ArmFound:
     arm: int
     verdicts: tuple[Verdict, ...]
     by_class: dict[str, tuple[Verdict, ...]] = field(default_factory=dict)
+    failed: tuple[float, float] | None = None  # shares of baseline and arm, where TTFT is left out for them
 
     def verdict(self, metric: Metric) -> Verdict | None:
         return next((each for each in self.verdicts if each.metric is metric), None)
@@ -80,23 +84,32 @@ def judge(
     allowed = ALLOWED[state.name] if state is not None else ()
     if not book.promises:
         allowed = tuple(metric for metric in allowed if metric is not KEPT)
-    judged = Judge(len(rounds), looks, ended, primary)
+    judged = Judge(looks, ended)
     classes = [kind for kind in book.classes() if len(book.classes()) > 1]
     found = []
     for arm in range(1, len(arms)):
-        by_class = {kind: judged.all(rounds, arm, allowed, kind) for kind in classes}
-        found.append(ArmFound(arm, judged.all(rounds, arm, allowed, None), by_class))
+        failed = _failed(rounds, arm)
+        fair = allowed if failed is None else [each for each in allowed if each not in (TTFT, TTFT_P95)]
+        by_class = {kind: judged.all(rounds, arm, fair, kind) for kind in classes}
+        found.append(ArmFound(arm, judged.all(rounds, arm, fair, None), by_class, failed))
     return Findings(tuple(arms), primary, len(rounds), block, burn, state, tuple(found))
+
+
+def _failed(rounds: Sequence[Sequence[Block]], arm: int) -> tuple[float, float] | None:
+    """Shares of requests that failed, where they are too far apart to compare waits."""
+    shares = []
+    for place in (0, arm):
+        sums = [blocks[place].sums() for blocks in rounds]
+        shares.append(sum(each.failed for each in sums) / max(sum(each.requests for each in sums), 1.0))
+    return (shares[0], shares[1]) if abs(shares[1] - shares[0]) > FAILURES else None
 
 
 @dataclass(frozen=True)
 class Judge:
     """Critical values of one look. The primary figure may stop the trial, and spends the error for that."""
 
-    rounds: int
     looks: Looks
     ended: bool
-    primary: Metric
 
     def all(
         self, rounds: Sequence[Sequence[Block]], arm: int, allowed: Sequence[Metric], kind: str | None
@@ -105,9 +118,7 @@ class Judge:
         return tuple(self._one(metric, pairs) for metric in allowed)
 
     def _one(self, metric: Metric, pairs: list[tuple[Sums, Sums]]) -> Verdict:
-        later: Callable[[int], float] = self.looks.at_the_end if self.ended else self.looks.on_the_way
-        critical = later(self.rounds) if self.rounds >= FEWEST_ROUNDS else 0.0
-        return judge_metric(metric, pairs, critical, later)
+        return judge_metric(metric, pairs, self.looks.at_the_end if self.ended else self.looks.on_the_way)
 
 
 # -- as JSON
@@ -168,11 +179,7 @@ def by_round(book: Book, arms: Sequence[str], metric: Metric) -> list[list[float
 def _figure(metric: Metric, sums: Sums) -> float | None:
     if metric.quantile:
         bins = getattr(sums, metric.top)
-        return (
-            float(middle_of(int(np.searchsorted(np.cumsum(bins), metric.quantile * bins.sum()))))
-            if bins.sum()
-            else None
-        )
+        return quantile(bins, metric.quantile) if bins.sum() else None
     under = getattr(sums, metric.under)
     return getattr(sums, metric.top) / under if under else None
 

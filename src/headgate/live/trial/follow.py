@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,7 +44,8 @@ class FollowedTrace:
             self._file.seek(0, os.SEEK_END)
 
     async def stop(self, drain: float) -> None:
-        self.poll()
+        with suppress(InputError):  # it was told by `trouble`, or comes too late to matter
+            self.poll()
         self.own = False  # none is waited for any more
         if self._file is not None:
             self._file.close()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
-from time import perf_counter
+from time import perf_counter, time_ns
 from typing import Any
 
 import aiohttp
@@ -41,13 +40,15 @@ class OwnLoad:
         judged: Mapping[str | None, Slo],
         seed: int,
         speed: float = 1.0,
+        key: str = "",
     ) -> None:
-        self.url = url
+        self.url, self._key = url, key
         self.book = Book(dict(judged))
         self.model = ""
         self.failed = 0
         self._late: list[float] = []  # how late each request was sent, in real seconds
-        self._workload, self._seed, self._speed = workload, seed, speed
+        self._workload, self._speed = workload, speed
+        self._seeds = seed, time_ns()  # else the next trial would find its prompts in the prefix cache
         self._pieces = workload.pieces() if workload.contents is not None else None
         self._origin = perf_counter()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -168,7 +169,7 @@ class OwnLoad:
         parts = ((-1, int(self._workload.prompt[row])),) if self._pieces is None else self._pieces[row]
         ids: list[int] = []
         for mark, tokens in parts:
-            seed = [self._seed, 1, int(mark)] if mark >= 0 else [self._seed, 0, row, turn]
+            seed = [*self._seeds, 1, int(mark)] if mark >= 0 else [*self._seeds, 0, row, turn]
             draw = np.random.default_rng(seed)
             ids += draw.integers(FIRST_TOKEN_ID, TOKEN_IDS, int(tokens)).tolist()
         return ids
@@ -177,7 +178,7 @@ class OwnLoad:
         """Each event with a choice is a token, as `vllm bench serve` counts them."""
         assert self._session is not None
         book, now, tokens, done = self.book, self.now, 0, False
-        headers = {"Content-Type": "application/json", **key_header()}
+        headers = {"Content-Type": "application/json", **key_header(self._key)}
         async with self._session.post(f"{self.url}/v1/completions", data=body, headers=headers) as answer:
             if answer.status != 200:
                 self._why = f"status {answer.status}: {(await answer.text())[:SHOWN]}"
@@ -202,10 +203,10 @@ class OwnLoad:
 # -- what the server says
 
 
-async def model_of(url: str) -> str:
+async def model_of(url: str, key: str = "") -> str:
     """The first model that a server serves; refuses one that does not answer."""
     try:
-        body = json.loads(await _get(f"{url}/v1/models"))
+        body = json.loads(await _get(f"{url}/v1/models", key))
         return str(body["data"][0]["id"])
     except ERRORS as error:
         why = str(error)[:SHOWN] or type(error).__name__
@@ -219,8 +220,8 @@ async def model_of(url: str) -> str:
 class PlugInMetrics:
     """What the plug-in shows on the server's /metrics: whether it is there, renewed, and whether it fell."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, key: str = "") -> None:
+        self.url, self._key = url, key
         self.renewals: float | None = None  # None: there is no plug-in
         self.fallen = 0.0
 
@@ -228,7 +229,7 @@ class PlugInMetrics:
         """Whether an answer came; else what is known stays."""
         text = ""
         with suppress(*ERRORS):
-            text = await _get(f"{self.url}/metrics")
+            text = await _get(f"{self.url}/metrics", self._key)
         totals: dict[str, float] = {}
         for line in text.splitlines():
             if line.startswith("headgate_"):
@@ -251,14 +252,13 @@ class PlugInMetrics:
             )
 
 
-def key_header() -> dict[str, str]:
-    """The key of servers that want one, from where `vllm bench serve` takes it."""
-    key = os.environ.get("OPENAI_API_KEY", "")
+def key_header(key: str) -> dict[str, str]:
+    """Of servers that want one; no other service's key is ever sent."""
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-async def _get(url: str) -> str:
-    about: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=PATIENCE), "headers": key_header()}
+async def _get(url: str, key: str) -> str:
+    about: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=PATIENCE), "headers": key_header(key)}
     try:
         async with aiohttp.ClientSession(**about) as session, session.get(url) as answer:
             answer.raise_for_status()

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import Protocol
 
-from headgate.core.errors import RunError
-from headgate.live.trial.arms import Arm, SettingsFile
+from headgate.core.errors import InputError, RunError
+from headgate.live.trial.arms import BACK, Arm, SettingsFile
 from headgate.live.trial.book import Block, Book, longest_wait
 from headgate.live.trial.findings import Findings, judge
 from headgate.live.trial.follow import FollowedTrace
@@ -37,13 +37,17 @@ SIZING = 60.0  # seconds before the first round, from which the length of blocks
 LOOK = 0.25  # seconds between two looks at the guard
 READ_WITHIN = 30.0  # seconds in which a server must have read its settings
 ASK_EVERY = 5.0  # seconds between two looks at the server's metrics
-BACK = "the server is back at its settings"
 NOT_TAKEN = (
     "the server did not take the settings over: its log says why, if it reads this file and no flag of its "
     "own overrides it"
 )
+MOST_IDLE = 3  # rounds in a row without a request at a switch: no traffic comes any more
 LONGEST_MARK = 200  # characters, as the settings allow
-LEAST_DRAIN = 30.0  # seconds that requests get to end after the last block
+LEAST_DRAIN = 30.0  # seconds that requests get to end after their block
+
+
+class NotReadError(RunError):
+    """The engine did not read the settings in time; it reads them between two steps only."""
 
 
 class Source(Protocol):
@@ -73,12 +77,12 @@ class TrialPlan:
     """What was asked for."""
 
     arms: tuple[Arm, ...]
-    minutes: float | None = 30.0  # None: until it is told, or interrupted
+    minutes: float | None = 30.0  # None: until the answer is clear, or interrupted
     seed: int = 0
     block: float | None = None  # seconds; None: from the traffic
     primary: Metric | None = None  # None: promises where there are any
     floor: float | None = None  # least share of kept promises in an arm
-    whole: bool = False  # run to the planned end, even when it is told before
+    whole: bool = False  # run to the planned end, even when the answer is clear before
     sizing: float = SIZING
     speed: float = 1.0  # of an emulator
 
@@ -109,7 +113,7 @@ class Switch(Protocol):
 
     async def put(self, arm: Arm, place: str, begin: Callable[[float], Block]) -> Block: ...
     async def trouble(self) -> str | None: ...
-    def restore(self) -> None: ...
+    def restore(self) -> str: ...  # how the settings are then
 
 
 class Trial:
@@ -121,6 +125,7 @@ class Trial:
         self._interrupted = asyncio.Event()
         self._why = ""  # the guard ended it
         self._block, self._burn, self._rounds = 0.0, 0.0, 0
+        self._idle = 0  # rounds in a row that were left out
         self._primary: Metric = plan.primary or TTFT
 
     async def run(self) -> Outcome:
@@ -145,7 +150,7 @@ class Trial:
                         break
                 self._book.end(self._source.now())
                 if not self._over:
-                    await self._last_requests(max(LEAST_DRAIN, 2 * self._block))
+                    await self._last_requests(self._patience)
             finally:
                 self._switch.restore()
                 await self._source.stop(0.0)
@@ -187,7 +192,7 @@ class Trial:
                     f"{plan.minutes:g} minutes hold {self._rounds} rounds of {len(plan.arms)} blocks of "
                     f"{block:g} s, at least {FEWEST_ROUNDS} are needed; give --minutes {least} or more"
                 )
-        planned = f"{self._rounds} rounds" if self._rounds else "rounds until it is told"
+        planned = f"{self._rounds} rounds" if self._rounds else "rounds until the answer is clear"
         self._say(
             f"requests stay {self._book.time_in_system():.1f} s: {planned} of {len(plan.arms)} blocks of "
             f"{block:g} s, the first {burn:g} s of each left out"
@@ -202,12 +207,26 @@ class Trial:
             place = f"round {number + 1} block {block_number}"
             try:
                 block = await self._put(self.plan.arms[arm], place, begin)
-            except RunError as error:  # what was found so far is worth telling
+            except NotReadError as error:
+                self._leave_out(number, error)
+                return
+            except (InputError, RunError) as error:
                 self._why = str(error)
                 return
             await self._pause(self._block)
             if block is not None:
                 self._guard(block)
+        self._idle = 0
+
+    def _leave_out(self, number: int, error: NotReadError) -> None:
+        """Traffic may rest for a while; it ends only what it keeps from being compared."""
+        self._book.end(self._source.now())
+        self._book.forget_round(number)
+        self._idle += 1
+        if self._idle >= MOST_IDLE:
+            self._why = str(error)
+        else:
+            self._say(f"round {number + 1} is left out: no request came at a switch")
 
     async def _put(self, arm: Arm, place: str, begin: Callable[[float], Block]) -> Block | None:
         """Put an arm into force; None where a signal comes first."""
@@ -230,11 +249,14 @@ class Trial:
         while (left := end - loop.time()) > 0 and not self._over:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._interrupted.wait(), min(left, LOOK / self.plan.speed))
-            trouble = self._source.trouble()
+            try:
+                trouble = self._source.trouble()
+            except (InputError, RunError) as error:  # what was found so far is worth telling
+                trouble = str(error)
             if not trouble and loop.time() - asked >= ASK_EVERY / self.plan.speed:
                 asked = loop.time()
                 trouble = await self._switch.trouble()
-            self._why = self._why or (f"{trouble}; {BACK}" if trouble else "")
+            self._why = self._why or trouble or ""
 
     async def _last_requests(self, seconds: float) -> None:
         """Requests of the last blocks may end, under the settings that were there before. A trace that the
@@ -243,7 +265,8 @@ class Trial:
         source = self._source
         if isinstance(source, FollowedTrace):
             if source.own:
-                await self._put(self.plan.arms[0], "end", lambda at: Block(0, -1, at, inf))
+                with suppress(InputError, RunError):  # the rounds are over
+                    await self._put(self.plan.arms[0], "end", lambda at: Block(0, -1, at, inf))
             else:
                 self._switch.restore()
             end = asyncio.get_running_loop().time() + seconds / self.plan.speed
@@ -257,6 +280,11 @@ class Trial:
             await source.stop(seconds)
 
     @property
+    def _patience(self) -> float:
+        """Seconds after which a request that has not ended is given up."""
+        return max(LEAST_DRAIN, 2 * self._block)
+
+    @property
     def _over(self) -> bool:
         return self._interrupted.is_set() or bool(self._why)
 
@@ -265,18 +293,19 @@ class Trial:
     def _guard(self, block: Block) -> None:
         """Live users are not kept waiting for the sake of a figure."""
         plan, arm = self.plan, block.arm
+        self._book.give_up(self._source.now(), self._patience)
         if arm == 0 or self._why:
             return
         name = plan.names[arm]
         followed = isinstance(self._source, FollowedTrace)
         if followed and longest_wait(self._book, self._block):
-            self._why = f"under {name} the backlog grew beyond {self._block:g} s of work; {BACK}"
+            self._why = f"under {name} the backlog grew beyond {self._block:g} s of work"
         ended = [one for one in self._book.blocks if one.arm == arm and one.end < inf and not one.unfinished]
-        shares = [sums.kept / sums.requests for sums in (one.sums() for one in ended[-2:]) if sums.requests]
+        shares = [sums.kept / sums.promised for sums in (one.sums() for one in ended[-2:]) if sums.promised]
         if plan.floor is not None and len(shares) == 2 and max(shares) < plan.floor:
             self._why = (
                 f"{name} kept at most {max(shares):.0%} of the promises in two blocks running, less than "
-                f"{plan.floor:.0%}; {BACK}"
+                f"{plan.floor:.0%}"
             )
 
     def _look(self, rounds: int) -> Findings:
@@ -289,10 +318,8 @@ class Trial:
         return judge(self._book, plan.names, self._primary, self._block, self._burn, plan.looks, ended=ended)
 
     def _stopped(self, told: bool) -> str:
-        if self._why:
-            return self._why
-        if self._interrupted.is_set():
-            return f"interrupted; {BACK}"
+        if self._over:
+            return f"{self._why or 'interrupted'}; {self._switch.restore()}"
         return "the answer was clear before the planned end" if told else ""
 
 
@@ -341,7 +368,8 @@ class BySettings:
             if mark in source.begun:
                 return source.begun[mark]
             await asyncio.sleep(LOOK / self._speed)
-        raise RunError(
+        self._arm = None  # whichever the engine has
+        raise NotReadError(
             f"the trace {source.path} shows no new settings after {READ_WITHIN:g} s: is it the trace "
             "of the server that reads this file, and does that server have requests?"
         )
@@ -354,8 +382,8 @@ class BySettings:
             return f"the policy of {self._arm.name if self._arm else '?'} failed and the engine fell back"
         return None
 
-    def restore(self) -> None:
-        self._file.restore()
+    def restore(self) -> str:
+        return self._file.restore()
 
 
 class ByUrl:
@@ -371,8 +399,9 @@ class ByUrl:
     async def trouble(self) -> str | None:
         return None
 
-    def restore(self) -> None:
+    def restore(self) -> str:
         """Nothing was changed."""
+        return BACK
 
 
 # -- words
@@ -387,7 +416,8 @@ def line(findings: Findings, round: int, rounds: int) -> str:
     for found in findings.found:
         verdict = found.verdict(findings.primary)
         if verdict is None:
-            parts.append(f"{findings.primary.title} cannot be compared in this state")
+            why = "with so many failures" if found.failed else "in this state"
+            parts.append(f"{findings.primary.title} cannot be compared {why}")
         else:
             parts.append(f"{findings.arms[found.arm]}: {_figures(verdict)}, {said(findings, verdict)}")
     return "; ".join(parts)

@@ -27,6 +27,7 @@ SETTLED = 512  # requests in time that a plan looks at; later deadlines wait unt
 ROUNDS = 64  # of such trials in one plan, each with requests that the one before had no place for
 MOST_RANK = 2**53
 LEAST_WEIGHT = 1e-9  # nothing is worth less, whatever clients say
+SPARED = 32  # prompts in a set that is searched for one that can leave instead of others
 FEW = 16  # so many are sorted in or out one by one
 # Compared; the last two are arrival and number, so that no two are equal.
 Key = tuple[float, float, float, int]
@@ -49,7 +50,7 @@ class Waiting:
     """Requests that wait: promised ones to be in time, by deadline; those left out; those past their
     deadline; those without a promise. And the credit of the late and of those without a promise.
 
-    With `tenants` the owner tells who comes, enters and leaves before it tells the queue.
+    With `tenants` the owner tells which requests come, enter and leave before it tells the queue.
 
     A plan looks at those in time and at the first few of the others, so its price does not grow with the
     queue. A request that is left out comes back as soon as there is time for it.
@@ -59,7 +60,7 @@ class Waiting:
         self._default = default
         self.tenants = TenantAccounts()
         self._ahead = NO_TENANT  # tenants whose promises count less, as of the last plan
-        self._weighted = 0  # promised requests whose weight is not 1
+        self._weights: dict[float, int] = {}  # promised requests by weight
         self._jobs: dict[int, WaitingPrompt] = {}
         self._keys: dict[int, Key] = {}  # of those left out or late: tokens over worth, 0, arrival, number
         self._in: list[WaitingPrompt] = []
@@ -100,7 +101,7 @@ class Waiting:
         )
         self._keys[request.id] = self._key(job)
         self._tokens += request.todo
-        self._weighted += weight != 1.0
+        self._weights[weight] = self._weights.get(weight, 0) + 1
         insort(self._in, job)
 
     def drop(self, request: Request) -> None:
@@ -113,7 +114,9 @@ class Waiting:
         if job is None:
             return
         key = self._keys.pop(request.id)
-        self._weighted -= job.weight != 1.0
+        self._weights[job.weight] -= 1
+        if not self._weights[job.weight]:
+            del self._weights[job.weight]
         place = bisect_left(self._in, job)
         if place < len(self._in) and self._in[place] == job:
             del self._in[place]
@@ -149,7 +152,7 @@ class Waiting:
         Steps are as long as what waits makes them, and at most `step` seconds. Where weights differ the rule
         is no optimum, so a set that can be in time gives way only to one that is worth more.
         """
-        self._ahead = self.tenants.ahead()
+        self._rank_again(self.tenants.ahead())
         for _ in range(ROUNDS):
             self._expire(start)
             tried = self._tried(waiting)
@@ -163,7 +166,7 @@ class Waiting:
             trying = {job.id for job in tried}
             gone = [job for job in looked if job.id not in kept and job.id not in trying]
             back = [job for job in tried if job.id in kept]
-            if gone and (self._weighted or self._ahead):
+            if gone and self._worths_differ():
                 before = [job for job in looked if job.id not in trying]
                 if not self._worth_more(back, gone) and in_time(before, start + half, pace):
                     gone, back = [], fitting(before, tried, start + half, pace)
@@ -172,6 +175,19 @@ class Waiting:
             self._leave_out(gone)
             self._come_back(back)
 
+    def _rank_again(self, ahead: frozenset[str]) -> None:
+        """Where a tenant is ahead now, or no longer, its requests left out and late have another rank."""
+        if ahead == self._ahead:
+            return
+        changed = ahead ^ self._ahead
+        self._ahead = ahead
+        for line, jobs in ((self._out, self._due), (self._late, self._past)):
+            moved = [job for job in jobs if job.tenant in changed]
+            _take(line, [self._keys[job.id] for job in moved])
+            for job in moved:
+                self._keys[job.id] = self._key(job)
+            _put(line, [self._keys[job.id] for job in moved])
+
     def _worth_more(self, some: list[WaitingPrompt], others: list[WaitingPrompt]) -> bool:
         """In less time, where they are worth the same."""
         some_worth, other_worth = [sum([self._worth(job) for job in jobs]) for jobs in (some, others)]
@@ -179,11 +195,14 @@ class Waiting:
             return some_worth > other_worth
         return sum([job.todo for job in some]) < sum([job.todo for job in others])
 
+    def _worths_differ(self) -> bool:
+        return len(self._weights) > 1 or bool(self._ahead)
+
     def _worth(self, job: WaitingPrompt) -> float:
         return BEHIND * job.weight if job.tenant in self._ahead else job.weight
 
     def _key(self, job: WaitingPrompt) -> Key:
-        """The worth least a token last, by what its tenant has had so far."""
+        """Those worth least a token come last, by what its tenant has had so far."""
         return (job.todo / self._worth(job), 0.0, job.arrival, job.id)
 
     def timely(self, request: Request) -> bool:
@@ -230,10 +249,12 @@ class Waiting:
         Those in time go by deadline. Where weights differ and some had to be left out, there is no time for
         errors of the forecast: those worth most a token go first, so that an error costs the least.
         """
-        jobs = self._in
-        if (self._out or self._late) and (self._weighted or self._ahead):
-            jobs = sorted(jobs[:SETTLED], key=self._key) + jobs[SETTLED:]
-        for job in jobs:
+        settled = 0
+        if (self._out or self._late) and self._worths_differ():
+            settled = SETTLED
+            for job in sorted(self._in[:SETTLED], key=self._key):
+                yield job.id
+        for job in islice(self._in, settled, None):
             yield job.id
         for key in merge(self._out, self._late):
             yield key[3]
@@ -310,7 +331,8 @@ class Waiting:
     def _leave_out(self, jobs: list[WaitingPrompt]) -> None:
         if len(jobs) > FEW:
             gone = {job.id for job in jobs}
-            self._in = [job for job in self._in if job.id not in gone]
+            end = bisect_left(self._in, jobs[-1]) + 1  # they come by deadline
+            self._in[:end] = [job for job in self._in[:end] if job.id not in gone]
         else:
             for job in jobs:
                 del self._in[bisect_left(self._in, job)]
@@ -333,12 +355,28 @@ def on_time(
 
     `jobs` come by deadline. The machine is free from `start` on and takes `pace` seconds for a token.
     Whenever a prompt would end late, those worth least a token so far leave the set; where more than one has
-    to, those that still fit come back, the worthiest first. With equal weights the longest leaves, and this
-    is Moore and Hodgson's rule, which no other set exceeds. Promises of tenants `ahead` of others count less.
+    to, those that still fit come back, the worthiest first. In a small set one alone leaves instead that is
+    worth less than they are together, unless the whole is worth more without this rule: many short ones may
+    be worth more than a long one. With equal weights the longest leaves, and this is Moore and Hodgson's
+    rule, which no other set exceeds. Promises of tenants `ahead` of others count less.
     With the set come the jobs that were looked at: no more once `SETTLED` are in it. Tokens are summed as
     whole numbers, so that the set, looked at again, is the set.
     """
-    tokens = 0
+    kept, looked, worth, spared = _greedy(jobs, start, pace, ahead, SPARED)
+    if spared:
+        others, seen, more, _ = _greedy(looked, start, pace, ahead, 0)
+        if more >= worth:
+            return others, seen
+    return kept, looked
+
+
+def _greedy(
+    jobs: Iterable[WaitingPrompt], start: float, pace: float, ahead: frozenset[str], small: int
+) -> tuple[set[int], list[WaitingPrompt], float, bool]:
+    """The set, the jobs that were looked at, what the set is worth, and whether one alone left instead of
+    others while the set was `small`.
+    """
+    tokens, total, spared = 0, 0.0, False
     looked: list[WaitingPrompt] = []
     kept: set[int] = set()
     cheapest: list[Cheap] = []  # a heap once one had to leave
@@ -358,30 +396,44 @@ def on_time(
         else:
             cheapest.append((-todo / worth, number, todo, worth))
         tokens += todo
+        total += worth
         if start + tokens * pace > deadline:
             if not dropped:
                 heapify(cheapest)
                 dropped = True
-            tokens = _drop(cheapest, kept, tokens, start, pace, deadline)
-    return kept, looked
+            alone = _alone(cheapest, tokens, start, pace, deadline) if len(cheapest) <= small else None
+            gone = _drop(cheapest, tokens, start, pace, deadline)
+            lost = sum([one[3] for one in gone])
+            if alone is not None and alone[3] < lost:
+                cheapest += gone
+                cheapest.remove(alone)
+                heapify(cheapest)
+                gone, lost, spared = [alone], alone[3], True
+            kept.difference_update([one[1] for one in gone])
+            tokens -= sum([one[2] for one in gone])
+            total -= lost
+    return kept, looked, total, spared
 
 
-def _drop(
-    cheapest: list[Cheap], kept: set[int], tokens: int, start: float, pace: float, deadline: float
-) -> int:
-    """Those worth least a token leave until the last one is in time; the tokens that stay."""
+def _alone(cheapest: list[Cheap], tokens: int, start: float, pace: float, deadline: float) -> Cheap | None:
+    """The one worth least without which the last one is in time; the longest of these."""
+    enough = [one for one in cheapest if start + (tokens - one[2]) * pace <= deadline]
+    return max(enough, key=_worthiest) if enough else None
+
+
+def _drop(cheapest: list[Cheap], tokens: int, start: float, pace: float, deadline: float) -> list[Cheap]:
+    """Those worth least a token leave until the last one is in time."""
     gone: list[Cheap] = []
     while start + tokens * pace > deadline:
         gone.append(heappop(cheapest))
         tokens -= gone[-1][2]
-    kept.difference_update([one[1] for one in gone])
     if len(gone) > 1:
         for one in sorted(gone, key=_worthiest):
             if start + (tokens + one[2]) * pace <= deadline:
-                kept.add(one[1])
                 tokens += one[2]
+                gone.remove(one)
                 heappush(cheapest, one)
-    return tokens
+    return gone
 
 
 def _worthiest(one: Cheap) -> tuple[float, int, int]:

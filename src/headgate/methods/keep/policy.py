@@ -289,9 +289,13 @@ class Keep(BatchPolicy):
         return tuple(gone)
 
     def _evictable(self, view: View) -> list[Request]:
-        """Background requests that hold KV, the newest last; a live engine's news may be a step late."""
+        """Background requests that hold KV, the next victim last: the newest of those evicted least often, so
+        that none is evicted again and again. A live engine's news may be a step late.
+        """
         decoding, prefilling = view.decoding, view.prefilling
-        return [r for r in self._background.values() if r.id in decoding or r.id in prefilling]
+        makers = [r for r in self._background.values() if r.id in decoding or r.id in prefilling]
+        makers.sort(key=lambda request: -request.evictions)
+        return makers
 
     def _least_free(self, view: View) -> int:
         """KV tokens that decodes may take in the next step, and the watermark."""
@@ -457,7 +461,7 @@ class Room:
         self.slots = self._most - decodes - halfway + len(gone)
         self._free = view.kv_free - decodes - half_done - int(policy.watermark * view.kv_total)
         self._busy = decodes + halfway > len(gone)
-        self._makers, self._kept_free = makers, False  # the newest last
+        self._makers, self._kept_free = makers, False  # the next victim last
         self.victims: Victims = {}
 
     @property
@@ -474,13 +478,14 @@ class Room:
         self._busy = True
 
     def keep_free(self, share: float) -> None:
+        """One slot at least, unless there is one only."""
         if not self._kept_free:
             self._kept_free = True
-            self.slots -= int(share * self._most)
+            self.slots -= min(max(int(share * self._most), int(share > 0)), self._most - 1)
             self._free -= int(share * self._kv)
 
     def clear(self, request: Request) -> None:
-        """The newest background requests make room for a prompt; none if all were too few."""
+        """Background requests make room for a prompt; none if all were too few."""
         missing, slots, count = self._blocks(request) - self._free, self.slots, 0
         for victim in reversed(self._makers):
             if missing <= 0 and slots > 0:

@@ -162,9 +162,7 @@ def _beside_facts(plan: BesidePlan) -> dict[str, str]:
     facts["No policy"] = (
         f"gives {plan.name} more than {doc.number(plan.bound)} tokens/s (promises not counted)"
     )
-    facts["Runs"] = (
-        f"{plan.traffic.requests:,} requests with a promise, {doc.plural(len(plan.start.seeds), 'seed')}"
-    )
+    facts["Runs"] = f"{plan.requests:,} requests with a promise, {doc.plural(len(plan.start.seeds), 'seed')}"
     return facts
 
 
@@ -176,9 +174,10 @@ def left_said(plan: BesidePlan) -> str:
     best = plan.best
     if best is None:
         closest = max(plan.found, key=lambda each: each.kept if not isnan(each.kept) else -1.0)
+        missed = f"{closest.policy} misses {closest.missed} with {doc.percent(closest.kept)}"
         return (
-            f"No policy keeps these levels beside {plan.clients:,} clients of {plan.name} on {where}: "
-            f"{closest.policy} misses {closest.missed} with {doc.percent(closest.kept)} of the promises kept."
+            f"{_none_of([each.policy for each in plan.found])} these levels beside {plan.clients:,} "
+            f"clients of {plan.name} on {where}: {missed} of the promises kept."
         )
     of = f"{plan.name} ({plan.clients:,} clients){bar_of(plan.error)}"
     return (
@@ -186,6 +185,11 @@ def left_said(plan: BesidePlan) -> str:
         f"{where} with {best.policy}, {100 * best.share:.0f} % of what any policy can; "
         f"{doc.percent(best.kept)} of the promises are kept."
     )
+
+
+def _none_of(policies: Sequence[str]) -> str:
+    *others, last = policies
+    return f"None of {', '.join(others)} and {last} keeps" if others else f"{last} does not keep"
 
 
 def _left(found: Sequence[PolicyBeside]) -> doc.Grid:

@@ -19,7 +19,8 @@ from headgate.report.runs.scenes import RATE, Scene, what_differs
 from headgate.report.runs.timeline import ROWS, gauge_blocks, timeline
 from headgate.report.runs.verdict import load_verdict, scene_verdict
 from headgate.stats.comparison import Comparison
-from headgate.stats.measured import Measured, unservable_rows
+from headgate.stats.flow import unservable_rows
+from headgate.stats.measured import Measured
 
 MOST_CHAPTERS = 4  # scenes shown in full; of more, the highest loads
 

@@ -17,6 +17,8 @@ from headgate.stats.switchback import (
     KEPT,
     SAME,
     THROUGHPUT,
+    TTFT,
+    TTFT_P95,
     Change,
     Metric,
     Verdict,
@@ -42,6 +44,7 @@ def trial_page(outcome: Outcome, command: Sequence[str]) -> doc.Page:
     sections.append(doc.Section("Round by round", (doc.Drawn(lambda: _charts(outcome)),), doc.PAGE_ONLY))
     notes = list(outcome.notes)
     notes += [findings.state.said()] if findings.state is not None else []
+    notes += [_failures(findings, found) for found in findings.found if found.failed]
     notes += [SECONDARY] if any(len(found.verdicts) > 1 for found in findings.found) else []
     about = f"{doc.listed(findings.arms)}, {doc.plural(findings.rounds, 'round')}"
     return doc.plan_page("Trial", about, answer(findings), sections, notes, command, FRESH, answer_first=True)
@@ -58,6 +61,8 @@ def _answer(findings: Findings, found: ArmFound) -> str:
         rounds = doc.plural(findings.rounds, "round")
         return f"Cannot tell: {rounds} of the {FEWEST_ROUNDS} that are needed."
     verdict = found.verdict(metric)
+    if verdict is None and found.failed and metric in (TTFT, TTFT_P95):
+        return f"Cannot tell: {_failures(findings, found)}"
     if verdict is None or verdict.change is None:
         state = findings.state.name if findings.state is not None else "idle"
         other = f"; --primary {found.verdicts[0].metric.name} can" if found.verdicts else ""
@@ -73,6 +78,14 @@ def _answer(findings: Findings, found: ArmFound) -> str:
         return f"Cannot tell yet whether {arm} changes {metric.title}: {both}, {ends}.{later}"
     better, amount = "better" if verdict.better else "worse", _amount(metric, change)
     return f"{arm} is {better} than {base}: {metric.title} {both}, {amount} ({_interval(metric, change)})."
+
+
+def _failures(findings: Findings, found: ArmFound) -> str:
+    base, arm = found.failed or (0.0, 0.0)
+    return (
+        f"{doc.percent(arm)} of the requests failed under {findings.arms[found.arm]} and {doc.percent(base)} "
+        f"under {findings.arms[0]}, so TTFT is not compared."
+    )
 
 
 def _later(findings: Findings, verdict: Verdict) -> str:

@@ -227,25 +227,28 @@ class Arrivals:
 class ArrivalsBeside(Arrivals):
     """Requests with times of their own beside clients of a closed loop.
 
-    The clients of a class send while a request with a time is still to come, each when its last one returns.
-    Which row comes when depends on the policy, so requests are numbered as they are sent.
+    The clients of a class and tenant send while a request with a time is still to come, each when its last
+    one returns. Which row comes when depends on the policy, so requests are numbered as they are sent.
     """
 
     def __init__(self, workload: Workload, hits: bool = False) -> None:
         super().__init__(workload, hits)
         self.closed = True  # only the next arrival is known
         self._rows_known: list[tuple[Any, ...]] = list(self.known)
-        self._kinds: list[int] = workload.kind.tolist()
+        self._senders: list[tuple[int, int]] = list(
+            zip(workload.kind.tolist(), workload.tenant.tolist(), strict=True)
+        )
         self._timed = [row for row, clients in enumerate(self._clients) if not clients]
         self._came = 0  # of these
-        self._next_rows: dict[int, list[int]] = {}  # of each class in a closed loop, the next one last
+        # of each class and tenant in a closed loop, the next one last
+        self._next_rows: dict[tuple[int, int], list[int]] = {}
         for row in range(self.total - 1, -1, -1):
             if self._clients[row]:
-                self._next_rows.setdefault(self._kinds[row], []).append(row)
+                self._next_rows.setdefault(self._senders[row], []).append(row)
         self._out = dict.fromkeys(self._next_rows, 0)  # requests of each that have not returned
         self._by_number: list[tuple[list[Any], list[Any]]] = []
         self.cached = self.numbered(self.cached)
-        self._sender = -1  # the class whose client sends next, -1: none before the next time
+        self._sender: tuple[int, int] | None = None  # whose client sends next; None: the next time is sooner
         self._look_ahead()
 
     @property
@@ -260,7 +263,7 @@ class ArrivalsBeside(Arrivals):
         return ordered
 
     def take(self, ledger: Ledger) -> Entry:
-        if self._sender < 0:
+        if self._sender is None:
             row = self._timed[self._came]
             self._came += 1
             self._now = max(self._now, self.times[row])
@@ -283,17 +286,17 @@ class ArrivalsBeside(Arrivals):
         self._now = max(self._now, now)
         row = self.rows[id]
         if self._clients[row]:
-            self._out[self._kinds[row]] -= 1
+            self._out[self._senders[row]] -= 1
             self._look_ahead()
 
     def _look_ahead(self) -> None:
         """At one moment the request with a time comes first."""
         timed = self.times[self._timed[self._came]] if self.pending else inf
-        self._sender, self.next_time = -1, timed
+        self._sender, self.next_time = None, timed
         if self._now < timed < inf:
-            for kind, rows in self._next_rows.items():
-                if rows and self._out[kind] < self._clients[rows[-1]]:
-                    self._sender, self.next_time = kind, self._now
+            for sender, rows in self._next_rows.items():
+                if rows and self._out[sender] < self._clients[rows[-1]]:
+                    self._sender, self.next_time = sender, self._now
                     return
 
 

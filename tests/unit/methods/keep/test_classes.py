@@ -60,6 +60,40 @@ def test_the_newest_give_their_kv_and_no_more_than_needed():
     assert [event[1] for event in log.events if event[0] == "evicted"] == [2, 1]
 
 
+def test_none_is_evicted_again_while_another_never_was():
+    """Two slots, two of batch, four chats one by one. 1 leaves and comes back as the newest; then 0 leaves,
+    which no chat had evicted, and again, because it is the newest by then; then 1.
+    """
+    arrival, kind = [0.0, 0.1, 10.0, 30.0, 50.0, 70.0], [1, 1, 0, 0, 0, 0]
+    rows = Workload.of([100] * 6, [90, 90, 2, 2, 2, 2], arrival=arrival, kind=kind, kinds=(CHAT, BATCH))
+    log = run(engine(2), Keep(2, 500, COST, patience=0.0, reserve=0.0), rows)
+    assert [event[1] for event in log.events if event[0] == "evicted"] == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("slots", "most"), [(1, 1), (2, 1), (9, 8), (10, 9), (20, 18)])
+def test_a_small_engine_keeps_a_slot_free_too(slots, most):
+    """A tenth of the slots, and of two slots one; a chat is decoding, and takes one of the others."""
+    kinds = (Kind("chat", Slo(1000.0, 500.0)), BATCH)
+    count = slots + 5
+    rows = Workload.of(
+        [1] * (count + 1),
+        [40] + [30] * count,
+        arrival=[0.0] + [0.5] * count,
+        kind=[0] + [1] * count,
+        kinds=kinds,
+    )
+    running = []
+
+    class Watched(Keep):
+        def plan(self, view):
+            if self._promised:
+                running.append(len(view.decoding) + len(view.prefilling))
+            return super().plan(view)
+
+    run(engine(slots), Watched(slots, 500, COST), rows)
+    assert max(running) == most
+
+
 def test_when_kv_runs_short_background_leaves_before_others():
     """Chat came last, and would be the engine's victim: 400 + 600 of 1,040 tokens, and both grow."""
     rows = Workload.of([400, 600], [90, 30], arrival=[0.0, 0.1], kind=[1, 0], kinds=(CHAT, BATCH))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, islice
 
 import numpy as np
 import pytest
@@ -112,6 +112,31 @@ def test_no_more_jobs_are_looked_at_than_needed():
     waiting._in = Counted(waiting._in)
     waiting.settle(ledger.waiting, 0.0, 50e-6, 0.0)
     assert 0 < len(read) <= SETTLED + 2
+
+
+def test_no_more_jobs_are_read_where_weights_differ_and_many_are_left_out():
+    """Forty long ones are due before 5,000 short ones; then those in time go by worth."""
+    slo = [Slo(first_token=0.4)] * 40 + [Slo(weight=10.0)] * 5000
+    ledger, waiting = queue([(0.0, 7000)] * 40 + [(0.0, 1)] * 5000, 0.0, slo=slo)
+    read = []
+
+    class Counted(list):
+        def __iter__(self):
+            for job in super().__iter__():
+                read.append(job)
+                yield job
+
+        def __getitem__(self, places):
+            found = super().__getitem__(places)
+            read.extend(found if isinstance(places, slice) else [found])
+            return found
+
+    jobs = waiting._in = Counted(waiting._in)
+    waiting.settle(ledger.waiting, 0.0, 50e-6, 0.0)
+    assert len(waiting.left_out(ledger.waiting)) == 39
+    assert [request.id for request, _ in islice(waiting.order(ledger), 3)] == [40, 41, 42]
+    assert waiting._in is jobs
+    assert 0 < len(read) <= 10 * SETTLED
 
 
 def test_the_oldest_late_one_goes_first_while_there_is_credit():
@@ -328,6 +353,19 @@ def test_a_long_gold_prompt_gives_way_to_ten_short_free_ones():
     assert kept(job(0, 100, 100, 12), *free) == {0}
 
 
+def test_one_short_free_prompt_leaves_and_not_a_long_gold_one():
+    """100 + 8,000 > 8,051: the gold one is worth less a token, but in time without the free one."""
+    free, gold = job(0, 100, 8050), job(1, 8000, 8051, 10)
+    assert kept(free, gold) == {1}
+    assert kept(free, gold._replace(deadline=7999.0)) == {0}
+    # 40 tokens too many: of the free ones only that of 50 will do, and the gold one stays.
+    assert kept(job(0, 50, 1000, 1), job(1, 30, 1000, 1), job(2, 960, 1000, 10)) == {1, 2}
+    # Fifty short ones are worth more than the gold one, though each alone is worth less.
+    many = [job(id, 2, 101) for id in range(1, 51)]
+    assert kept(job(0, 100, 100, 10), *many) == {*range(1, 51)}
+    assert kept(job(0, 100, 100, 10), *many[:9]) == {0}
+
+
 def test_a_tenant_that_is_ahead_is_late_before_others():
     """Time for 5 tokens by 5: the shorter would stay, but its tenant is ahead."""
     two = job(0, 2, 5, tenant="a"), job(1, 5, 5, tenant="b")
@@ -375,6 +413,17 @@ def test_of_those_in_time_the_worthiest_goes_first_while_others_are_late():
     assert ids(ledger, waiting, 20e-6) == [1, 0, 2]
 
 
+@pytest.mark.parametrize("weight", [0.001, 10.0])
+def test_one_weight_for_all_changes_nothing(weight):
+    """Those in time go by deadline, though another is late; once a weight differs they do not."""
+    slo = [Slo(first_token=due, weight=weight) for due in (1.0, 2.0, 0.01)] + [Slo(first_token=3.0)]
+    ledger, waiting = queue([(0.0, 500), (0.0, 400), (0.0, 9000), (0.0, 10**5)], 0.0, slo=slo)
+    assert ids(ledger, waiting, 20e-6)[:2] == ([1, 0] if weight > 1 else [3, 1])
+    waiting.drop(ledger.waiting[3])
+    ledger.leave(ledger.waiting[3])
+    assert ids(ledger, waiting, 20e-6) == [0, 1, 2]
+
+
 def test_the_late_go_by_worth_a_token():
     slo = [Slo(weight=1.0), Slo(weight=10.0), Slo(), Slo()]
     ledger, waiting = queue([(0.0, 100), (0.0, 900), (0.0, 80), (0.0, 200)], 1.0, slo=slo)
@@ -400,6 +449,30 @@ def test_without_a_promise_the_tenant_served_least_goes_first():
         waiting.tenants.arrived(entry)
         waiting.add(entry)
     assert ids(ledger, waiting, 20e-6) == [0, 4, 1, 5, 2, 3]
+
+
+@pytest.mark.parametrize("due", [20.0, 0.5])  # in time or left out; late
+def test_when_another_tenant_gets_ahead_those_left_out_are_ranked_again(due):
+    """a is served 25,000 tokens, and b is first; then b is served 50,000, and a is first."""
+    ledger, waiting = Ledger(Limits(16_384, 64), kv_total=10**6), Waiting(None)
+    entries = []
+    for id in range(120):
+        slo, tenant = Slo(first_token=due), "a" if id % 2 else "b"
+        entries.append(Entry(ledger, id, 0.0, 1000, limit=10, slo=slo, guess=0, tenant=tenant))
+        ledger.arrive(entries[-1])
+        waiting.tenants.arrived(entries[-1])
+        waiting.add(entries[-1])
+    ledger.now = 1.0
+    ids(ledger, waiting, 1e-3)
+    for served, first in ((entries[1:51:2], "b"), (entries[0:100:2], "a")):
+        for entry in served:
+            ledger.admit(entry)
+            waiting.drop(entry)
+            waiting.tenants.admitted(entry)
+        order = ids(ledger, waiting, 1e-3)
+        behind = [entries[id].tenant != first for id in order]
+        assert behind == sorted(behind)
+        assert sorted(order) == sorted(ledger.waiting)
 
 
 @given(
