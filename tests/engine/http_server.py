@@ -201,6 +201,8 @@ def ready(servers: list[Server]) -> Iterator[list[Server]]:
 @contextmanager
 def served(model: Path, scratch: Path, *flags: str, **environ: str) -> Iterator[Server]:
     """A server for the time of a block."""
-    server = start([sys.executable, "-c", MAIN, "serve", str(model)], scratch, *flags, **environ)
+    server = start(
+        [sys.executable, "-c", MAIN, "serve", str(model), "--no-warm-up"], scratch, *flags, **environ
+    )
     with ready([server]):
         yield server
