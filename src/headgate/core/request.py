@@ -9,6 +9,7 @@ from headgate.core.build import mypyc_attr
 
 GAP, MEAN = "gap", "mean"  # what a promise between tokens is about
 MOST_URGENT = 6  # a priority beyond it, or below its opposite, weighs no more or less
+OUTPUT_SERVICE = 2.0  # what an output token counts in a tenant's account, as in VTC; a prompt token counts 1
 MOST_TENANTS = 1024  # that are told apart at a time; further ones share an account
 OTHER_TENANTS = "others"  # the name of those that are not told apart
 

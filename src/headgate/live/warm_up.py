@@ -9,7 +9,6 @@ learns step times from them, and takes no stall for a broken promise.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Callable
 from time import monotonic
@@ -20,16 +19,13 @@ import aiohttp
 from headgate.core.errors import InputError
 from headgate.live.engine.requests import CLASS
 from headgate.live.engine.settings import WARM_UP
+from headgate.live.trial.load import FIRST_TOKEN_ID, PATIENCE, SHOWN, TOKEN_IDS, key_header, served_model
 
 PROMPTS = (300, 900, 1500)  # tokens
 OUTPUT, SHORT = 200, 40  # tokens, of the ramp and of the burst
 A_SECOND = 50.0  # requests of the ramp
-IDS = range(100, 1000)  # tokens that every vocabulary has
 ROUNDS = 4
 SETTLED = 0.9  # of the longest gap of the round before: less than that, and another round may help
-CONNECT = 10.0  # seconds
-SHOWN = 160  # characters of an answer in an error message
-FAILED = (aiohttp.ClientError, OSError, TimeoutError)
 
 
 class Server(NamedTuple):
@@ -42,12 +38,16 @@ class Server(NamedTuple):
 
 async def warm_up(url: str, most: int, seconds: float, key: str, say: Callable[[str], None]) -> int:
     """Rounds of `most` requests for at most so many seconds; how many were answered."""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    url = url.rstrip("/").removesuffix("/v1")
+    if not url.startswith(("http://", "https://")):
+        raise InputError(f"{url} is no URL; write http://{url}")
+    server = Server(url, *await served_model(url, key))
     connector = aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=PATIENCE)
     began, answered, before = monotonic(), 0, float("inf")
-    async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as session:
-        server = await _server(session, url.rstrip("/").removesuffix("/v1"))
+    async with aiohttp.ClientSession(
+        headers=key_header(key), connector=connector, timeout=timeout
+    ) as session:
         say(f"up to {most} requests at once to {server.model}, for at most {seconds:g} s")
         for number in range(1, ROUNDS + 1):
             left = seconds - (monotonic() - began)
@@ -65,24 +65,6 @@ async def warm_up(url: str, most: int, seconds: float, key: str, say: Callable[[
             before = longest
     say(f"done after {monotonic() - began:.0f} s")
     return answered
-
-
-async def _server(session: aiohttp.ClientSession, url: str) -> Server:
-    if not url.startswith(("http://", "https://")):
-        raise InputError(f"{url} is no URL; write http://{url}")
-    try:
-        async with session.get(f"{url}/v1/models", timeout=aiohttp.ClientTimeout(total=CONNECT)) as answer:
-            status, text = answer.status, await answer.text()
-    except (aiohttp.InvalidURL, *FAILED) as error:
-        why = str(error)[:SHOWN] or type(error).__name__
-        raise InputError(f"no server answers at {url}: {why}; give its URL, http://HOST:PORT") from None
-    if status == 401:
-        raise InputError(f"{url} wants a key; give --api-key")
-    try:
-        about = json.loads(text)["data"][0]
-        return Server(url, str(about["id"]), int(about.get("max_model_len") or 2048))
-    except (ValueError, KeyError, IndexError, TypeError):
-        raise InputError(f"{url}/v1/models is no list of models; give the URL of a vLLM server") from None
 
 
 async def _round(session: aiohttp.ClientSession, server: Server, most: int, seconds: float) -> list[float]:
@@ -114,7 +96,7 @@ async def _ask(session: aiohttp.ClientSession, server: Server, prompt: int, outp
     prompt = max(1, min(prompt, server.length - output - 1))
     body: dict[str, Any] = {
         "model": server.model,
-        "prompt": random.choices(IDS, k=prompt),
+        "prompt": random.choices(range(FIRST_TOKEN_ID, TOKEN_IDS), k=prompt),
         "max_tokens": output,
         "ignore_eos": True,
         "stream": True,

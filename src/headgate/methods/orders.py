@@ -15,7 +15,7 @@ from typing import ClassVar
 from headgate.core.build import mypyc_attr
 from headgate.core.errors import InputError, unknown
 from headgate.core.plan import EACH_STEP, Until
-from headgate.core.request import MOST_TENANTS, Request, uncached
+from headgate.core.request import MOST_TENANTS, OUTPUT_SERVICE, Request, uncached
 from headgate.core.view import View
 
 Key = tuple[float, ...]  # compared; the last two are arrival and number, so that no two are equal
@@ -195,7 +195,6 @@ class _Sorted:
             yield int(keys[index][-1])
 
 
-OUTPUT = 2.0  # what an output token counts in a tenant's account; a prompt token counts 1
 QUANTUM = 20_000.0  # tokens by which a tenant may be ahead of another that waits
 SAVED = 2 * QUANTUM  # tokens that a tenant counts as behind the most served at most
 RECENT = 100  # outputs that a tenant's mean goes back
@@ -263,7 +262,7 @@ class TenantAccounts:
         if charged is not None:
             return
         account.waiting -= 1
-        charged = OUTPUT * _expected(request, account)
+        charged = OUTPUT_SERVICE * _expected(request, account)
         self._of[request.id] = (account, charged)
         self._charge(account, uncached(request) + charged)
 
@@ -275,7 +274,7 @@ class TenantAccounts:
         if charged is None:
             account.waiting -= 1
         else:
-            self._charge(account, OUTPUT * request.generated - charged)
+            self._charge(account, OUTPUT_SERVICE * request.generated - charged)
             account.ends += 1
             account.output += (request.generated - account.output) / min(account.ends, RECENT)
         account.here -= 1
@@ -302,7 +301,7 @@ class TenantAccounts:
     def price(self, request: Request) -> float:
         """What it would be charged if it entered now."""
         account, _ = self._of.get(request.id, (None, None))
-        return uncached(request) + (0.0 if account is None else OUTPUT * _expected(request, account))
+        return uncached(request) + (0.0 if account is None else OUTPUT_SERVICE * _expected(request, account))
 
     def ahead(self) -> frozenset[str]:
         """Tenants more than `QUANTUM` ahead of another, both with requests that wait."""

@@ -8,12 +8,12 @@ from itertools import combinations
 
 import numpy as np
 
+from headgate.core.request import OUTPUT_SERVICE
 from headgate.record.tables import Flags, Floats, Run
 from headgate.stats.flow import Window
 from headgate.stats.measured import Promises, promised
 
 MOST = 12  # tenants listed one by one; the rest are one row
-OUTPUT = 2  # of service in an output token, as VTC counts it; a prompt token is one
 MOMENTS = 20_000  # at which service is compared, at most
 
 
@@ -80,7 +80,7 @@ def _service(run: Run) -> Floats:
     """Of each request, once it has its first token."""
     rows = run.requests
     started = np.isfinite(rows["first_token"])
-    return np.where(started, rows["prompt"] + OUTPUT * rows["output"], 0).astype(np.float64)
+    return np.where(started, rows["prompt"] + OUTPUT_SERVICE * rows["output"], 0).astype(np.float64)
 
 
 def _kept(run: Run, window: Window, promises: Promises | None, mine: Flags) -> float:
@@ -116,7 +116,7 @@ def _furthest(run: Run, rows: dict[int, Flags]) -> tuple[float, int, int]:
     return furthest, ahead, behind
 
 
-def served_by(run: Run, mine: Flags, times: Floats, output: float = OUTPUT) -> Floats:
+def served_by(run: Run, mine: Flags, times: Floats, output: float = OUTPUT_SERVICE) -> Floats:
     """Service by then: a prompt with its first token, outputs evenly from there to the last."""
     rows, end = run.requests, run.span()[1]
     got = mine & np.isfinite(rows["first_token"])

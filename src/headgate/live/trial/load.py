@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from http import HTTPStatus
 from time import perf_counter, time_ns
 from typing import Any
 
@@ -23,6 +24,7 @@ IN_A_ROW = 20  # requests that fail one after the other: the server is gone
 MOST_IN_FLIGHT = 20_000
 TOO_LATE = 0.01  # seconds: more than a client should add
 SHOWN = 160  # characters of a server's error
+SHORTEST_MODEL = 2048  # tokens, where a server does not say
 ERRORS = (aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError)
 
 
@@ -204,14 +206,21 @@ class OwnLoad:
 
 
 async def model_of(url: str, key: str = "") -> str:
-    """The first model that a server serves; refuses one that does not answer."""
+    """Its name alone."""
+    return (await served_model(url, key))[0]
+
+
+async def served_model(url: str, key: str = "") -> tuple[str, int]:
+    """The first model that a server serves, and the tokens it takes; refuses one that does not answer."""
     try:
-        body = json.loads(await _get(f"{url}/v1/models", key))
-        return str(body["data"][0]["id"])
+        about = json.loads(await _get(f"{url}/v1/models", key))["data"][0]
+        return str(about["id"]), int(about.get("max_model_len") or SHORTEST_MODEL)
     except ERRORS as error:
+        if isinstance(error, aiohttp.ClientResponseError) and error.status == HTTPStatus.UNAUTHORIZED:
+            raise InputError(f"{url} wants a key; give --api-key") from None
         why = str(error)[:SHOWN] or type(error).__name__
         raise InputError(
-            f"no server answers at {url}: {' '.join(why.split())}; start it or correct --url"
+            f"no server answers at {url}: {' '.join(why.split())}; start it or correct its URL"
         ) from None
     except (ValueError, KeyError, IndexError, TypeError):
         raise InputError(f"{url}/v1/models is no list of models; give the URL of a vLLM server") from None
