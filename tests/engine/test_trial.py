@@ -15,7 +15,7 @@ import pytest
 from asynchronous_cpu import installed_in
 from http_server import START, environment, start, stop, wait
 
-from headgate.live.trial.load import OwnLoad, model_of
+from headgate.live.trial.load import TraceLoad, model_of
 from headgate.record.live_trace import read_live_trace
 from headgate.workloads.workload import Workload
 
@@ -40,13 +40,13 @@ def server(model: Path, scratch: Path):
             stop(found)
 
 
-def traffic(url: str, over: threading.Event) -> OwnLoad:
+def traffic(url: str, over: threading.Event) -> TraceLoad:
     """Two requests a second, until it is over."""
     count = 400
     requests = Workload.of([20] * count, [12] * count, arrival=[0.5 * number for number in range(count)])
 
-    async def send() -> OwnLoad:
-        load = OwnLoad(requests, url, {}, 1)
+    async def send() -> TraceLoad:
+        load = TraceLoad(requests, url, {}, 1)
         load.model = await model_of(url)
         await load.start()
         while not over.is_set():
@@ -67,7 +67,7 @@ def trial(scratch: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_trial_of_live_traffic_and_one_of_its_own(server, scratch):
     over = threading.Event()
-    clients: list[OwnLoad] = []
+    clients: list[TraceLoad] = []
     thread = threading.Thread(target=lambda: clients.append(traffic(server.url, over)))
     thread.start()
     try:

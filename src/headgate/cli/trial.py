@@ -320,7 +320,7 @@ async def _own_load(
     if not plan.arms[0].url:
         metrics = load.PlugInMetrics(urls[0], key)
         await metrics.require()
-    source = load.OwnLoad(workload, urls[0], judged, plan.seed, plan.speed, key)
+    source = load.TraceLoad(workload, urls[0], judged, plan.seed, plan.speed, key)
     source.model = models[0]
     if len(set(models)) > 1:
         raise InputError(f"the servers serve {models[0]} and {models[1]}; compare one model")

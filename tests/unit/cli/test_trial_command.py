@@ -155,11 +155,11 @@ def test_a_server_gets_only_the_key_that_is_meant_for_it(refused, config, monkey
 
 
 def test_the_next_trial_sends_other_prompts():
-    from headgate.live.trial.load import OwnLoad
+    from headgate.live.trial.load import TraceLoad
     from headgate.workloads.workload import Workload
 
     async def prompts():
-        load = OwnLoad(Workload.of([40, 40], [1, 1], arrival=[0.0, 1.0]), "http://127.0.0.1:9", {}, 3)
+        load = TraceLoad(Workload.of([40, 40], [1, 1], arrival=[0.0, 1.0]), "http://127.0.0.1:9", {}, 3)
         return [load._prompt(row, turn) for row, turn in ((0, 0), (0, 0), (1, 0), (0, 1))]
 
     first, second = asyncio.run(prompts()), asyncio.run(prompts())

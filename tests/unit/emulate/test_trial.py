@@ -166,11 +166,11 @@ CLIENT = f"""
 import asyncio, sys, headgate
 from headgate.experiment.build import make_workload
 from headgate.experiment.settings import experiment
-from headgate.live.trial.load import OwnLoad, model_of
+from headgate.live.trial.load import TraceLoad, model_of
 
 async def send(url):
     load = experiment({{"rate": 4.0, "prompt": 100.0, "output": 40.0, "requests": 5000}})
-    source = OwnLoad(make_workload(load)[0], url, {{}}, 1, {SPEED})
+    source = TraceLoad(make_workload(load)[0], url, {{}}, 1, {SPEED})
     source.model = await model_of(url)
     await source.start()
     await asyncio.sleep(300)

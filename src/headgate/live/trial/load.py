@@ -28,7 +28,7 @@ SHORTEST_MODEL = 2048  # tokens, where a server does not say
 ERRORS = (aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError)
 
 
-class OwnLoad:
+class TraceLoad:
     """Sends a workload, from its beginning again when it is through.
 
     Every prompt is made of other tokens, but for what the workload says they share. `speed` is that of an
