@@ -43,8 +43,8 @@ def options(argv: list[str]) -> argparse.Namespace:
         "--loads",
         nargs="+",
         default=list(LOADS),
-        help="WORKLOAD:RATE[@CLASS]; azure-conv, azure-code, sharegpt-8k, mooncake; +batch:RATE or "
-        "+batch:CLIENTSc beside it; classes chat, batch, gold, free",
+        help="WORKLOAD:RATE[@CLASS]; azure-conv, azure-code, sharegpt-8k, each with -bursts, mooncake; "
+        "+batch:RATE or +batch:CLIENTSc beside it; classes chat, batch, gold, free",
     )
     add("--arms", nargs="+", default=list(ARMS), help="plain, or a policy like mixed:budget=2560")
     add("--rounds", type=int, default=1)

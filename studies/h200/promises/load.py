@@ -14,7 +14,9 @@ from headgate.core.errors import InputError, unknown
 from headgate.workloads.traces import BUNDLED, bundled
 
 MOONCAKE = Path(__file__).parents[1] / "data" / "mooncake_conversation_lengths.csv.gz"
-WORKLOADS = (*BUNDLED, "mooncake", "batch")
+BURSTS = "-bursts"  # behind a trace: 10 s at 1.58 times the rate, then 20 s at 0.71 times
+BURST_SECONDS, CYCLE_SECONDS, BURST_SHARE = 10.0, 30.0, 1.58 / 3
+WORKLOADS = (*BUNDLED, *(name + BURSTS for name in BUNDLED), "mooncake", "batch")
 BATCH_PROMPT, BATCH_OUTPUT = 2000, 256  # tokens, half to one and a half times as many
 LONGEST_PROMPT, LONGEST_OUTPUT = 15_000, 2_000  # longer ones are cut, so that all fit the model's length
 SEED = 21
@@ -103,6 +105,10 @@ def draw(name: str, rate: float, seconds: float, seed: int, shrink: int = 1, kin
     count = rng.poisson(rate * seconds)
     rows = rng.integers(len(prompts), size=count)
     arrival = np.sort(rng.uniform(0.0, seconds, count))
+    if name.endswith(BURSTS):
+        cycle, within = np.divmod(arrival, CYCLE_SECONDS)
+        shares, moments = (0.0, BURST_SHARE, 1.0), (0.0, BURST_SECONDS, CYCLE_SECONDS)
+        arrival = CYCLE_SECONDS * cycle + np.interp(within / CYCLE_SECONDS, shares, moments)
     prompt = np.clip(prompts[rows] // shrink, 1, LONGEST_PROMPT // shrink)
     output = np.clip(outputs[rows] // shrink, 1, LONGEST_OUTPUT // shrink)
     return Load(name, rate, arrival, prompt, output, np.full(count, kind, dtype="U8"))
@@ -114,7 +120,7 @@ def lengths(name: str) -> tuple[Whole, Whole]:
         share = np.linspace(0.5, 1.5, 1001)
         return (BATCH_PROMPT * share).astype(np.int64), (BATCH_OUTPUT * share[::-1]).astype(np.int64)
     if name != "mooncake":
-        trace = bundled(name)
+        trace = bundled(name.removesuffix(BURSTS))
         return trace.prompt.astype(np.int64), trace.output.astype(np.int64)
     with gzip.open(MOONCAKE, "rt", encoding="utf-8") as file:
         rows = np.array([[int(row["prompt"]), int(row["output"])] for row in csv.DictReader(file)])

@@ -1,0 +1,81 @@
+"""Promises kept against the rate: `python -m studies.h200.promises.curve [--out FILE.svg] FILE...`.
+
+FILEs are results.jsonl of `python -m studies.h200.promises`, of several machines and days: one panel for each
+workload, one line for each arm, the mean over runs and the range between them. Only runs with the newest
+delivery and graphs of 4,096 tokens count; a request that was not served to its end is late.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+
+from studies.cards.plots import Panel, Point, Series, svg
+
+ARMS = {
+    "plain": "vLLM",
+    "mixed:budget=2560": "vLLM, best budget",
+    "keep": "keep, with card",
+    "auto": "headgate, no settings",
+}
+NAMES = {"azure-conv": "Azure conversations", "azure-code": "Azure code", "sharegpt-8k": "ShareGPT"}
+GRAPH, DELIVERY = 4096, "20ms"
+Runs = dict[tuple[str, str, float], list[float]]  # workload, arm, rate: shares kept
+
+
+def read(files: list[Path]) -> Runs:
+    """The runs that may stand in one picture."""
+    found: Runs = defaultdict(list)
+    for file in files:
+        comparable = False
+        for text in file.read_text(encoding="utf-8").splitlines():
+            line = json.loads(text)
+            if setup := line.get("setup"):
+                comparable = setup["graph"] == GRAPH and setup.get("delivery") == DELIVERY
+            elif comparable and line["arm"] in ARMS and line["kept"] is not None:
+                found[line["workload"], line["arm"], line["rate"]].append(100 * line["kept"])
+    return found
+
+
+def panel(workload: str, runs: Runs) -> Panel:
+    """One workload."""
+    series = []
+    for arm, label in ARMS.items():
+        points: list[Point] = []
+        for rate in sorted({key[2] for key in runs if key[:2] == (workload, arm)}):
+            shares = runs[workload, arm, rate]
+            low, high = min(shares), max(shares)
+            points.append((rate, (low + high) / 2, (high - low) / 2, len(shares)))
+        if points:
+            series.append(Series(label, tuple(points)))
+    name = NAMES.get(workload, workload)
+    return Panel(f"{name}, requests/s", "requests with every promise kept, %", tuple(series))
+
+
+def main() -> None:
+    """Print the table, draw the picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--out", type=Path, help="where the SVG goes")
+    asked = parser.parse_args()
+    runs = read(asked.files)
+    print("| workload | requests/s |", " | ".join(ARMS.values()), "|")
+    print("|---|---|" + "---|" * len(ARMS))
+    for workload, rate in sorted({(key[0], key[2]) for key in runs}):
+        cells = [runs.get((workload, arm, rate), []) for arm in ARMS]
+        print(f"| {workload} | {rate:g} |", " | ".join(map(shown, cells)), "|")
+    if asked.out and runs:
+        plain = sorted({key[0] for key in runs if "+" not in key[0] and "/" not in key[0]})
+        title = "Promises kept on one H200 through HTTP: 500 ms to the first token, no gap above 100 ms"
+        asked.out.write_text(svg(title, [panel(each, runs) for each in plain]), encoding="utf-8")
+
+
+def shown(shares: list[float]) -> str:
+    """Every run, so that the spread is seen."""
+    return ", ".join(f"{share:.0f}" for share in sorted(shares)) or "-"
+
+
+if __name__ == "__main__":
+    main()
