@@ -54,7 +54,7 @@ test-laws: $(READY)
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -n 2 --timeout 3600 tests/laws tests/differential
 	$(BIN)/pytest -n 2 tests/papers
 
-# Every published table in full, against docs/reproductions.md; about an hour. NAME=eb-table3 for one of them.
+# Every published table in full, against papers/outputs; about an hour. NAME=eb-table3 for one of them.
 reproduce: $(READY)
 	$(BIN)/pytest -n 2 --timeout 7200 tests/reproductions $(if $(NAME),-k $(NAME))
 

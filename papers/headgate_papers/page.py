@@ -22,8 +22,8 @@ from headgate.report.document import (
     row,
     valued,
 )
+from headgate_papers.report import LIMIT, PAPER, REFERENCE, Count, Report
 from headgate_papers.report import Cell as Pair
-from headgate_papers.report import Count, Report
 from headgate_papers.report import Row as Setting
 from headgate_papers.report import Section as Table
 
@@ -45,18 +45,33 @@ def published_page(report: Report, command: Sequence[str], quick: bool = False) 
 
 def _count(count: Count) -> str:
     share = f" ({100 * count.agree / count.of:.0f} %)" if count.of else ""
-    return f"{count.what}: {count.agree} of {count.of}{share}"
+    whose = {REFERENCE: " (our own reference)", LIMIT: " (theory)"}.get(count.against, "")
+    return f"{count.what}{whose}: {count.agree} of {count.of}{share}"
 
 
 def _verdict(report: Report) -> str:
-    ratios = [ratio for table in report.sections if not table.points for ratio in table.ratios()]
-    agree, of = sum(count.agree for count in report.counts), sum(count.of for count in report.counts)
-    said = f"{agree} of {of} checked signs, orders and winners came out as published" if of else ""
+    """What is published, what is our own reference and what theory says are never counted together."""
+    published = _tally(report, PAPER, "came out as published", "the published one")
+    others = [
+        _tally(report, REFERENCE, "are as in our own reference", "that of our own reference"),
+        _tally(report, LIMIT, "are as theory says", "the theoretical limit"),
+    ]
+    if not published:
+        published = "Nothing was published to put beside these numbers."
+    return " ".join(filter(None, (published, *others)))
+
+
+def _tally(report: Report, against: str, came: str, whose: str) -> str:
+    tables = [table for table in report.sections if table.against == against and not table.points]
+    ratios = [ratio for table in tables for ratio in table.ratios()]
+    counts = [count for count in report.counts if count.against == against]
+    agree, of = sum(count.agree for count in counts), sum(count.of for count in counts)
+    said = f"{agree} of {of} checked signs, orders and winners {came}" if of else ""
     if ratios:
-        spread = f"our number is {np.median(ratios):.2f} times the published one (median of {len(ratios)}, "
+        spread = f"our number is {np.median(ratios):.2f} times {whose} (median of {len(ratios)}, "
         spread += f"from {min(ratios):.2f} to {max(ratios):.2f})"
         said = f"{said}; {spread}" if said else spread[:1].upper() + spread[1:]
-    return f"{said}." if said else "Nothing was published to put beside these numbers."
+    return f"{said}." if said else ""
 
 
 def _blocks(table: Table) -> tuple[Block, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from headgate.stats.metrics import without_nan
 
+PAPER, REFERENCE, LIMIT = "paper", "ref.", "limit"  # against what: published, our own reference, theory
 TIE = 0.01  # differences below this share are ties: no sign is read from them
 
 
@@ -36,8 +37,8 @@ class Row:
 class Section:
     """One table. With `shared` all cells of a row have the same published number, shown once.
 
-    With `points` numbers are percentages, and the difference is shown instead of the ratio. `against` says
-    whose the published numbers are, where they are not the paper's.
+    With `points` numbers are percentages, and the difference is shown instead of the ratio. `against` is
+    whose the other numbers are: only the paper's count as published.
     """
 
     title: str
@@ -46,7 +47,7 @@ class Section:
     rows: tuple[Row, ...]
     shared: bool = False
     points: bool = False
-    against: str = "paper"
+    against: str = PAPER
 
     @property
     def bare(self) -> bool:
@@ -60,16 +61,17 @@ class Section:
 
 @dataclass(frozen=True)
 class Count:
-    """How many of so many came out as published."""
+    """How many of so many came out as the paper, our reference or the theory has them."""
 
     what: str
     agree: int
     of: int
+    against: str = PAPER
 
     @classmethod
-    def of_pairs(cls, what: str, pairs: list[tuple[object, object]]) -> Count:
+    def of_pairs(cls, what: str, pairs: list[tuple[object, object]], against: str = PAPER) -> Count:
         """How often both of a pair are the same."""
-        return cls(what, sum(published == ours for published, ours in pairs), len(pairs))
+        return cls(what, sum(published == ours for published, ours in pairs), len(pairs), against)
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ class Report:
             "setup": list(self.setup),
             "sections": [_section(section) for section in self.sections],
             "as_published": [
-                {"what": count.what, "agree": count.agree, "of": count.of} for count in self.counts
+                {"what": count.what, "agree": count.agree, "of": count.of, "against": count.against}
+                for count in self.counts
             ],
             "remarks": list(self.remarks),
         }

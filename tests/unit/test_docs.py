@@ -180,22 +180,6 @@ def _check_words(values: dict[str, object], line: str) -> None:
         load_card(card)
 
 
-def test_every_experiment_is_on_the_page_with_its_own_title():
-    text = (ROOT / "docs" / "reproductions.md").read_text()
-    shown = {}
-    for block in blocks(text):
-        for command in commands(block):
-            words = command.words.split()
-            if words[:2] == ["headgate", "reproduce"]:
-                shown[words[2]] = command.expected
-    for name, output in shown.items():
-        assert output.startswith(f"{name}: "), f"{name}: the output does not begin with its name"
-        assert "As published" in output and "why" in output, f"{name}: not the whole output"
-    assert set(shown) <= set(EXPERIMENTS)
-    missing = [name for name in EXPERIMENTS if f"\n### {name}\n" not in text and name not in shown]
-    assert not missing, f"docs/reproductions.md says nothing of {missing}"
-
-
 @pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=name_of)
 def test_links_lead_somewhere(page):
     for link in links(page.read_text()):

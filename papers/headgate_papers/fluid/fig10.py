@@ -9,7 +9,7 @@ from headgate.methods.fluid.flows import TokenPrices
 from headgate.methods.fluid.planner import plan_fluid
 from headgate_papers.fluid.network_runs import NetworkJob
 from headgate_papers.fluid.published import FIG10_PRICES, FIG10_SCALES, LIKELY_SLOTS, pace, two_classes
-from headgate_papers.report import Cell, Count, Report, Row, Section
+from headgate_papers.report import LIMIT, Cell, Count, Report, Row, Section
 from headgate_papers.serving import Options, Outcomes
 
 NAME = "gr-fig10"
@@ -46,7 +46,14 @@ def judge(results: Outcomes, options: Options) -> Report:
             _table("Slots down, β across", SLOTS, SLOPES, map_a),
             _table("Price of a prompt token down, of an output token across", STEPS, STEPS, map_b),
         ),
-        (Count("best prices on c_p + c_d = 0.35 are at an end", int(edge[0] in (STEPS[0], STEPS[-1])), 1),),
+        (
+            Count(
+                "best prices on c_p + c_d = 0.35 are at an end",
+                int(edge[0] in (STEPS[0], STEPS[-1])),
+                1,
+                LIMIT,
+            ),
+        ),
         (
             "With arrivals that do not depend on prices revenue is convex and in proportion to both, so on "
             "any line c_p + c_d = k the best point is a corner: the 'optimal ratio' of the paper is the "

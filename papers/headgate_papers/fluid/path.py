@@ -12,7 +12,7 @@ from headgate.methods.fluid.planner import plan_fluid
 from headgate_papers.fluid.published import two_classes
 from headgate_papers.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING
 from headgate_papers.network.run import run_network
-from headgate_papers.report import Cell, Count, Report, Row, Section
+from headgate_papers.report import LIMIT, Cell, Count, Report, Row, Section
 from headgate_papers.serving import Options, Outcomes
 
 NAME = "gr-path"
@@ -104,8 +104,13 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
         ),
         sections,
         (
-            Count(f"decodes of the larger fleet within {100 * NEAR:.0f} % of the path", sum(near), len(near)),
-            Count("the larger fleet is nearer to the path than the smaller", sum(closer), len(closer)),
+            Count(
+                f"decodes of the larger fleet within {100 * NEAR:.0f} % of the path",
+                sum(near),
+                len(near),
+                LIMIT,
+            ),
+            Count("the larger fleet is nearer to the path than the smaller", sum(closer), len(closer), LIMIT),
         ),
         (
             f"The path ends at {last:.2f} decodes per engine, the plan has {planned:.2f}: a decode of the "
@@ -124,6 +129,4 @@ def _section(outcomes: Outcomes, path: Path, title: str, sizes: tuple[int, int])
         fluid = max(0.0, round(float(path.mean(level, start, end).sum()), 6))
         cells = (Cell(fluid, _mean(outcomes, name, size, level, place)) for name in ROUTERS for size in sizes)
         rows.append(Row(f"{start:g} to {end:g} s", tuple(cells)))
-    return Section(
-        f"{title}, requests per engine", "time", columns, tuple(rows), shared=True, against="fluid"
-    )
+    return Section(f"{title}, requests per engine", "time", columns, tuple(rows), shared=True, against=LIMIT)

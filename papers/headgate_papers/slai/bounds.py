@@ -8,7 +8,7 @@ from typing import Any
 from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.methods.bounds import Requests, cycle_requests, tile_bound
 from headgate.workloads.traces import bundled
-from headgate_papers.report import Cell, Count, Report, Row, Section, sign
+from headgate_papers.report import REFERENCE, Cell, Count, Report, Row, Section, sign
 from headgate_papers.serving import Options, Outcomes
 from headgate_papers.slai.chat_runs import (
     SLOTS,
@@ -117,7 +117,7 @@ def _bounds() -> Section:
         milliseconds, rate = REFERENCE_BOUND[label]
         rows.append(Row(label, (Cell(milliseconds, 1e3 * found.seconds), Cell(rate, found.rate))))
     columns = ("least time, ms", "λ*, requests/s")
-    return Section("The bound for the whole trace", "output steps", columns, tuple(rows), against="ref.")
+    return Section("The bound for the whole trace", "output steps", columns, tuple(rows), against=REFERENCE)
 
 
 def _saturated(outcomes: Outcomes, case: str, best: float) -> Section:
@@ -128,7 +128,7 @@ def _saturated(outcomes: Outcomes, case: str, best: float) -> Section:
         share = Cell(100 * reference / REFERENCE_SAMPLE, 100 * rate / best)
         rows.append(Row(label, (share,)))
     return Section(
-        f"{TITLES[case]}: % of λ*", "policy", ("share of λ*",), tuple(rows), points=True, against="ref."
+        f"{TITLES[case]}: % of λ*", "policy", ("share of λ*",), tuple(rows), points=True, against=REFERENCE
     )
 
 
@@ -143,7 +143,9 @@ def _counts(outcomes: Outcomes) -> tuple[Count, ...]:
                 ours = [outcomes.figure((case, label), "finished") for label in (one, other)]
                 if wanted := sign(known[other], known[one]):
                     pairs.append((wanted, sign(ours[1], ours[0])))
-        counts.append(Count.of_pairs(f"{case}: which of two serves more (differences above 1 %)", pairs))
+        counts.append(
+            Count.of_pairs(f"{case}: which of two serves more (differences above 1 %)", pairs, REFERENCE)
+        )
     return tuple(counts)
 
 

@@ -90,8 +90,9 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
             Count.of_pairs("which of two chunk sizes has the higher TTFT", pairs),
         ),
         (
-            f"TTFT comes out at {spread(ttft)} of the published: that is the residual of the fit. The mean "
-            f"step, to which nothing was fitted, at {spread(step)}.",
+            f"TTFT comes out at {spread(ttft)} of the published: that is the residual of the fit, and "
+            f"no evidence. The mean step, {spread(step)} of the published, is the TTFT and one decode step "
+            "over the number of steps: it follows from the same fit.",
             "The published mean step contains one decode step a request: a step of 512 prompt "
             "tokens takes a quarter of the TTFT, as 'chunk step' shows.",
         ),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import nan
 from typing import Any
 
-from headgate_papers.report import Cell, Row, Section
+from headgate_papers.report import REFERENCE, Cell, Row, Section
 from headgate_papers.slai.chat_runs import BUDGET, ChatJob, Seeds
 from headgate_papers.slai.published import LONG_PROMPT, REFERENCE_LONG, REFERENCE_PRIORITY
 
@@ -58,7 +58,7 @@ def sections(figures: Seeds) -> list[Section]:
             "policy",
             ("paying", "free"),
             tuple(classes),
-            against="ref.",
+            against=REFERENCE,
         ),
     ]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from headgate.experiment.library import simulate
 from headgate.methods.make import make_policy
-from headgate_papers.report import Cell, Count, Report, Row, Section
+from headgate_papers.report import LIMIT, Cell, Count, Report, Row, Section
 from headgate_papers.serving import Options, Outcomes
 from headgate_papers.wait.runs import FOR_EVER, Machine, Mix, draw
 from headgate_papers.wait.study import by_type, nested
@@ -172,7 +172,7 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
             "is strict; Theorem 2: the latter for Nested WAIT.",
         ),
         (
-            Section("Fitted exponents", "case", ("gap", "latency"), rates),
+            Section("Fitted exponents", "case", ("gap", "latency"), rates, against=LIMIT),
             Section("Decode tokens lost, % of those offered", "case", heads, tuple(gaps)),
             Section("Mean latency, in units of d0", "case", heads, tuple(waits)),
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import nan
 
 from headgate.sim.engine.forgetful import EVERYTHING
-from headgate_papers.report import Cell, Report, Row, Section
+from headgate_papers.report import LIMIT, Cell, Report, Row, Section
 from headgate_papers.serving import Options, Outcomes
 from headgate_papers.wait.runs import FOR_EVER, Machine, Mix, WaitJob
 from headgate_papers.wait.study import (
@@ -88,7 +88,7 @@ def judge(found: Outcomes, options: Options) -> Report:
             "again from nothing.",
         ),
         (
-            Section("Requests/s (paper: the fluid limit)", "load", names, served, shared=True),
+            Section("Requests/s (limit: fluid)", "load", names, served, shared=True, against=LIMIT),
             Section("Mean latency, s", "load", names, waited),
             figures(found, rows, OTHERS, "Other baselines: requests/s", "requests"),
             figures(found, rows, OTHERS, "Other baselines: mean latency, s", "latency"),

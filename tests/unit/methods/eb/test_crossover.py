@@ -259,3 +259,10 @@ def test_bad_input_names_the_inequality(call, inequality: str) -> None:
         call()
     assert inequality in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("card", "share"), [(RTX, 0.206), (CARD, 0.366)])
+def test_where_a_mixed_token_becomes_dearer_than_a_decode(card: PhaseCosts, share: float) -> None:
+    """The paper has about 20 % (RTX PRO 6000) and 80 % (H200) for Qwen3-4B; these are its prices of 8B."""
+    below, above = card.mixed_per_token(share - 0.001), card.mixed_per_token(share + 0.001)
+    assert below < card.decode_per_request < above
