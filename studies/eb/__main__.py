@@ -1,4 +1,4 @@
-"""Run studies of EB: `python -m studies.eb [--quick] [online] [hybrid] [memory] [gap]`.
+"""Run studies of EB: `python -m studies.eb [--quick] [online] [hybrid] [memory] [gap] [loops]`.
 
 Prints Markdown tables and writes the same, with more columns, as CSV under studies/eb/results;
 --quick runs less and writes nothing.
@@ -10,7 +10,7 @@ import sys
 import time
 from importlib import import_module
 
-STUDIES = ("online", "hybrid", "memory", "gap")
+STUDIES = ("online", "hybrid", "memory", "gap", "loops")
 
 
 def main(words: list[str]) -> None:

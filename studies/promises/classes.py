@@ -16,16 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from headgate.core.ledger import Entry, Ledger
-from headgate.core.policy import End, Observer
-from headgate.core.request import Request, Slo
+from headgate.advisor.capacity.beside import most_beside
+from headgate.core.request import Slo
 from headgate.experiment.library import simulate
-from headgate.methods.bounds import Requests, ideal_bound
 from headgate.methods.make import make_policy, split_name
-from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import Arrivals, Simulator
 from headgate.stats.gaps import Gaps
 from headgate.workloads.workload import Kind, Workload
 from studies.promises.table import markdown
@@ -64,18 +60,21 @@ def colocate(known: Row, engine: Engine, policy: str, seed: int) -> Line:
     conversations = world("azure-conv", "100ms").traffic.at(known["rate"], seed)
     times = conversations.arrival
     chosen = (times < END) & (times >= known.get("quiet", 0))
-    chat = int(chosen.sum())
     batch = known["clients"] + int(25 * END)
     prompt, output = map(int, known["batch"].split("/"))
-    workload = Workload.of(
-        np.concatenate((conversations.prompt[chosen], rng.integers(prompt // 2, 3 * prompt // 2 + 1, batch))),
-        np.concatenate((conversations.output[chosen], rng.integers(output // 2, 3 * output // 2 + 1, batch))),
-        arrival=np.concatenate((times[chosen], np.full(batch, END))),
-        abort=np.concatenate((END - times[chosen] + 1e-6, np.full(batch, inf))),
-        kind=np.repeat([0, 1], [chat, batch]),
-        kinds=(Kind("chat", CHAT), Kind("batch", Slo(background=True), priority=1)),
+    chat = Workload.of(
+        conversations.prompt[chosen],
+        conversations.output[chosen],
+        arrival=times[chosen],
+        abort=END - times[chosen] + 1e-6,
+        kinds=(Kind("chat", CHAT),),
     )
-    run = beside(engine, policy, workload, chat, known["clients"])
+    others = Workload.of(
+        rng.integers(prompt // 2, 3 * prompt // 2 + 1, batch),
+        rng.integers(output // 2, 3 * output // 2 + 1, batch),
+        kinds=(Kind("batch", Slo(background=True), priority=1),),
+    )
+    run = serve(engine, policy, chat.merge(others.as_closed(known["clients"])))
     rows = run.requests
     ended = run.completed() & (rows["kind"] == 1) & (rows["finished"] >= 15) & (rows["finished"] < END)
     return {
@@ -149,59 +148,6 @@ RUNS = {"gold": gold, "tenants": tenants, "single": single}
 # -- how they are served
 
 
-class Clients(Arrivals, Observer):
-    """The first rows of a workload come at their times, each other one when a client is free."""
-
-    def __init__(self, workload: Workload, first: int, clients: int) -> None:
-        self.first, self.free = 0, 0
-        super().__init__(workload)
-        self.identities = list(workload.identities())
-        self.first, self.free, self.opened, self.batch = first, clients, 0, first
-        self._look_ahead()
-
-    def time_of(self, ahead: float) -> float:
-        return self.next_time if ahead < inf else inf
-
-    @property
-    def pending(self) -> bool:
-        return self.next_time < inf
-
-    def take(self, ledger: Ledger) -> Entry:
-        if self.opened < self.first and self.next_time == self.times[self.opened]:
-            id, self.opened = self.opened, self.opened + 1
-        else:
-            id, self.batch, self.free = self.batch, self.batch + 1, self.free - 1
-        arrival = self.next_time
-        self.outstanding += 1
-        self._look_ahead()
-        return self._handle(ledger, id, arrival, self.identities[id])
-
-    def finished(self, request: Request, now: float, how: End) -> None:
-        self.free += request.id >= self.first
-        self._now = now
-        self._look_ahead()
-
-    def returned(self, id: int, now: float) -> None:
-        self.outstanding -= 1
-
-    def _look_ahead(self) -> None:
-        if not self.first:
-            self.next_time = inf
-            return
-        chat = self.times[self.opened] if self.opened < self.first else inf
-        sends = self.free > 0 and self.batch < self.total and self._now < END
-        self.next_time = min(chat, self._now if sends else inf)
-
-
-def beside(engine: Engine, policy: str, workload: Workload, chat: int, clients: int) -> Run:
-    made, _ = make_policy(*split_name(policy), engine)
-    recorder, sends = Recorder([kind.name for kind in workload.kinds]), Clients(workload, chat, clients)
-    simulator = Simulator(engine, made, workload, (recorder, sends), asynchronous=True)
-    simulator.arrivals, simulator.replica._on_leave = sends, sends.returned
-    simulator.run()
-    return Run({"kinds": [kind.slo.said() for kind in workload.kinds]}, **recorder.tables())
-
-
 def serve(engine: Engine, policy: str, workload: Workload) -> Run:
     made, _ = make_policy(*split_name(policy), engine)
     return simulate(engine, made, workload, asynchronous=True)
@@ -244,21 +190,9 @@ def bound(rate: float) -> float:
     where = world("azure-conv", "100ms")
     chat = where.traffic.at(where.bound, 0)
     rng = np.random.default_rng(0)
-    prompt, output = rng.integers(1000, 3001, 2000), rng.integers(128, 385, 2000)
-    prompts, outputs = np.concatenate((chat.prompt, prompt)), np.concatenate((chat.output, output))
-
-    def total(share: float) -> float:
-        weights = np.concatenate(
-            (np.full(len(chat), (1 - share) / len(chat)), np.full(len(prompt), share / len(prompt)))
-        )
-        lengths = Requests.of(prompts, outputs - 1, weights)
-        return ideal_bound(where.engine.cost, lengths, SLOTS, BUDGET, where.engine.kv_tokens).rate
-
-    low, high = 0.0, 1.0
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (middle, high) if total(middle) * (1 - middle) > rate else (low, middle)
-    return total(low) * low * float((prompt + output).mean())
+    prompts, outputs = rng.integers(1000, 3001, 2000), rng.integers(128, 385, 2000)
+    engine = where.engine._replace(running=SLOTS, batch_tokens=BUDGET)
+    return most_beside(engine, (chat.prompt, chat.output - 1), prompts, outputs, rate)[0]
 
 
 # -- tables

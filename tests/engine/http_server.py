@@ -18,6 +18,8 @@ from pathlib import Path
 from random import SystemRandom
 
 import psutil
+import pytest
+from asynchronous_cpu import installed_in
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 START = 1200.0  # seconds: vLLM imports itself two or three times, on a machine that may be busy
@@ -196,6 +198,18 @@ def ready(servers: list[Server]) -> Iterator[list[Server]]:
         for server in servers:
             if server.child.poll() is None:
                 stop(server)
+
+
+@contextmanager
+def plugged_in(model: Path, scratch: Path, config: Path, slots: int) -> Iterator[Server]:
+    """vLLM's own server with the plug-in, which reads these settings: nothing of `headgate serve`."""
+    paths = [*installed_in(scratch / "plug-in"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(paths))
+        vllm = [str(Path(sys.executable).with_name("vllm")), "serve", str(model)]
+        flags = "--scheduler-cls", "headgate.vllm.scheduler", "--max-num-seqs", str(slots)
+        with ready([start(vllm, scratch, *flags, HEADGATE_CONFIG=str(config))]) as servers:
+            yield servers[0]
 
 
 @contextmanager

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
 from pathlib import Path
 
 import openai
 import pytest
-from asynchronous_cpu import installed_in
-from http_server import START, Server, eventually, start, stop, wait
+from http_server import START, Server, eventually, plugged_in
 
 SLOTS, COUNT = 16, 60
 FIRST = {"policy": "eb+", "card": "linear-h200-qwen3-8b"}
@@ -30,17 +27,8 @@ HOSTILE = [
 @pytest.fixture(scope="module")
 def server(model: Path, scratch: Path):
     (scratch / "headgate.json").write_text(json.dumps(FIRST))
-    paths = [*installed_in(scratch / "plug-in"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(paths))
-        vllm = [str(Path(sys.executable).with_name("vllm")), "serve", str(model)]
-        flags = "--scheduler-cls", "headgate.vllm.scheduler", "--max-num-seqs", str(SLOTS)
-        found = start(vllm, scratch, *flags, HEADGATE_CONFIG=str(scratch / "headgate.json"))
-        try:
-            wait(found)
-            yield found
-        finally:
-            stop(found)
+    with plugged_in(model, scratch, scratch / "headgate.json", SLOTS) as found:
+        yield found
 
 
 async def ask(server: Server, number: int, leaves: bool = False, **words: object) -> str:

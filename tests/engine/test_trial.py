@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -12,8 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from asynchronous_cpu import installed_in
-from http_server import START, environment, start, stop, wait
+from http_server import START, environment, plugged_in
 
 from headgate.live.trial.load import TraceLoad, model_of
 from headgate.record.live_trace import read_live_trace
@@ -27,23 +25,14 @@ MAIN = "from headgate.cli import main; main()"
 @pytest.fixture(scope="module")
 def server(model: Path, scratch: Path):
     (scratch / "trial.toml").write_text(ORIGINAL)
-    paths = [*installed_in(scratch / "plug-in"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(paths))
-        vllm = [str(Path(sys.executable).with_name("vllm")), "serve", str(model)]
-        flags = "--scheduler-cls", "headgate.vllm.scheduler", "--max-num-seqs", "8"
-        found = start(vllm, scratch, *flags, HEADGATE_CONFIG=str(scratch / "trial.toml"))
-        try:
-            wait(found)
-            yield found
-        finally:
-            stop(found)
+    with plugged_in(model, scratch, scratch / "trial.toml", slots=8) as found:
+        yield found
 
 
 def traffic(url: str, over: threading.Event) -> TraceLoad:
-    """Two requests a second, until it is over."""
+    """A request a second, until it is over; none is given up."""
     count = 400
-    requests = Workload.of([20] * count, [12] * count, arrival=[0.5 * number for number in range(count)])
+    requests = Workload.of([20] * count, [12] * count, arrival=[1.0 * number for number in range(count)])
 
     async def send() -> TraceLoad:
         load = TraceLoad(requests, url, {}, 1)
@@ -51,7 +40,7 @@ def traffic(url: str, over: threading.Event) -> TraceLoad:
         await load.start()
         while not over.is_set():
             await asyncio.sleep(0.1)
-        await load.stop(10.0)
+        await load.stop(START)
         return load
 
     return asyncio.run(send())
@@ -89,9 +78,8 @@ def test_a_trial_of_live_traffic_and_one_of_its_own(server, scratch):
     run = read_live_trace(trace)
     assert {line["policy"] for line in run.meta["policies"]} == {"vllm", "eb:refill=2"}
     arrived = trace.read_text().count('"event":"arrived"')
-    own = trial(
-        scratch, "--arm", "eb:refill=2", "--url", server.url, "--rate", "1", "--prompt", "20", "--output", "8"
-    )
+    load = ("--clients", "1", "--prompt", "20", "--output", "8")  # which no busy machine sends too late
+    own = trial(scratch, "--arm", "eb:refill=2", "--url", server.url, *load)
     assert own.returncode == 0, own.stderr
     assert json.loads(own.stdout)["rounds"] == 6
     assert trace.read_text().count('"event":"arrived"') <= arrived + 5  # it ended with the first step after

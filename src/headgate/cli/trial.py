@@ -166,7 +166,8 @@ def trial(
             plan = replace(plan, arms=tuple(arm.with_trace(source) for arm in arms))
         followed = None if sends else Followed(source or "", own)
         outcome = asyncio.run(_run(plan, config, url, api_key, followed, workload, judged, said_to(json)))
-        _write(outcome, plan, folder, report, json, workload)
+        traffic = f"that the server has, from {source}" if followed else "requests that the trial sends"
+        _write(outcome, plan, folder, report, json, workload, judged, traffic)
     if outcome.interrupted:
         raise RunInterruptedError(f"{outcome.stopped}; what there is stands in {folder}")
     if outcome.guarded:
@@ -334,6 +335,8 @@ def _write(
     report: str | None,
     json: str | None,
     workload: Workload | None,
+    judged: dict[str | None, Slo],
+    traffic: str,
 ) -> None:
     import json as json_module
 
@@ -342,7 +345,13 @@ def _write(
     from headgate.report.terminal import show
 
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    document = {"date": date, "stopped": outcome.stopped, "seed": plan.seed, **as_json(outcome.findings)}
+    document = {
+        "date": date,
+        "stopped": outcome.stopped,
+        "seed": plan.seed,
+        "settings": {arm.name: arm.url or dict(arm.words) for arm in plan.arms},
+        **as_json(outcome.findings),
+    }
     write_json(str(folder / "trial.json"), document)
     rate = None
     if workload is not None and not workload.closed:
@@ -353,7 +362,9 @@ def _write(
         write_whole(
             folder / f"{place}-{safe}.bench.json", json_module.dumps(result, indent=2, allow_nan=False) + "\n"
         )
-    page = trial_page(outcome, sys.argv[1:])
+    about = {"date": date, "model": outcome.model, "traffic": traffic}
+    about = {name: value for name, value in about.items() if value}
+    page = trial_page(outcome, plan.arms, judged, about, sys.argv[1:])
     save_page(page, report or str(folder / REPORT), said_to(json))
     write_json(json, document)
     if json != "-":

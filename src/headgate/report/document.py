@@ -179,6 +179,7 @@ def plan_page(
     command: Sequence[str],
     caution: str = "",
     answer_first: bool = False,
+    alarms: Iterable[str] = (),
 ) -> Page:
     """The document of a plan, which has no run: one chapter and how it was made.
 
@@ -191,6 +192,7 @@ def plan_page(
         sections=tuple(section for section in sections if section.blocks),
         notes=(*map(sentence, notes), *([caution] if caution else [])),
         answer_first=answer_first,
+        alarms=tuple(map(sentence, alarms)),
     )
     versions = f"headgate {VERSION}, Python {platform.python_version()}"
     made = ("Command", shell(["headgate", *command])), ("Versions", versions)

@@ -100,6 +100,14 @@ class Metric:
     margin: float = 0.05  # a difference within it counts as none
     higher_is_better: bool = False
 
+    def shown(self, value: float) -> str:
+        """As people read it."""
+        if self.share:
+            return f"{100 * value:.1f} %"
+        if self.under == "seconds":
+            return f"{value:,.0f}/s"
+        return f"{value:#.4g} s" if value >= 1 else f"{1000 * value:#.4g} ms"
+
 
 KEPT = Metric("kept", "promises kept", "kept", "promised", share=True, margin=0.01, higher_is_better=True)
 TTFT = Metric("ttft", "TTFT, mean", "ttft", "firsts")
@@ -141,10 +149,13 @@ def anytime(rounds: int, alpha: float) -> float:
 
 @dataclass(frozen=True)
 class Looks:
-    """Which error is spent when. `comparisons`: so many arms are compared with the baseline, and share it."""
+    """Which error is spent when. `comparisons`: so many arms are compared with the baseline, and share it.
+    `rounds`: so many are planned, where that is known; a forecast may end with the plan.
+    """
 
     planned: bool = True
     comparisons: int = 1
+    rounds: int = 0
 
     def on_the_way(self, rounds: int) -> float:
         return anytime(rounds, (LOOK if self.planned else ANY_TIME) / self.comparisons)
@@ -153,6 +164,10 @@ class Looks:
         if not self.planned:
             return self.on_the_way(rounds)
         return student(rounds, END / self.comparisons)
+
+    def later(self, rounds: int) -> float:
+        """What holds when there are so many rounds, seen from a look on the way."""
+        return self.at_the_end(rounds) if 0 < self.rounds <= rounds else self.on_the_way(rounds)
 
 
 # -- intervals
@@ -336,9 +351,10 @@ def judge_metric(
     metric: Metric,
     rounds: Sequence[tuple[Sums, Sums]],
     critical_after: Callable[[int], float],
+    later: Callable[[int], float] | None = None,
 ) -> Verdict:
-    """`critical_after` so many rounds. Only rounds in which both arms have something count as rounds: else a
-    class that seldom sends gets an interval without width.
+    """`critical_after` so many rounds, `later` in forecasts where it differs. Only rounds in which both arms
+    have something count as rounds: else a class that seldom sends gets an interval without width.
     """
     counted = metric.under or metric.top
     telling = sum(all(np.sum(getattr(sums, counted)) > 0 for sums in pair) for pair in rounds)
@@ -351,7 +367,7 @@ def judge_metric(
     word = word_for(change, metric.margin)
     missing_rounds = None
     if word == CANNOT_TELL and change is not None:
-        more = rounds_missing(change, telling, metric.margin, critical, critical_after)
+        more = rounds_missing(change, telling, metric.margin, critical, later or critical_after)
         missing_rounds = None if more is None else ceil(more * len(rounds) / telling)
     return Verdict(metric, change, word, missing_rounds)
 
@@ -363,7 +379,7 @@ def rounds_missing(
 
     Forecasts were between half and six times what it then took.
     """
-    edge = change.low if change.value > 0 else change.high
+    edge = change.low if change.value > 0 and change.low > -1 else change.high  # -1: no end on that side
     half, found = abs(change.value - edge), abs(change.value)
     if not isfinite(half) or not isfinite(critical):
         return None

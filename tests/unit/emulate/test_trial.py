@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,10 +22,12 @@ from headgate.record.live_trace import read_live_trace
 
 MAIN = "from headgate.cli import main; main()"
 SRC = Path(__file__).resolve().parents[3] / "src"
-ORIGINAL = b'# the operator\'s own\npolicy = "mixed"\nttft = "400ms"\n'
-SPEED = "10"
-LOAD = ("--rate", "5", "--prompt", "100", "--output", "50")
-TIMING = ("--speed", SPEED, "--block", "10s", "--minutes", "2")
+PROMISE = "1s"  # a tenth of ours, or more
+ORIGINAL = f'# the operator\'s own\npolicy = "mixed"\nttft = "{PROMISE}"\n'.encode()
+SPEEDS = ("10", "4", "1")  # the first that the machine keeps up with
+LOAD = ("--rate", "3", "--prompt", "100", "--output", "100")  # one at a time, waits are 2 s after 4 s
+LITTLE = ("--rate", "1", "--prompt", "100", "--output", "10")
+TIMING = ("--block", "10s", "--minutes", "2")
 SLOW = "slow=mixed:slots=1"  # one request at a time: a queue
 
 
@@ -50,9 +52,27 @@ def process(*flags, cwd):
 
 
 @contextmanager
-def server(config, *flags):
-    with process("emulate", "--port", 0, "--speed", SPEED, *flags, cwd=config.parent) as child:
+def server(config, *flags, speed=SPEEDS[0]):
+    with process("emulate", "--port", 0, "--speed", speed, *flags, cwd=config.parent) as child:
         yield child.stdout.readline().split()[2]
+
+
+def trial(config, *flags, arms=("--arm", SLOW), reads=None, other=None):
+    """A server, and a trial on it that ended by itself; what both left."""
+    for speed in SPEEDS:
+        with server(config, "--config", reads or config, speed=speed) as url, ExitStack() as stack:
+            if other:
+                second = stack.enter_context(server(config, *other, speed=speed))
+                urls = ("--arm", f"a={url}", "--arm", f"b={second}")
+            else:
+                urls = ("--config", config, "--url", url, *arms)
+            command = ("trial", *urls, *LOAD, *TIMING, "--speed", speed, *flags)
+            child = stack.enter_context(process(*command, cwd=config.parent))
+            out, err = child.communicate(timeout=500)
+            if "of the newest requests were sent" not in err:
+                break
+    assert config.read_bytes() == ORIGINAL
+    return child.returncode, out, err
 
 
 def metrics(url):
@@ -68,7 +88,7 @@ def policy_of(url):
     )
 
 
-def until(what, seconds=30.0):
+def until(what, seconds=120.0):
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, "it never came"
@@ -89,6 +109,7 @@ def test_the_emulator_reads_its_settings_again(config):
 
 def test_a_policy_takes_over_requests_that_run(config, tmp_path):
     """None is lost; the trace says which policy, and repeats the mark."""
+    trace = tmp_path / "served" / "engine-0.jsonl"
 
     async def serve():
         import aiohttp
@@ -102,34 +123,33 @@ def test_a_policy_takes_over_requests_that_run(config, tmp_path):
                     return (await answer.json())["usage"]["completion_tokens"]
 
             calls = [asyncio.create_task(one()) for _ in range(6)]
-            await asyncio.sleep(0.2)
-            config.write_text('{"policy": "eb:refill=1", "mark": "block 1"}')
-            await asyncio.sleep(0.3)
-            config.write_text('{"policy": "eb:refill=1", "mark": "block 2"}')
+            engine = servers.engines[0]
+            while engine.running < 2:
+                await asyncio.sleep(0.01)
+            for mark in ("block 1", "block 2"):  # the second when the first was read, while requests run
+                config.write_text(json.dumps({"policy": "eb:refill=1", "mark": mark}))
+                while mark not in trace.read_text():
+                    await asyncio.sleep(0.01)
+            assert engine.running == 2
             return await asyncio.gather(*calls)
 
     assert asyncio.run(serve()) == [2000] * 6
-    run = read_live_trace(tmp_path / "served" / "engine-0.jsonl")
+    run = read_live_trace(trace)
     assert [line["policy"] for line in run.meta["policies"]] == ["eb:refill=1"]
-    text = (tmp_path / "served" / "engine-0.jsonl").read_text()
-    marks = [json.loads(line) for line in text.splitlines() if '"mark"' in line]
+    marks = [json.loads(line) for line in trace.read_text().splitlines() if '"mark"' in line]
     assert [mark["mark"] for mark in marks] == ["block 1", "block 2"]
-    assert 1.0 < marks[1]["at"] - marks[0]["at"] < 20.0 and marks[0]["date"] > 1e9
+    assert marks[1]["at"] - marks[0]["at"] > 1.0 and 1e9 < marks[0]["date"] < marks[1]["date"]
 
 
 def test_a_difference_is_found_and_the_file_put_back(config, tmp_path):
-    with server(config, "--config", config) as url:
-        flags = ("--config", config, "--url", url, "--arm", SLOW, *LOAD, *TIMING, "--out", "found")
-        with process("trial", *flags, cwd=tmp_path) as child:
-            out, err = child.communicate(timeout=120)
-        renewals = metrics(url)['headgate_renewals_total{engine="0"}']
-    assert child.returncode == 0, err
-    assert config.read_bytes() == ORIGINAL and not list(tmp_path.glob("settings.toml.*"))
-    assert renewals >= 6  # at least one switch in each round
+    code, out, err = trial(config, "--out", "found", "--overwrite")
+    assert code == 0, err
+    assert not list(tmp_path.glob("settings.toml.*"))
     assert "slow is worse than as is: promises kept" in " ".join(out.split()), out
     found = json.loads((tmp_path / "found" / "trial.json").read_text())
     kept = found["found"]["slow"]["all"]["kept"]
     assert kept["word"] == "less" and kept["arm"] < kept["baseline"] - 0.1
+    assert found["settings"]["slow"] == {"policy": "mixed:slots=1", "ttft": PROMISE}
     bench = [json.loads(path.read_text()) for path in sorted((tmp_path / "found").glob("*.bench.json"))]
     assert [result["label"] for result in bench] == ["as is", "slow"]
     assert bench[0]["mean_ttft_ms"] < bench[1]["mean_ttft_ms"] and bench[0]["failed"] == 0
@@ -140,12 +160,12 @@ def test_a_difference_is_found_and_the_file_put_back(config, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_trial_that_is_ended_in_the_middle_leaves_the_file_as_it_was(config, tmp_path, number):
     with server(config, "--config", config) as url:
-        flags = ("--config", config, "--url", url, "--arm", SLOW, *LOAD, *TIMING, "--json", "-")
-        with process("trial", *flags, cwd=tmp_path) as child:
+        flags = ("--config", config, "--url", url, "--arm", SLOW, *LITTLE, *TIMING, "--speed", SPEEDS[0])
+        with process("trial", *flags, "--whole", "--json", "-", cwd=tmp_path) as child:
             until(lambda: policy_of(url) == "mixed:slots=1")
             assert config.read_bytes() != ORIGINAL
             child.send_signal(number)
-            out, err = child.communicate(timeout=60)
+            out, err = child.communicate(timeout=120)
             until(lambda: config.read_bytes() == ORIGINAL)
             until(lambda: policy_of(url) == "mixed")
     if number != signal.SIGKILL:
@@ -153,72 +173,67 @@ def test_a_trial_that_is_ended_in_the_middle_leaves_the_file_as_it_was(config, t
         assert json.loads(out)["stopped"].startswith("interrupted")
 
 
-def test_a_floor_returns_to_the_baseline(config, tmp_path):
-    with server(config, "--config", config) as url:
-        flags = ("--config", config, "--url", url, "--arm", SLOW, *LOAD, *TIMING, "--stop-if", "kept<90%")
-        with process("trial", *flags, cwd=tmp_path) as child:
-            out, err = child.communicate(timeout=120)
-    assert child.returncode == 1 and "slow kept at most" in err and "in two blocks running" in err
-    assert config.read_bytes() == ORIGINAL and "Cannot tell" in out
+def test_a_floor_returns_to_the_baseline(config):
+    code, out, err = trial(config, "--stop-if", "kept<90%")
+    assert code == 1 and "slow kept at most" in err and "in two blocks running" in err
+    assert "Cannot tell" in out
 
 
-CLIENT = f"""
+CLIENT = """
 import asyncio, sys, headgate
 from headgate.experiment.build import make_workload
 from headgate.experiment.settings import experiment
 from headgate.live.trial.load import TraceLoad, model_of
 
-async def send(url):
-    load = experiment({{"rate": 4.0, "prompt": 100.0, "output": 40.0, "requests": 5000}})
-    source = TraceLoad(make_workload(load)[0], url, {{}}, 1, {SPEED})
+async def send(url, speed):
+    load = experiment({"rate": 3.0, "prompt": 100.0, "output": 90.0, "requests": 5000})
+    source = TraceLoad(make_workload(load)[0], url, {}, 1, speed)
     source.model = await model_of(url)
     await source.start()
-    await asyncio.sleep(300)
+    while not source.trouble():
+        await asyncio.sleep(0.1)
 
-asyncio.run(send(sys.argv[1]))
+asyncio.run(send(sys.argv[1], float(sys.argv[2])))
 """
 
 
 def test_your_own_traffic_is_seen_in_the_trace(config, tmp_path):
     """Another client sends; the trial only follows the trace."""
     arms = ("--arm", "a=vllm", "--arm", SLOW)
-    with server(config, "--config", config, "--out", "served") as url:
-        client = subprocess.Popen(
-            [sys.executable, "-c", CLIENT, url], env=os.environ | {"PYTHONPATH": str(SRC)}
-        )
-        try:
-            until(lambda: (tmp_path / "served" / "engine-0.jsonl").stat().st_size > 20_000)
-            flags = ("--config", config, "--follow", "served/engine-0.jsonl", *arms, *TIMING, "--json", "-")
-            with process("trial", *flags, cwd=tmp_path) as child:
-                out, err = child.communicate(timeout=120)
-        finally:
-            client.kill()
-            client.wait()
+    for speed in SPEEDS:
+        trace = tmp_path / f"served-{speed}" / "engine-0.jsonl"
+        with server(config, "--config", config, "--out", trace.parent.name, speed=speed) as url:
+            known = os.environ | {"PYTHONPATH": str(SRC)}
+            client = subprocess.Popen([sys.executable, "-c", CLIENT, url, speed], env=known)
+            try:
+                until(lambda: trace.stat().st_size > 20_000)  # noqa: B023
+                flags = ("--config", config, "--follow", trace, *arms, *TIMING, "--speed", speed)
+                with process("trial", *flags, "--json", "-", cwd=tmp_path) as child:
+                    out, err = child.communicate(timeout=500)
+                if client.poll() is None:  # it kept up
+                    break
+            finally:
+                client.kill()
+                client.wait()
     assert child.returncode == 0, err
     assert config.read_bytes() == ORIGINAL
     found = json.loads(out)
     assert found["found"]["slow"]["all"]["kept"]["word"] == "less" and found["rounds"] >= 6
 
 
-def test_two_servers_are_compared(config, tmp_path):
-    with server(config, "--config", config) as url, server(config, "--slots", 1) as other:
-        flags = ("--arm", f"a={url}", "--arm", f"b={other}", *LOAD, *TIMING, "--ttft", "400ms", "--json", "-")
-        with process("trial", *flags, cwd=tmp_path) as child:
-            out, err = child.communicate(timeout=120)
-    assert child.returncode == 0, err
+def test_two_servers_are_compared(config):
+    code, out, err = trial(config, "--ttft", PROMISE, "--json", "-", other=("--slots", 1))
+    assert code == 0, err
     assert json.loads(out)["found"]["b"]["all"]["kept"]["word"] == "less"
 
 
 def test_a_server_that_reads_another_file_is_noticed(config, tmp_path):
     """The plug-in is there, but the settings never reach it."""
-    other = tmp_path / "other.toml"
-    other.write_text('policy = "mixed"\n')
-    with server(config, "--config", other) as url:
-        flags = ("--config", config, "--url", url, "--arm", SLOW, *LOAD, *TIMING)
-        with process("trial", *flags, cwd=tmp_path) as child:
-            _, err = child.communicate(timeout=120)
-    assert child.returncode == 1 and "did not take the settings over" in err
-    assert config.read_bytes() == ORIGINAL
+    unread = tmp_path / "other.toml"
+    unread.write_text('policy = "mixed"\n')
+    code, _, err = trial(config, reads=unread)
+    assert code == 1 and "did not take the settings over" in err
+    assert "or the machine is too slow: start server and trial with less than --speed" in err
 
 
 def test_a_trace_that_is_damaged_is_refused(tmp_path):

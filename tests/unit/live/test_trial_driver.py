@@ -10,9 +10,10 @@ import time
 import pytest
 
 from headgate.core.errors import RunError
-from headgate.live.trial.arms import SettingsFile, read_arms
+from headgate.live.trial.arms import Arm, SettingsFile, read_arms
+from headgate.live.trial.book import Book
 from headgate.live.trial.follow import FollowedTrace
-from headgate.live.trial.trial import BySettings, Trial, TrialPlan, line
+from headgate.live.trial.trial import BySettings, NotReadError, Trial, TrialPlan, line
 from headgate.stats.switchback import TTFT
 
 SPEED = 100.0  # seconds of the world in one of ours
@@ -125,7 +126,8 @@ def test_a_difference_in_your_own_traffic_is_found(tmp_path):
     assert findings.primary.name == "kept" and verdict.word == "less" and verdict.change.baseline == 1.0
     assert findings.rounds >= 6 and not outcome.guarded and not outcome.interrupted
     assert "rounds of 2 blocks of 30 s" in said[0] and said[-1].startswith("round 6 of 6; light; slow: ")
-    assert "promises kept 100.0 % -> " in said[-1]
+    assert "promises kept 100.0 % -> " in said[-1] and "cannot tell" not in said[-1]  # the answer follows
+    assert said[1].startswith("round 1 of 6, 5 min left; ")
 
 
 def test_a_trace_that_the_server_writes_for_the_trial(tmp_path):
@@ -188,7 +190,7 @@ def test_an_arm_under_which_a_request_hangs_is_guarded(tmp_path):
 def test_requests_that_hang_hide_no_figures(tmp_path):
     outcome, said = run(tmp_path, {"mixed": 0.1, "v0": 0.5}, hangs=("mixed", 50))
     assert outcome.findings.rounds == 6 and not outcome.stopped
-    assert any(each.startswith("round 4 of 6; light") for each in said), said  # not only at the end
+    assert any("round 4 of 6, 2 min left; light" in each for each in said), said  # not only at the end
 
 
 def test_a_server_whose_own_flags_win_is_noticed(tmp_path):
@@ -207,3 +209,61 @@ def test_a_line_before_anything_is_known(tmp_path):
     outcome, said = run(tmp_path, {"mixed": 0.1, "v0": 0.1})
     assert any("cannot tell yet: roughly" in each for each in said)
     assert line(outcome.findings, 6, 0).startswith("round 6; light; ")
+
+
+class Shown:
+    """Metrics of a server that takes settings over after so many looks; None: it does not answer again."""
+
+    renewals, fallen = 3.0, 0.0
+
+    def __init__(self, after, book, comes):
+        self.after, self.book, self.comes, self.looks = after, book, comes, 0
+
+    async def read(self):
+        self.looks += 1
+        self.book.came += self.comes
+        self.renewals += self.looks == self.after
+        return self.looks == 1 or self.after is not None
+
+
+class OwnLoad:
+    """Its clock runs with the looks at it."""
+
+    def __init__(self):
+        self.book, self.at = Book(), 100.0
+
+    def now(self):
+        self.at += 4.0
+        return self.at
+
+
+@pytest.mark.parametrize(
+    ("after", "comes", "error"),
+    [(2, True, ""), (None, True, ""), (10**9, True, "less than --speed 100"), (10**9, False, "too slow")],
+)
+def test_a_block_counts_from_when_its_arm_is_in_force(tmp_path, monkeypatch, after, comes, error):
+    """A busy machine takes settings over late."""
+    monkeypatch.setattr("headgate.live.trial.trial.READ_WITHIN", 0.1)
+    (tmp_path / "s.toml").write_text('policy = "mixed"\n')
+    source, slow = OwnLoad(), Arm("slow", {"policy": "v0"})
+    shown = Shown(after, source.book, comes)
+    switch = BySettings(SettingsFile(str(tmp_path / "s.toml")), source, shown, SPEED)
+    blocks = []
+
+    def begin(at):
+        source.now()
+        blocks.append(source.book.begin(0, 0, at, 5.0))
+        return blocks[-1]
+
+    async def put():
+        await switch.put(Arm("fast", {"policy": "mixed"}), "start", begin)
+        assert blocks[0].measured_from == blocks[0].start + 5.0  # nothing was switched
+        return await switch.put(slow, "round 1", begin)
+
+    if error:
+        with pytest.raises(RunError, match=error) as raised:
+            asyncio.run(put())
+        assert isinstance(raised.value, NotReadError) is not comes  # an idle engine reads nothing
+    else:
+        block = asyncio.run(put())
+        assert block.measured_from == source.at > block.start + 5.0

@@ -8,6 +8,7 @@ import pytest
 from check_html import read
 
 from headgate.core.request import Slo
+from headgate.live.trial.arms import Arm
 from headgate.live.trial.book import Book
 from headgate.live.trial.findings import judge
 from headgate.live.trial.trial import Outcome
@@ -40,9 +41,17 @@ def outcome(made, primary=KEPT, **words):
     return Outcome(findings, made, **words)
 
 
+ARMS = Arm("mixed", {"policy": "mixed", "ttft": "1s"}), Arm("keep", {"policy": "keep", "ttft": "1s"})
+
+
+def page_of(found):
+    about = {"date": "2026-11-18T07:00:00+00:00"}
+    return trial_page(found, ARMS, {None: Slo(1.0, None)}, about, ["trial", "--arm", "keep"])
+
+
 def text(found):
     out = io.StringIO()
-    show(trial_page(found, ["trial", "--arm", "keep"]), out)
+    show(page_of(found), out)
     return " ".join(out.getvalue().split())
 
 
@@ -56,7 +65,7 @@ def test_a_better_arm():
     assert "Light load: throughput is what arrives" in page and "starts fresh" in page
     from headgate.report.html.page import render  # after the document it shows
 
-    html = render(trial_page(found, ["trial"]))
+    html = render(page_of(found))
     read(html)
     assert "<svg" in html and "Round by round" in html and "prefers-color-scheme" in html
 
@@ -97,7 +106,23 @@ def test_an_arm_that_fails_requests_wins_no_waits():
     assert "keep is better than mixed: TTFT" in answer(outcome(book((8, 8), ttft=(0.2, 0.1)), TTFT).findings)
 
 
-@pytest.mark.parametrize("note", ["this client cannot keep up", "3 requests failed"])
+def test_what_was_compared_and_when_is_said():
+    page = text(outcome(book((4, 8))))
+    assert "date 2026-11-18T07:00:00+00:00 promises TTFT ≤ 1 s" in page
+    assert "mixed policy = mixed 80 0" in page and "keep policy = keep 80 0" in page
+
+
+def test_intervals_without_an_end_are_told_in_words():
+    few = text(outcome(book((4, 8), rounds=4)))
+    assert "not bounded cannot tell" in few and "any" not in few.split()
+    made = book((10, 10), ttft=(0.2, 0.2), rounds=8)
+    for block in made.blocks[::2][:7]:  # the baseline's mean rests on one round
+        block.by_class["chat"].ttft *= 1e-4
+        block.by_class["batch"].ttft *= 1e-4
+    assert "these data do not bound the change. No end is in sight." in answer(outcome(made, TTFT).findings)
+
+
+@pytest.mark.parametrize("note", ["this machine is too slow", "3 requests failed"])
 def test_what_makes_figures_mean_less_is_said(note):
     found = outcome(book((4, 8)), stopped="interrupted; the server is back at its settings", notes=(note,))
     assert note in text(found).replace(note.capitalize(), note) and "ended interrupted" in text(found)

@@ -235,12 +235,19 @@ def tokens_bound(start: SetUp, rate: float) -> tuple[float, float]:
         raise InputError("--find batch: no request of the class fits; raise --model-len or --kv-tokens")
     prompts = rows.prompt[mine]
     outputs = np.minimum(np.minimum(rows.output, rows.limit)[mine], engine.longest - prompts)
-    both = np.append(others.prompts, prompts), np.append(others.decodes, outputs - 1)
+    return most_beside(engine, (others.prompts, others.decodes), prompts, outputs, rate)
+
+
+def most_beside(
+    engine: Engine, others: tuple[Any, Any], prompts: Any, outputs: Any, rate: float
+) -> tuple[float, float]:
+    """The same of lengths: prompts and decodes of the others, prompts and outputs of the class."""
+    both = np.append(others[0], prompts), np.append(others[1], outputs - 1)
 
     def total(share: float) -> float:
         """Requests a second where the class has that share of them."""
         weights = np.append(
-            np.full(len(others.prompts), (1 - share) / len(others.prompts)),
+            np.full(len(others[0]), (1 - share) / len(others[0])),
             np.full(len(prompts), share / len(prompts)),
         )
         lengths = Requests.of(*both, weights)

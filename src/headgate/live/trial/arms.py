@@ -91,6 +91,12 @@ class Arm:
     words: Mapping[str, Any] = field(default_factory=dict)
     url: str = ""
 
+    def said(self) -> str:
+        """What it is, but for what all arms have in common."""
+        common = (*PROMISES, "trace")
+        words = [f"{name} = {value}" for name, value in self.words.items() if name not in common]
+        return self.url or ", ".join(words) or "the server's own settings"
+
     def with_trace(self, path: str) -> Arm:
         return Arm(self.name, {**self.words, "trace": path}, self.url)
 

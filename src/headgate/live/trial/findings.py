@@ -58,6 +58,8 @@ class Findings:
     burn: float
     state: State | None  # None before the first round
     found: tuple[ArmFound, ...]
+    requests: tuple[int, ...]  # by arm: that were judged
+    failed: tuple[int, ...]  # of those
 
     @property
     def told(self) -> bool:
@@ -85,23 +87,33 @@ def judge(
     if not book.promises:
         allowed = tuple(metric for metric in allowed if metric is not KEPT)
     judged = Judge(looks, ended)
+    sums = [[blocks[arm].sums() for blocks in rounds] for arm in range(len(arms))]
+    requests = tuple(round(sum(one.requests for one in mine)) for mine in sums)
+    failed = tuple(round(sum(one.failed for one in mine)) for mine in sums)
+    shares = [lost / max(count, 1) for lost, count in zip(failed, requests, strict=True)]
     classes = [kind for kind in book.classes() if len(book.classes()) > 1]
     found = []
     for arm in range(1, len(arms)):
-        failed = _failed(rounds, arm)
-        fair = allowed if failed is None else [each for each in allowed if each not in (TTFT, TTFT_P95)]
+        apart = _far_apart(shares[0], shares[arm])
+        fair = allowed if apart is None else [each for each in allowed if each not in (TTFT, TTFT_P95)]
         by_class = {kind: judged.all(rounds, arm, fair, kind) for kind in classes}
-        found.append(ArmFound(arm, judged.all(rounds, arm, fair, None), by_class, failed))
-    return Findings(tuple(arms), primary, len(rounds), block, burn, state, tuple(found))
+        found.append(ArmFound(arm, judged.all(rounds, arm, fair, None), by_class, apart))
+    return Findings(
+        arms=tuple(arms),
+        primary=primary,
+        rounds=len(rounds),
+        block=block,
+        burn=burn,
+        state=state,
+        found=tuple(found),
+        requests=requests,
+        failed=failed,
+    )
 
 
-def _failed(rounds: Sequence[Sequence[Block]], arm: int) -> tuple[float, float] | None:
+def _far_apart(base: float, arm: float) -> tuple[float, float] | None:
     """Shares of requests that failed, where they are too far apart to compare waits."""
-    shares = []
-    for place in (0, arm):
-        sums = [blocks[place].sums() for blocks in rounds]
-        shares.append(sum(each.failed for each in sums) / max(sum(each.requests for each in sums), 1.0))
-    return (shares[0], shares[1]) if abs(shares[1] - shares[0]) > FAILURES else None
+    return (base, arm) if abs(arm - base) > FAILURES else None
 
 
 @dataclass(frozen=True)
@@ -118,7 +130,10 @@ class Judge:
         return tuple(self._one(metric, pairs) for metric in allowed)
 
     def _one(self, metric: Metric, pairs: list[tuple[Sums, Sums]]) -> Verdict:
-        return judge_metric(metric, pairs, self.looks.at_the_end if self.ended else self.looks.on_the_way)
+        looks = self.looks
+        if self.ended:
+            return judge_metric(metric, pairs, looks.at_the_end)
+        return judge_metric(metric, pairs, looks.on_the_way, looks.later)
 
 
 # -- as JSON
@@ -131,6 +146,8 @@ def as_json(findings: Findings) -> dict[str, Any]:
         "arms": list(findings.arms),
         "baseline": findings.arms[0],
         "primary": findings.primary.name,
+        "requests": dict(zip(findings.arms, findings.requests, strict=True)),
+        "failed": dict(zip(findings.arms, findings.failed, strict=True)),
         "rounds": findings.rounds,
         "block_seconds": findings.block,
         "burn_in_seconds": findings.burn,

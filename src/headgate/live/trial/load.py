@@ -23,6 +23,7 @@ PATIENCE = 10.0  # seconds for an answer that is no completion
 IN_A_ROW = 20  # requests that fail one after the other: the server is gone
 MOST_IN_FLIGHT = 20_000
 TOO_LATE = 0.01  # seconds: more than a client should add
+HOPELESS, NEWEST = 0.5, 50  # seconds of the server's: later than that, half of so many requests end the trial
 SHOWN = 160  # characters of a server's error
 SHORTEST_MODEL = 2048  # tokens, where a server does not say
 ERRORS = (aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError)
@@ -88,22 +89,26 @@ class TraceLoad:
             return f"the load ended: {error}" if error else None
         if self._in_a_row >= IN_A_ROW:
             return f"{self._in_a_row} requests in a row failed: {self._why}"
-        return None
+        newest = self._late[-NEWEST:]
+        late = float(np.median(newest)) if len(newest) == NEWEST else 0.0
+        return self._slow("half of the newest", late) if late * self._speed > HOPELESS else None
 
     def notes(self) -> list[str]:
         """What the client itself adds to the figures."""
-        notes = (
-            [f"{self.failed:,} requests failed, the last one: {self._why}"]
-            if self.failed and self._why
-            else []
-        )
+        failures = f"{self.failed:,} requests failed, the last one: {self._why}"
+        return [*([failures] if self.failed and self._why else []), *filter(None, [self.too_slow()])]
+
+    def too_slow(self) -> str:
         late = float(np.quantile(self._late, 0.99)) if self._late else 0.0
-        if late > TOO_LATE:
-            notes.append(
-                f"this client cannot keep up: 1 % of its requests were sent more than {1000 * late:.0f} ms "
-                "late, and it sees tokens as late; free a core or lower the load"
-            )
-        return notes
+        return self._slow("1 % of the", late) if late > TOO_LATE else ""
+
+    def _slow(self, which: str, late: float) -> str:
+        faster = self._speed > 1
+        remedy = f"start both with less than --speed {self._speed:g}" if faster else "lower the load"
+        return (
+            f"this machine is too slow: {which} requests were sent more than {1000 * late:.0f} ms late; free "
+            f"a core or {remedy}"
+        )
 
     # -- sending
 

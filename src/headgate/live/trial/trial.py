@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import ceil, inf
 from typing import Protocol
@@ -23,7 +23,6 @@ from headgate.stats.switchback import (
     CANNOT_TELL,
     FEWEST_ROUNDS,
     KEPT,
-    THROUGHPUT,
     TTFT,
     Looks,
     Metric,
@@ -60,7 +59,8 @@ class Source(Protocol):
     async def start(self) -> None: ...
     async def stop(self, drain: float) -> None: ...
     def trouble(self) -> str | None: ...
-    def notes(self) -> list[str]: ...
+    def too_slow(self) -> str: ...  # empty where it keeps up
+    def notes(self) -> list[str]: ...  # what makes the figures mean less than they seem to
 
 
 class ServerMetrics(Protocol):
@@ -90,9 +90,9 @@ class TrialPlan:
     def names(self) -> tuple[str, ...]:
         return tuple(arm.name for arm in self.arms)
 
-    @property
-    def looks(self) -> Looks:
-        return Looks(self.minutes is not None, len(self.arms) - 1)
+    def looks(self, rounds: int) -> Looks:
+        """`rounds`: so many fit into the planned minutes; 0 where no end is planned."""
+        return Looks(self.minutes is not None, len(self.arms) - 1, rounds)
 
 
 @dataclass(frozen=True)
@@ -126,13 +126,14 @@ class Trial:
         self._why = ""  # the guard ended it
         self._block, self._burn, self._rounds = 0.0, 0.0, 0
         self._idle = 0  # rounds in a row that were left out
+        self._slow = ""  # as said last
         self._primary: Metric = plan.primary or TTFT
 
     async def run(self) -> Outcome:
         """Whatever happens, the settings are put back."""
         plan, complete = self.plan, False
         told: Findings | None = None
-        with Signals(self._interrupted.set):
+        with signals(self._interrupted.set):
             try:
                 await self._source.start()
                 await self._size()
@@ -213,8 +214,10 @@ class Trial:
             except (InputError, RunError) as error:
                 self._why = str(error)
                 return
-            await self._pause(self._block)
             if block is not None:
+                followed = isinstance(self._source, FollowedTrace)  # it begins when it is in force
+                waited = 0.0 if followed else self._source.now() - block.start
+                await self._pause(self._block - min(waited, self._burn))
                 self._guard(block)
         self._idle = 0
 
@@ -311,11 +314,15 @@ class Trial:
     def _look(self, rounds: int) -> Findings:
         findings = self._judge(ended=False)
         self._say(line(findings, rounds, self._rounds))
+        if (slow := self._source.too_slow()) and not self._slow:
+            self._say(slow)
+        self._slow = slow
         return findings
 
     def _judge(self, ended: bool) -> Findings:
         plan = self.plan
-        return judge(self._book, plan.names, self._primary, self._block, self._burn, plan.looks, ended=ended)
+        looks = plan.looks(self._rounds)
+        return judge(self._book, plan.names, self._primary, self._block, self._burn, looks, ended=ended)
 
     def _stopped(self, told: bool) -> str:
         if self._over:
@@ -335,30 +342,48 @@ class BySettings:
         self._file, self._source, self._metrics, self._speed = file, source, metrics, speed
         self._name = secrets.token_hex(4)
         self._arm: Arm | None = None
-        self._renewals: float | None = None  # that the server must show before the next switch
 
     async def put(self, arm: Arm, place: str, begin: Callable[[float], Block]) -> Block:
         source, switches = self._source, self._arm is not None and dict(self._arm.words) != dict(arm.words)
-        if self._metrics is not None and await self._metrics.read():
-            self._expect(switches, self._metrics.renewals or 0.0)
-        self._arm = arm
+        self._arm = arm  # the same arm again is no switch, and the plug-in keeps its policy
         mark = f"trial {self._name} {place} arm {arm.name}"[:LONGEST_MARK]
-        if not isinstance(source, FollowedTrace):
+        if isinstance(source, FollowedTrace):
+            source.expect(mark, begin)
+            before = source.renewals
             self._file.put(arm.words, mark)
-            return begin(source.now())
-        source.expect(mark, begin)
-        before = source.renewals
-        self._file.put(arm.words, mark)
-        begun = await self._begun(source, mark)
-        if switches and source.renewals == before:
-            raise RunError(NOT_TAKEN)
-        return begun
+            block = await self._begun(source, mark)
+            if switches and source.renewals == before:
+                raise RunError(self._not_taken)
+        else:
+            shown = await self._shown() if switches else None
+            self._file.put(arm.words, mark)
+            block = begin(source.now())
+            if shown is not None:
+                await self._taken(shown)
+                block.measured_from = max(block.measured_from, source.now())
+        return block
 
-    def _expect(self, switches: bool, renewals: float) -> None:
-        """The same arm again is no switch, and the plug-in keeps its policy."""
-        if self._renewals is not None and renewals < self._renewals:
-            raise RunError(NOT_TAKEN)
-        self._renewals = renewals + 1 if switches else None
+    async def _shown(self) -> float | None:
+        """Renewals that the server shows; None where it does not answer."""
+        return self._metrics.renewals if self._metrics is not None and await self._metrics.read() else None
+
+    async def _taken(self, before: float) -> None:
+        """Until the server shows one more renewal."""
+        end, came, shown = asyncio.get_running_loop().time() + READ_WITHIN, self._source.book.came, None
+        while asyncio.get_running_loop().time() < end:
+            shown = await self._shown()
+            if shown is not None and shown > before:
+                return
+            await asyncio.sleep(2 * LOOK / self._speed)
+        if shown is not None:
+            self._arm = None  # whichever the engine has
+            idle = self._source.book.came == came
+            raise NotReadError(self._not_taken) if idle else RunError(self._not_taken)
+
+    @property
+    def _not_taken(self) -> str:
+        slow = f"or the machine is too slow: start server and trial with less than --speed {self._speed:g}"
+        return NOT_TAKEN if self._speed <= 1 else f"{NOT_TAKEN}; {slow}"
 
     async def _begun(self, source: FollowedTrace, mark: str) -> Block:
         """The block that began when the engine had read the file."""
@@ -408,8 +433,12 @@ class ByUrl:
 
 
 def line(findings: Findings, round: int, rounds: int) -> str:
-    """Where the trial stands, in one line."""
+    """Where the trial stands, in one line. The last planned round has no word: the answer follows, from more
+    requests and at another level.
+    """
     parts = [f"round {round} of {rounds}" if rounds else f"round {round}"]
+    if rounds > round:
+        parts[0] += f", {ceil(findings.minutes(rounds - round))} min left"
     if findings.state is None:
         return f"{parts[0]}; its requests are still under way"
     parts.append(findings.state.name)
@@ -419,12 +448,13 @@ def line(findings: Findings, round: int, rounds: int) -> str:
             why = "with so many failures" if found.failed else "in this state"
             parts.append(f"{findings.primary.title} cannot be compared {why}")
         else:
-            parts.append(f"{findings.arms[found.arm]}: {_figures(verdict)}, {said(findings, verdict)}")
+            figures = f"{findings.arms[found.arm]}: {_figures(verdict)}"
+            parts.append(figures if round == rounds else f"{figures}, {_word(findings, verdict)}")
     return "; ".join(parts)
 
 
-def said(findings: Findings, verdict: Verdict) -> str:
-    """The word, with roughly how long it takes where it is not known yet."""
+def _word(findings: Findings, verdict: Verdict) -> str:
+    """With roughly how long it takes where it is not known yet."""
     if verdict.word != CANNOT_TELL:
         return verdict.word
     if verdict.rounds_missing is None:
@@ -436,36 +466,27 @@ def _figures(verdict: Verdict) -> str:
     metric, change = verdict.metric, verdict.change
     if change is None:
         return metric.title
-    return f"{metric.title} {_shown(metric, change.baseline)} -> {_shown(metric, change.arm)}"
+    return f"{metric.title} {metric.shown(change.baseline)} -> {metric.shown(change.arm)}"
 
 
-def _shown(metric: Metric, value: float) -> str:
-    if metric.share:
-        return f"{100 * value:.1f} %"
-    return f"{value:,.0f}/s" if metric is THROUGHPUT else f"{1000 * value:.0f} ms"
-
-
-class Signals:
+@contextmanager
+def signals(stop: Callable[[], None]) -> Iterator[None]:
     """Ctrl-C and kill end the trial, not the process; a second one ends the process."""
+    loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
 
-    def __init__(self, stop: Callable[[], None]) -> None:
-        self._stop, self._numbers = stop, (signal.SIGINT, signal.SIGTERM)
-
-    def __enter__(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in self._numbers:
-            with suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.add_signal_handler(number, self._signalled)
-
-    def _signalled(self) -> None:
-        self._stop()
-        self._remove()
-
-    def __exit__(self, *error: object) -> None:
-        self._remove()
-
-    def _remove(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in self._numbers:
+    def leave() -> None:
+        for number in numbers:
             with suppress(NotImplementedError, RuntimeError, ValueError):
                 loop.remove_signal_handler(number)
+
+    def signalled() -> None:
+        stop()
+        leave()
+
+    for number in numbers:
+        with suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.add_signal_handler(number, signalled)
+    try:
+        yield
+    finally:
+        leave()

@@ -18,7 +18,7 @@ from headgate.methods.eb.prediction import compare, exclusive_rate, mixed_rate, 
 from headgate.methods.mixed.mixed import Mixed
 
 RULES = ("predicted", "paper")
-MARGIN, DELTA = 0.01, 1e-5  # a share; s/token, as in the paper
+MARGIN, DELTA = 0.0025, 1e-5  # a share; s/token, as in the paper
 RISING, FALLING = 1.0, 10.0  # seconds: how fast the smoothed demand follows
 SURGE = 2.0  # demand above so many times the smoothed one is looked at at once
 
@@ -37,7 +37,7 @@ class ExclusivePlus(BatchPolicy):
         budget: as in `mixed`.
         cost: as in `eb-online`.
         margin: how much better, as a share, the other must be; below 0 it favours exclusive batches. With
-            mode "paper" it is δ of rule (8), in s/token and without hysteresis. Default 0.01, there 1e-5.
+            mode "paper" it is δ of rule (8), in s/token and without hysteresis. Default 0.0025, there 1e-5.
         dwell: seconds between two changes at least.
         light: with fewer requests than this it always mixes: there first tokens count, not throughput.
         rule: "predicted" (ours) prices whole steps; "paper" is rule (8), with a relative margin and

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil, erfc, inf, log1p, sqrt
+from math import ceil, erfc, expm1, inf, log1p, sqrt
 from typing import NamedTuple
 
 from headgate.core.errors import InputError
@@ -16,38 +16,37 @@ FEW = 1e-3  # steps that come about this rarely are not counted
 def mixed_rate(cost: StepCost, lengths: Lengths, running: float, budget: int) -> float:
     """Mixed batching with `running` requests in the engine all the time.
 
-    In a steady state running/output requests end in each step and as many prompts enter. Where that is less
-    than one, only that share of the steps holds a prompt and the others are pure decodes: the paper charges
-    the price of a mixed token to every step. Where prompts do not fit into the budget, decodes wait for them.
+    Each takes one step for its prompt and its output in decode steps, so running / (output + 1) prompts enter
+    in a step. They bunch: requests end independently, so the number that enters is nearly Poisson. The share
+    1 - exp(-entering) of the steps holds prompts, and the others are pure decodes: the paper charges the
+    price of a mixed token to every step. Where prompts do not fit into the budget, decodes wait for them.
     """
     running = _checked(lengths, running, budget)
     running = min(running, budget / (1 + lengths.computed / lengths.output))
-    decodes, context = round(running), round(running * lengths.context)
-    entering = running / lengths.output
-    if entering >= 1:
-        prompts = mean_prompts(entering * lengths.computed, lengths.computed, lengths.cached)
-        seconds = cost.seconds(prompts._replace(decodes=decodes, context=context))
-    else:
-        chunk = min(lengths.computed, budget - running)
-        share = min(1.0, entering * lengths.computed / chunk)  # a prompt above the budget takes several steps
-        with_prompt = cost.seconds(Shape(decodes, context, max(1, round(chunk)), round(lengths.cached)))
-        seconds = share * with_prompt + (1 - share) * cost.seconds(Shape(decodes, context))
-    return entering / seconds
+    entering = running / (lengths.output + 1)
+    decodes = entering * lengths.output
+    arriving = entering * lengths.computed  # prompt tokens per step
+    tokens = min(arriving / -expm1(-entering), budget - decodes)  # in a step that has any
+    share = arriving / tokens
+    alone = Shape(round(decodes), round(decodes * lengths.context))
+    prompts = mean_prompts(tokens, lengths.computed, lengths.cached)
+    with_prompts = prompts._replace(decodes=alone.decodes, context=alone.context)
+    return entering / (share * cost.seconds(with_prompts) + (1 - share) * cost.seconds(alone))
 
 
 def exclusive_rate(cost: StepCost, lengths: Lengths, slots: float, share: float, budget: int) -> float:
     """Exclusive batching with `slots`, a `share` of which is refilled at once.
 
-    A cycle refills share * slots requests, each of which needs its mean output: the decodes of a phase of
-    ζ * output iterations (ζ = -ln(1 - share)) average share/ζ of the slots. Prompts take as many steps as the
-    budget asks for. Unlike equation (4), every step is priced by the cost itself, knees and context included.
+    A cycle refills share * slots requests, and half of those that leave in one step more: the phase ends with
+    a step. Requests leave one by one, so the phase lasts output * (1/N + 1/(N-1) + ...), nearly a logarithm,
+    and each refilled request needs its mean output of it. Prompts take as many steps as the budget asks for.
+    Unlike equation (4), every step is priced by the cost itself, knees and context included.
     """
     slots = _checked(lengths, slots, budget)
     if not 0 < share < 1:
         raise InputError(f"share={share}; need 0 < share < 1, clip the threshold first")
-    refilled = max(1.0, share * slots)
-    share = min(refilled / slots, 0.99)
-    phase = -log1p(-share) * lengths.output
+    refilled = min(max(1.0, share * slots) + slots / (2 * lengths.output), max(1.0, 0.99 * slots))
+    phase = log1p(refilled / (slots - refilled + 0.5)) * lengths.output
     decodes = refilled * lengths.output / phase
     decode = phase * cost.seconds(Shape(round(decodes), round(decodes * lengths.context)))
     tokens = refilled * lengths.computed

@@ -310,14 +310,15 @@ def _rows(name: str, found: Measured) -> Iterator[Row]:
             continue
         first, between = kind.get("first_token"), kind.get("between_tokens")
         both = float(promises.met[mine].mean())
-        limits = (_limit("TTFT", first), _limit("TPOT" if by_mean(kind) else "gaps", between))
+        limits = (within("TTFT", first), within("TPOT" if by_mean(kind) else "gaps", between))
         kept = Cell("yes", tone="words good") if both >= KEPT else Cell("no", tone="words bad")
         cells = (kept, valued(percent(both), 100 * both), Cell(", ".join(filter(None, limits)), tone="words"))
         in_time = (_in_time(latencies.ttft[mine], first, 0.0), _in_time(paces[mine], between, 1.0))
         yield row(name, str(kind.get("name") or "all"), *cells, *in_time, int(mine.sum()))
 
 
-def _limit(name: str, limit: float | None) -> str:
+def within(name: str, limit: float | None) -> str:
+    """A promise in words; empty where there is none."""
     if limit is None:
         return ""
     scale, unit = time_unit(limit)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, isfinite
 
 import numpy as np
 
+from headgate.core.request import MEAN, Slo
+from headgate.live.trial.arms import Arm
 from headgate.live.trial.findings import ArmFound, Findings, by_round
 from headgate.live.trial.trial import Outcome
 from headgate.report import document as doc
 from headgate.report.charts import Axis, Chart, Series
+from headgate.report.runs.groups import within
 from headgate.stats.switchback import (
     CANNOT_TELL,
     FEWEST_ROUNDS,
@@ -28,13 +31,21 @@ FRESH = (
     "Each arm starts fresh in each of its blocks, so what a policy learns over many minutes is not judged. "
     "Intervals are about these minutes and this traffic; the unit of error is the round."
 )
+UNBOUNDED = "not bounded"
 SECONDARY = "The first figure decides; the others are secondary, and one in twenty is wrong by chance."
 
 
-def trial_page(outcome: Outcome, command: Sequence[str]) -> doc.Page:
-    """The answer first; then figures, classes and rounds."""
+def trial_page(
+    outcome: Outcome,
+    arms: Sequence[Arm],
+    promises: Mapping[str | None, Slo],
+    about: Mapping[str, str],
+    command: Sequence[str],
+) -> doc.Page:
+    """The answer first; then figures, classes and rounds. `about`: where the figures come from."""
     findings = outcome.findings
-    sections = [doc.Section("", (_facts(outcome),))]
+    facts = {**about, "promises": _promised(promises), **_facts(outcome)}
+    sections = [doc.Section("", (doc.Facts.of(facts),)), doc.Section("Arms", (_arms(findings, arms),))]
     for found in findings.found:
         title = f"{findings.arms[found.arm]} beside {findings.arms[0]}"
         if found.verdicts:
@@ -42,12 +53,20 @@ def trial_page(outcome: Outcome, command: Sequence[str]) -> doc.Page:
                 doc.Section(title, (_grid(findings, found, found.verdicts), *_classes(findings, found)))
             )
     sections.append(doc.Section("Round by round", (doc.Drawn(lambda: _charts(outcome)),), doc.PAGE_ONLY))
-    notes = list(outcome.notes)
-    notes += [findings.state.said()] if findings.state is not None else []
+    notes = [findings.state.said()] if findings.state is not None else []
     notes += [_failures(findings, found) for found in findings.found if found.failed]
     notes += [SECONDARY] if any(len(found.verdicts) > 1 for found in findings.found) else []
-    about = f"{doc.listed(findings.arms)}, {doc.plural(findings.rounds, 'round')}"
-    return doc.plan_page("Trial", about, answer(findings), sections, notes, command, FRESH, answer_first=True)
+    return doc.plan_page(
+        title="Trial",
+        about=f"{doc.listed(findings.arms)}, {doc.plural(findings.rounds, 'round')}",
+        verdict=answer(findings),
+        sections=sections,
+        notes=notes,
+        command=command,
+        caution=FRESH,
+        answer_first=True,
+        alarms=outcome.notes,
+    )
 
 
 def answer(findings: Findings) -> str:
@@ -70,7 +89,7 @@ def _answer(findings: Findings, found: ArmFound) -> str:
     change, both = verdict.change, _both(metric, verdict.change)
     if verdict.word == SAME:
         margin = "1 point" if metric.share else f"{metric.margin:.0%}"
-        figures = f"{_shown(metric, change.arm)} and {_shown(metric, change.baseline)}"
+        figures = f"{metric.shown(change.arm)} and {metric.shown(change.baseline)}"
         return f"No difference between {arm} and {base}: {metric.title} {figures}, less than {margin} apart."
     if verdict.word == CANNOT_TELL:
         later = _later(findings, verdict)
@@ -94,12 +113,29 @@ def _later(findings: Findings, verdict: Verdict) -> str:
     return f" Roughly {doc.plural(ceil(findings.minutes(verdict.rounds_missing)), 'more minute')}."
 
 
-def _facts(outcome: Outcome) -> doc.Facts:
+def _promised(promises: Mapping[str | None, Slo]) -> str:
+    """By class, where there are several; requests may bring others along."""
+    parts = []
+    for kind, slo in promises.items():
+        between = "TPOT" if slo.between_kind == MEAN else "gaps"
+        limits = filter(None, (within("TTFT", slo.first_token), within(between, slo.between_tokens)))
+        name = "" if len(promises) == 1 else f"{kind or 'others'}: "
+        parts.append(name + (", ".join(limits) or "none"))
+    return "; ".join(parts) or "none"
+
+
+def _arms(findings: Findings, arms: Sequence[Arm]) -> doc.Grid:
+    counts = zip(arms, findings.requests, findings.failed, strict=True)
+    rows = [doc.row(arm.name, doc.Cell(arm.said(), tone="prose"), *numbers) for arm, *numbers in counts]
+    note = "The first is the baseline."
+    return doc.Grid("", ("arm", "what it is", "requests judged", "failed"), tuple(rows), (note,))
+
+
+def _facts(outcome: Outcome) -> dict[str, str]:
     findings = outcome.findings
     arms, state = len(findings.arms), findings.state
     minutes = findings.minutes(findings.rounds)
     facts = {
-        "arms": f"{', '.join(findings.arms)}; the first is the baseline",
         "rounds": f"{findings.rounds} of {arms} blocks of {findings.block:g} s, {minutes:.0f} minutes; "
         f"the first {findings.burn:g} s of each block are left out",
     }
@@ -107,7 +143,7 @@ def _facts(outcome: Outcome) -> doc.Facts:
         facts["state"] = f"{state.name}, backlog {state.low:.1f} to {state.high:.1f} s"
     if outcome.stopped:
         facts["ended"] = outcome.stopped
-    return doc.Facts.of(facts)
+    return facts
 
 
 def _grid(findings: Findings, found: ArmFound, verdicts: Sequence[Verdict], title: str = "") -> doc.Grid:
@@ -119,7 +155,7 @@ def _grid(findings: Findings, found: ArmFound, verdicts: Sequence[Verdict], titl
 def _row(findings: Findings, verdict: Verdict) -> doc.Row:
     metric, change = verdict.metric, verdict.change
     if change is None:
-        return doc.row(metric.title, "-", "-", "-", "-", CANNOT_TELL)
+        return doc.row(metric.title, *(doc.Cell("-"),) * 4, CANNOT_TELL)
     word = verdict.word
     if word == CANNOT_TELL and verdict.rounds_missing is not None:
         word += f", ~{ceil(findings.minutes(verdict.rounds_missing))} min more"
@@ -128,10 +164,10 @@ def _row(findings: Findings, verdict: Verdict) -> doc.Row:
     unit = " points" if metric.share else " %"
     return doc.row(
         metric.title,
-        doc.valued(_shown(metric, change.baseline), change.baseline),
-        doc.valued(_shown(metric, change.arm), change.arm),
+        doc.valued(metric.shown(change.baseline), change.baseline),
+        doc.valued(metric.shown(change.arm), change.arm),
         doc.valued(doc.signed(scale * change.value) + unit, scale * change.value),
-        doc.Cell(_ends(change)),
+        doc.Cell(_ends(metric, change)),
         doc.Cell(word, tone=tone),
     )
 
@@ -145,7 +181,7 @@ def _charts(outcome: Outcome) -> Iterable[doc.Figure | str]:
     metrics = dict.fromkeys(verdict.metric for found in findings.found for verdict in found.verdicts)
     for metric in metrics:
         rows = by_round(outcome.book, findings.arms, metric)
-        if not rows:
+        if all(figure is None for row in rows for figure in row):
             continue
         scale, unit = (
             (100.0, "%") if metric.share else (1.0, "/s") if metric is THROUGHPUT else (1000.0, "ms")
@@ -164,14 +200,8 @@ def _charts(outcome: Outcome) -> Iterable[doc.Figure | str]:
 # -- figures as people read them
 
 
-def _shown(metric: Metric, value: float) -> str:
-    if metric.share:
-        return doc.percent(value)
-    return f"{value:,.0f}" if metric is THROUGHPUT else doc.timed(value)
-
-
 def _both(metric: Metric, change: Change) -> str:
-    return f"{_shown(metric, change.arm)} instead of {_shown(metric, change.baseline)}"
+    return f"{metric.shown(change.arm)} instead of {metric.shown(change.baseline)}"
 
 
 def _amount(metric: Metric, change: Change) -> str:
@@ -182,10 +212,14 @@ def _amount(metric: Metric, change: Change) -> str:
 
 def _interval(metric: Metric, change: Change) -> str:
     unit = "points" if metric.share else "%"
-    return f"interval {_ends(change)} {unit}"
+    ends = _ends(metric, change)
+    return "these data do not bound the change" if ends == UNBOUNDED else f"interval {ends} {unit}"
 
 
-def _ends(change: Change) -> str:
-    high = doc.signed(100 * change.high) if isfinite(change.high) else "any"
-    low = doc.signed(100 * change.low) if isfinite(change.low) else "any"
-    return f"{low} to {high}"
+def _ends(metric: Metric, change: Change) -> str:
+    """A relative change is never below -100 %: an end there says no more than an infinite one."""
+    low, high = 100 * change.low, 100 * change.high
+    from_below = isfinite(low) and (metric.share or low > -100)
+    if not isfinite(high):
+        return f"{doc.signed(low)} or more" if from_below else UNBOUNDED
+    return f"{doc.signed(low)} to {doc.signed(high)}" if from_below else f"{doc.signed(high)} or less"
