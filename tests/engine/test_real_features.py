@@ -15,7 +15,6 @@ import tiny
 from answers import assert_same, conversations, varied
 from real import Ask, Kinds, Real, engine
 from vllm.lora.request import LoRARequest
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 ARMS = ("eb:refill=4", "eb-online")
 MODES = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
@@ -85,44 +84,3 @@ def test_more_adapters_than_fit(model: Path, tmp_path: Path, asynchronous: bool)
         compare(real, asks)
         others = [replace(ask, adapter=adapters[number % 5]) for number, ask in enumerate(plain)]
         assert real.serve(asks).tokens != real.serve(others).tokens  # adapters do change what is said
-
-
-def test_speculation(model: Path) -> None:
-    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-    asks = [
-        replace(ask, prompt=[*ask.prompt[:20]] * 3, limit=ask.limit + 20) for ask in conversations(count=24)
-    ]
-    with engine(model, speculative_config=drafts) as real:
-        assert all(kinds.drafted for kinds in compare(real, asks))
-
-
-PROMISES = "keep:ttft=1,tbt=0.05"
-
-
-@MODES
-def test_a_drafter(model: Path, asynchronous: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runner has drafts of the step before only: after a pause it is not to be asked for any."""
-    prepare, least = GPUModelRunner._prepare_input_ids, [0]
-
-    def prepared(runner: Any, output: Any, requests: int, tokens: int, *rest: Any) -> None:
-        prepare(runner, output, requests, tokens, *rest)
-        least.append(int(runner.input_ids.gpu[:tokens].min()))  # -1 where there is no draft
-
-    monkeypatch.setattr(GPUModelRunner, "_prepare_input_ids", prepared)
-    drafter = tiny.model(tmp_path, noise=0.03)
-    drafts = {"method": "draft_model", "model": str(drafter), "num_speculative_tokens": 3}
-    asks = [replace(ask, limit=ask.limit + 12) for ask in conversations(count=24, longest=30)]
-    with engine(model, asynchronous, speculative_config=drafts, enable_prefix_caching=True) as real:
-        expected = real.serve(asks)
-        for arm in (*ARMS, "slai", PROMISES):
-            found = real.serve(asks, arm)
-            assert_same(real, asks, expected, found)
-            assert found.kinds.drafted and min(least) == 0, arm
-        # A prompt of which one token is left, which vLLM pads with drafts that do not exist.
-        short = [
-            replace(ask, prompt=ask.prompt[: 1 + 32 * (n % 3)]) if n % 2 else ask
-            for n, ask in enumerate(asks)
-        ]
-        expected = real.serve(short)
-        for arm in (ARMS[0], "eb+", "slai", PROMISES):
-            assert_same(real, short, expected, real.serve(short, arm))

@@ -63,6 +63,20 @@ def model(folder: Path, seed: int = 0, noise: float = 0.0) -> Path:
     return folder
 
 
+def eagle(folder: Path) -> Path:
+    """A head of one layer over the model's own hidden states; untrained: few of its drafts are right."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 1}))
+    made = torch.Generator().manual_seed(7)
+    weights = {"fc.weight": torch.randn(HIDDEN, 2 * HIDDEN, generator=made) * SPREAD}
+    weights["layers.0.post_attention_layernorm.weight"] = torch.ones(HIDDEN)
+    for name, shape in SHAPES.items():
+        weights[f"layers.0.{name}.weight"] = torch.randn(shape, generator=made) * SPREAD
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    _tokenizer(folder)
+    return folder
+
+
 def _tokenizer(folder: Path) -> None:
     """Every byte is a token; the others are words nobody writes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

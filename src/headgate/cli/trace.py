@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from headgate.core.errors import InputError
 from headgate.experiment.build import make_workload
 from headgate.experiment.settings import Experiment, experiment
 from headgate.workloads.traces import write_mooncake
+
+if TYPE_CHECKING:
+    from headgate.record.tables import Run
 
 CONVERT = "convert"
 
@@ -82,14 +85,15 @@ def trace(
         save(found, folder, overwrite)
     where = f"{run.meta['label']} on vLLM, {len(run.requests['id'])} requests"
     show(scene_chapter(scene_of({run.meta["label"]: [found]}, where)), say)
-    for note in notes(run.meta):
+    for note in notes(run):
         print(f"note: {note}", file=say)
     print(f"run folder: {folder}", file=say)
     write_json(json, {**bench_result(found, detailed), "headgate": found.metrics.as_dict()})
 
 
-def notes(meta: dict[str, object]) -> list[str]:
+def notes(run: Run) -> list[str]:
     """What the figures alone do not show."""
+    meta, steps = run.meta, run.steps
     found: list[str] = []
     if meta["outcome"] != "finished":
         found.append(f"the trace is {meta['outcome']}")
@@ -98,6 +102,18 @@ def notes(meta: dict[str, object]) -> list[str]:
         lines = meta[word]
         assert isinstance(lines, list)
         found += [told.format(**line) for line in lines]
+    if "lockstep" in meta:
+        ranks = meta["lockstep"]
+        found.append(f"{ranks} data-parallel ranks stepped together: prompts of any lengthen gaps of all")
+    if "queries" in steps:
+        decodes = max(1, (steps["decodes"] * steps["count"]).sum())
+        queries = (steps["queries"] * steps["count"]).sum()
+        firsts = (run.requests["first_token"] > 0).sum() + (run.stays["gap"] > 0).sum()  # came with prompts
+        got = run.requests["output"].sum() - firsts
+        found.append(
+            f"a decode computed {queries / decodes:.2f} tokens in a step, drafts included, and got "
+            f"{got / decodes:.2f}; gaps (ITL) are between deliveries, TPOT is per token"
+        )
     return found
 
 

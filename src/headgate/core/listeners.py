@@ -53,7 +53,7 @@ class StepCounter(Observer):
     """It needs of a run of steps the first end and the last, so that long runs need not list the others."""
 
     def stepped(self, steps: Steps) -> None:
-        start, ends, decodes, context, prefill, behind, kv = steps
+        start, ends, decodes, context, prefill, behind, kv, _ = steps
         self.ran(start, ends[0], ends[-1], len(ends), decodes, context, prefill, behind, kv)
 
     def ran(

@@ -22,6 +22,7 @@ class Steps(NamedTuple):
     prefill: int = 0  # prompt tokens in each step
     behind: int = 0  # KV tokens that were already there for those prompts
     kv: int = 0  # KV tokens held when the last step ended, whole blocks
+    queries: int = 0  # tokens of the decodes in each step, with the drafts to verify; 0: one each
 
 
 class End(Enum):

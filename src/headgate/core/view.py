@@ -14,7 +14,8 @@ class Limits(NamedTuple):
     batch_tokens: int  # tokens in one step
     running: int  # requests that may hold KV at once
     block: int = 1  # KV is handed out in blocks of this many tokens
-    decode_width: int = 1  # tokens one decode costs in a step (> 1 with speculation)
+    decode_width: int = 1  # tokens one decode costs in a step at most (> 1 with speculation)
+    tokens_per_step: float = 1.0  # tokens a decode gets in a step on average, as measured (likewise)
 
 
 class View(Protocol):

@@ -65,6 +65,8 @@ class Replay:
         self._rolling: dict[int, int] = {}  # requests that get a token in each tick, and since which
         self._tick = 0
         self._end = -inf  # of the newest step
+        self._queries: list[int] = []  # by row of the step table, up to the last with drafts
+        self._rows = 0
 
     def tell(self, line: dict[str, Any]) -> None:
         """One line of the trace. Requests that came before it began are not known, and left out."""
@@ -91,7 +93,11 @@ class Replay:
         """All of it, as columns; a request that is still here keeps the tokens it has."""
         for seen in self.here.values():
             self._stop(seen)
-        return self._tables.tables()
+        tables = self._tables.tables()
+        if self._queries:
+            self._queries += [0] * (self._rows - len(self._queries))
+            tables["steps"]["queries"] = np.array(self._queries)
+        return tables
 
     def _arrived(self, line: dict[str, Any]) -> None:
         slo = _slo(line)
@@ -139,6 +145,9 @@ class Replay:
         steps = Steps(*(line[name] for name in Steps._fields))
         _forward("'steps'", "the end of the step above", self._end, steps.start, *steps.ends)
         self._end = steps.ends[-1]
+        if steps.queries and self.recorder is self._tables:
+            self._queries += [0] * (self._rows - len(self._queries)) + [steps.queries]
+        self._rows += 1
         if steps.decodes:
             self._tick += len(steps.ends)
         self.recorder.stepped(steps)
@@ -202,6 +211,10 @@ def read_live_trace(path: str | Path) -> Run:
         "rescues": sum(line["event"] == "rescued" for line in asides),
         "wasted_tokens": sum(line["tokens"] for line in asides if line["event"] == "wasted"),
     }
+    if "queries" in tables["steps"]:
+        engine = header.get("engine")
+        drafts = engine.get("num_speculative_tokens") if isinstance(engine, dict) else None
+        meta["speculation"] = {"drafts": drafts}  # gaps are between deliveries
     if len(replay.tenants) > 1:
         meta["tenants"] = list(replay.tenants)
         numbers = {id: replay.tenants[name] for id, name in replay.tenant_of.items()}

@@ -31,7 +31,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "wasted": ("at", "tokens"),
 }
 OPTIONAL = {"last", "first_token", "between_tokens", "guess", "weight"}  # may be null
-LATER: Mapping[str, Any] = {"tenant": "", "weight": None, "background": False}  # older traces lack them
+# Older traces lack them; `queries` is written only where decodes bring drafts.
+LATER: Mapping[str, Any] = {"tenant": "", "weight": None, "background": False, "queries": 0}
 TEXTS = {"kind", "how", "policy", "reason", "tenant", "mark"}
 MOMENTS = {"at", "date", "start", "last", "first_token", "between_tokens", "priority", "guess"}
 MOMENTS |= {"weight"}  # any finite number

@@ -24,8 +24,9 @@ class Sample(NamedTuple):
 
 
 class Gaps:
-    """All gaps between consecutive tokens of the requests of one run.
+    """All gaps between consecutive deliveries of tokens to the requests of one run.
 
+    With speculation several tokens may come at once: they are one delivery and have no gap between them.
     All requests that ran in two consecutive ticks saw the same gap, so gaps are counted per tick and not per
     request: a stay contributes its own first gap, and from its second tick on it is one of many.
     """

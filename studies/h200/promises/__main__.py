@@ -82,6 +82,13 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--steps", action="store_true", help="trace steps and add their median times by size")
     add("--seed", type=int, default=SEED)
     add("--gold", type=float, default=10.0, help="weight of class gold; free has 1")
+    add(
+        "--drafts",
+        type=int,
+        default=0,
+        help="speculate: guesses of a drafter of one layer in a step",
+    )
+    add("--accept", type=float, default=0.7, help="share of them that is accepted, whatever they are")
     add("--no-plugin", action="store_true", help="leave headgate out altogether; plain only")
     add("--tiny", action="store_true", help="a tiny model without a GPU, to try this script")
     add("--flags", nargs=argparse.REMAINDER, default=[], help="the rest goes to vllm serve")

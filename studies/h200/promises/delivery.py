@@ -66,7 +66,7 @@ def priced(part: list[Line]) -> list[float]:
     for line in part:
         if line["event"] != "steps":
             continue
-        steps = Steps(**{name: line[name] for name in Steps._fields})
+        steps = Steps(**{name: line[name] for name in Steps._fields if name in line})
         if steps.prefill >= LONG:
             shape = Shape(steps.decodes, steps.context, steps.prefill, steps.behind)
             found.append(cost.seconds(shape) / (steps.ends[0] - steps.start))

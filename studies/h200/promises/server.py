@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from argparse import Namespace
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,10 @@ SCHEDULER = "headgate.vllm.scheduler"
 WATCHED = "studies.h200.promises.watch.scheduler"
 MODEL = "shape"
 SHAPES = {"qwen3-8b": models.QWEN3_8B, "qwen3-30b-a3b": models.QWEN3_30B_A3B, "tiny": models.TINY}
-FLAGS = ("model", "graph", "budget", "slots", "model_len", "api_servers", "watch", "no_plugin", "flags")
+FLAGS = (
+    "model", "graph", "budget", "slots", "model_len", "api_servers", "watch", "drafts", "accept", "no_plugin",
+    "flags",
+)  # fmt: skip
 START = 900.0  # seconds at most
 SWITCH = 60.0  # seconds at most until the plug-in has read its settings again
 READ_AGAIN = "settings read again"
@@ -114,6 +118,9 @@ def start(asked: Namespace, first: dict[str, Any]) -> Server:
     shape = SHAPES[name]
     folder = shape.write(home / "model")
     tokenizer(folder, shape.vocabulary)
+    if asked.drafts:
+        replace(shape, layers=1).write(home / "drafter")
+        tokenizer(home / "drafter", shape.vocabulary)
     settings = {**first, "trace": str(home / "steps.jsonl")} if asked.steps else first
     (home / "headgate.json").write_text(json.dumps(settings))
     for old in (home / "log", home / "steps.jsonl"):
@@ -178,9 +185,24 @@ def command(asked: Namespace, folder: Path, port: int) -> list[str]:
         words += ["--max-num-seqs", str(asked.slots)]
     if asked.graph:
         words += ["--compilation-config", json.dumps({"max_cudagraph_capture_size": asked.graph})]
+    if asked.drafts:
+        words += ["--speculative-config", json.dumps(speculation(asked))]
     if asked.tiny:
         words += ["--enforce-eager", "--dtype", "float32", "--block-size", "32"]
     return [*words, *asked.flags]
+
+
+def speculation(asked: Namespace) -> dict[str, Any]:
+    """A drafter with made-up weights guesses nothing, so drafts are accepted by chance: each at the same rate
+    after those before it.
+    """
+    return {
+        "method": "draft_model",
+        "model": str(asked.home / "drafter"),
+        "num_speculative_tokens": asked.drafts,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [asked.accept**place for place in range(1, asked.drafts + 1)],
+    }
 
 
 def environment(home: Path, tiny: bool) -> dict[str, str]:

@@ -89,6 +89,7 @@ class _TraceSteps:
             row = {"seconds": end - began, "decodes": line["decodes"], "context": context}
             row |= {"prefill": line["prefill"], "behind": line["behind"], "busy": start <= began and follows}
             row |= {"prompts": len(pieces), "attention": pairs if known else nan}
+            row["queries"] = line["queries"] or line["decodes"]
             self.rows.append(row)
             context += line["decodes"]
             start = end

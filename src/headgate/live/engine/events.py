@@ -38,16 +38,25 @@ class StepInFlight:
     requests between booking and end waits in `later`.
     """
 
-    __slots__ = ("booked", "chunks", "context", "decodes", "later", "output", "rolls", "scheduled", "start")
+    __slots__ = (
+        "booked", "chunks", "context", "decodes", "later", "output", "queries", "rolls", "scheduled", "start",
+    )  # fmt: skip
 
     def __init__(
-        self, start: float, decodes: int, context: int, chunks: tuple[PromptPiece, ...], rolls: bool
+        self,
+        start: float,
+        decodes: int,
+        context: int,
+        chunks: tuple[PromptPiece, ...],
+        rolls: bool,
+        queries: int = 0,
     ) -> None:
         self.start = start
         self.decodes = decodes
         self.context = context
         self.chunks = chunks
         self.rolls = rolls  # prompts it completes decode on with the others
+        self.queries = queries  # as in `Steps`
         self.booked = False
         self.output: Any = None  # the engine's own name for it
         self.scheduled: Any = None  # tokens, by the engine's names of requests
@@ -100,7 +109,7 @@ class Events:
         self._relieve = relieve
         self._ends: list[float] = []  # of the steps that are still to be told
         self._start = 0.0  # of the first of them
-        self._decodes = self._context = self._kv = 0  # as in `Steps`
+        self._decodes = self._context = self._kv = self._queries = 0  # as in `Steps`
 
     def _listen(self, observers: list[Observer]) -> None:
         self._observers, self._hear = observers, Listeners(observers)
@@ -169,7 +178,15 @@ class Events:
             self._to_policy(self._tell.arrived, entry, entry.arrival)
 
     def ran(
-        self, start: float, end: float, decodes: int, context: int, prefill: int, behind: int, kv: int
+        self,
+        start: float,
+        end: float,
+        decodes: int,
+        context: int,
+        prefill: int,
+        behind: int,
+        kv: int,
+        queries: int = 0,
     ) -> None:
         """A step has ended. Decodes alone wait for the next such step, prompts are told at once."""
         ends = self._ends
@@ -179,6 +196,7 @@ class Events:
                 and decodes == self._decodes
                 and start == ends[-1]
                 and context == self._context + decodes * len(ends)
+                and queries == self._queries
             ):
                 ends.append(end)
                 self._kv = kv
@@ -187,15 +205,17 @@ class Events:
                 return
             self.tell()
         if prefill:
-            self._stepped(quick(Steps, (start, [end], decodes, context, prefill, behind, kv)))
+            self._stepped(quick(Steps, (start, [end], decodes, context, prefill, behind, kv, queries)))
             return
         self._ends, self._start, self._decodes, self._context, self._kv = [end], start, decodes, context, kv
+        self._queries = queries
 
     def tell(self) -> None:
         ends = self._ends
         if ends:
             self._ends = []
-            self._stepped(quick(Steps, (self._start, ends, self._decodes, self._context, 0, 0, self._kv)))
+            known = self._start, ends, self._decodes, self._context, 0, 0, self._kv, self._queries
+            self._stepped(quick(Steps, known))
 
     def _stepped(self, steps: Steps) -> None:
         if self._tell.stepped:

@@ -29,6 +29,7 @@ from headgate.live.engine.events import (
     StepInFlight,
 )
 from headgate.live.engine.process import LOG
+from headgate.live.engine.tally import Drafts
 
 __all__ = ["Live", "LiveObserver"]
 
@@ -37,6 +38,7 @@ RESCUE_STEPS = 16  # decode steps after the engine refused every prompt of a pla
 RESCUE = Plan(ALL)
 NO_GAUGES: dict[str, float] = {}
 SPARE = 64  # entries of requests that have left, beside as many as there are decodes
+NOTICED = 0.01  # by which tokens per step must change, as a share, before policies are told
 
 
 class Live:
@@ -69,6 +71,7 @@ class Live:
         self.clock = clock
         self.origin = clock()
         self.counts = {"mixed": 0, "decode": 0, "prefill": 0, "empty": 0}
+        self.drafts = Drafts()
         self._news = Events(observers, self.fall)
         self._watchdog = Watchdog(watchdog)
         self._evict, self._reject, self._look = evict, reject, look
@@ -199,10 +202,10 @@ class Live:
         return self.plan
 
     def ran(
-        self, chunks: tuple[PromptPiece, ...], decodes: int, ids: Iterable[int] | None
+        self, chunks: tuple[PromptPiece, ...], decodes: int, ids: Iterable[int] | None, queries: int = 0
     ) -> StepInFlight | None:
         """The engine composed this step: these pieces of prompts and that many decodes. Their `ids` may be
-        left out where the ledger agrees: none is held, and as many share the tick.
+        left out where the ledger agrees: none is held, and as many share the tick. `queries` as in `Steps`.
 
         The truth may be less than the plan. None: the step is empty.
         """
@@ -215,7 +218,7 @@ class Live:
             return None
         context = ledger.context + decodes if decodes else 0
         rolls = not chunks or plan is None or isinstance(plan.decode, Decodes)
-        flight = StepInFlight(ledger.now, decodes, context, chunks, rolls)
+        flight = StepInFlight(ledger.now, decodes, context, chunks, rolls, queries)
         self.counts[flight.kind] += 1
         self.flights.append(flight)
         return flight
@@ -230,11 +233,24 @@ class Live:
         for chunk in flight.chunks:
             prefill += chunk.tokens
             behind += chunk.behind
-        self._news.ran(start, end, flight.decodes, flight.context, prefill, behind, kv)
+        self._news.ran(start, end, flight.decodes, flight.context, prefill, behind, kv, flight.queries)
         if not flight.booked:
             self._book(flight, end, end)
         elif flight.later:
             self._news.late(flight, end)
+
+    def delivered(self, deliveries: Iterable[tuple[str, int, int]]) -> None:
+        """Of each decode of a step: its class, the tokens it got, and the drafts that were verified."""
+        self.drafts.saw(deliveries)
+        limits, measured = self.ledger.limits, self.drafts.tokens_per_step
+        if abs(measured - limits.tokens_per_step) > NOTICED * measured:
+            self.ledger.limits = limits._replace(tokens_per_step=measured)
+
+    def recount(self, entry: Entry, tokens: int) -> None:
+        """It has this many output tokens: with drafts several came in a step, so it may end sooner."""
+        self.ledger.recount(entry, tokens)
+        if entry.rolls and entry.limit - tokens <= 1:
+            self._last_tokens.add(entry)
 
     # -- the parts of a step
 

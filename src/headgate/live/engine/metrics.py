@@ -14,7 +14,7 @@ from headgate.core.version import VERSION
 from headgate.live.engine.process import FOLDER, LOG, SHARED, Background, leave_metrics, leaves_metrics
 from headgate.live.engine.requests import IGNORED
 from headgate.live.engine.settings import Settings
-from headgate.live.engine.tally import BY_CLASS, IDLE, KINDS, QUEUE, STATES, Tally, numbers
+from headgate.live.engine.tally import BY_CLASS, IDLE, KINDS, NO_CLASS, QUEUE, STATES, Tally, numbers
 
 SHOW_EVERY = 0.25  # seconds
 LEAVE_EVERY = 1.0  # seconds: as text they take a millisecond or two
@@ -34,11 +34,13 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "headgate_requests": ("Requests here, by state.", ("state",)),
     "headgate_queue": ("Requests that wait, by class.", ("class",)),
     "headgate_kv_use_ratio": ("KV held, as a share of all.", ()),
+    "headgate_tokens_per_step": ("Tokens a decode gets in a step of late, with speculation.", ("class",)),
     "headgate_longest_stall_seconds": ("The longest gap of a decode that was held.", ()),
 }
 COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "headgate_steps": ("Steps, by what ran in them.", ("kind",)),
     "headgate_tokens": ("Tokens scheduled; cached: prompt tokens found in the prefix cache.", ("kind",)),
+    "headgate_drafts": ("Drafts that were verified, with speculation.", ("class", "accepted")),
     "headgate_plans": ("Times the policy was asked.", ()),
     "headgate_finished": ("Requests that left, by how.", ("how",)),
     "headgate_evictions": ("Requests whose KV was dropped, by class.", ("class",)),
@@ -123,6 +125,8 @@ class Metrics(Tally):
         counts = ", ".join(f"{steps[kind]} {kind}" for kind in KINDS)
         gauges = ", ".join(f"{name} {value:.4g}" for name, value in numbers(self.gauges).items())
         kv = f", KV {self.kv / self._kv_total:.0%}" if self._kv_total else ""
+        if self.drafts.by_class:
+            kv += f", {self.drafts.tokens_per_step:.2f} tokens per decode and step"
         if cached := self.tokens["cached"]:
             kv += f", {cached} prompt tokens cached so far"
         states = ", ".join(f"{count} {state}" for state, count in zip(STATES, self.states, strict=True))
@@ -218,6 +222,11 @@ class Board:
                 self._raise(name, count, *labels)
         for labels, count in by_class[QUEUE].items():
             self._of(QUEUE, *labels).set(count)
+        for kind, drafts in list(tally.drafts.by_class.items()):
+            name = kind or NO_CLASS
+            self._of("headgate_tokens_per_step", name).set(drafts.tokens_per_step)
+            self._raise("headgate_drafts", drafts.accepted, name, "true")
+            self._raise("headgate_drafts", drafts.drafted - drafts.accepted, name, "false")
 
     def _observe(self) -> None:
         tally = self._tally

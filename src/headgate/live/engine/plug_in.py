@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from threading import Thread
 from typing import Any, NamedTuple
 
+from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.core.request import Slo
 from headgate.core.version import VERSION
@@ -36,6 +37,7 @@ class EngineFacts(NamedTuple):
     engine: int = 0  # which of several engines side by side
     asynchronous: bool = False  # it composes the next step while one runs
     priorities: bool = False  # it orders requests by priority
+    lockstep: int = 1  # engines side by side that begin each step together, this one among them
 
 
 class Duties(NamedTuple):
@@ -86,6 +88,7 @@ class PlugIn:
         for watcher in self.watchers:
             if isinstance(watcher, Metrics):
                 watcher.counts = live.counts  # only the driver knows of empty steps
+                watcher.drafts = live.drafts
         self._announce()
 
     def renew(self) -> Renewed | None:
@@ -127,7 +130,16 @@ class PlugIn:
 
     def _make(self, settings: Settings) -> tuple[BatchPolicy | None, dict[str, Any]]:
         """The policy and its parameters; None when the engine is only to be observed."""
-        return (None, {}) if settings.policy == self._facts.names.name else self._build(settings)
+        if settings.policy == self._facts.names.name:
+            return None, {}
+        promise = settings.gaps_promised()
+        if self._facts.lockstep > 1 and promise and not settings.lockstep:
+            raise InputError(
+                f"{promise}: {self._facts.lockstep} data-parallel ranks of a model with experts step "
+                "together, so prompts of any rank lengthen the gaps of all, and no rank can keep a promised "
+                "gap alone; drop it, or set lockstep"
+            )
+        return self._build(settings)
 
     def _prepare(self, settings: Settings) -> tuple[BatchPolicy | None, dict[str, Any]]:
         """Beside the engine: the policy, and the trace where the settings name another."""
@@ -171,6 +183,12 @@ class PlugIn:
             facts.limits[facts.names.budget],
             facts.kv_tokens,
         )
+        if facts.lockstep > 1:
+            LOG.warning(
+                "headgate: %d data-parallel ranks step together: each policy plans its own rank, and the "
+                "longest step of any is the step of all",
+                facts.lockstep,
+            )
         if facts.priorities and (warning := settings.priorities_said(facts.names.priorities)):
             LOG.warning("headgate: %s", warning)
 
@@ -220,4 +238,5 @@ def header(settings: Settings, parameters: Mapping[str, Any], facts: EngineFacts
         "replica": facts.engine,
         "kv_tokens": facts.kv_tokens,
         "versions": {"python": platform.python_version(), facts.names.name: facts.version},
+        **({"lockstep": facts.lockstep} if facts.lockstep > 1 else {}),
     }

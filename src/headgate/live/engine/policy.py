@@ -9,7 +9,7 @@ from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy
 from headgate.cost.card import DERIVED_CARD, Card, load_card, parse_card
 from headgate.cost.likeness import Likeness, doubts, refusals
-from headgate.cost.model import StepCost
+from headgate.cost.model import Shape, StepCost
 from headgate.live.engine.process import LOG, EngineNames
 from headgate.live.engine.settings import Settings
 from headgate.live.files import MOST_CARD_BYTES, read_regular
@@ -32,10 +32,12 @@ def build_policy(
     running: int,
     like: Likeness = UNKNOWN,
     graph: int | None = None,
+    width: int = 1,
 ) -> tuple[BatchPolicy, dict[str, Any]]:
     """The policy for an engine of these limits, and its parameters; `like` says what engine it is.
 
-    `graph`, where it is known, is the engine's largest CUDA graph: the card's may be another.
+    `graph`, where it is known, is the engine's largest CUDA graph: the card's may be another. `width` is what
+    a decode computes in a step, its drafts included.
     """
     card = load_named(settings.card)
     if card is not None:
@@ -46,6 +48,8 @@ def build_policy(
         for warning in (*wrong, *doubts(card, like), *_beyond(card, limits)):
             LOG.warning("headgate: %s", warning)
     cost = _cost(card)
+    if card is not None and width > 1:
+        cost = WideCost(cost, width)
     if card is not None and graph:
         cost = cost.graphed(graph)
         if settings.named()[0] == "keep":
@@ -55,6 +59,32 @@ def build_policy(
                 LOG.warning("headgate: %s", narrow)
     engine = Engine(cost, kv_tokens, max_model_len, batch_tokens, running, block)
     return _make(settings, names, card, engine)
+
+
+class WideCost(StepCost):
+    """A card that knows of no drafts, on an engine that verifies some: a decode is priced as `width` decodes
+    that share its context. What drafting itself takes is not known, and what a decode takes beyond its token
+    counts for each draft, too.
+    """
+
+    def __init__(self, cost: StepCost, width: int) -> None:
+        self.by_chunk, self.switch, self.host, self.width = cost.by_chunk, cost.switch, cost.host, width
+        self._cost = cost
+
+    def seconds(self, shape: Shape) -> float:
+        return self._cost.seconds(shape._replace(decodes=self.width * shape.decodes))
+
+    def decode_line(self, decodes: int) -> tuple[float, float]:
+        return self._cost.decode_line(self.width * decodes)
+
+    def decode_floor(self, decodes: int) -> float:
+        return self._cost.decode_floor(self.width * decodes)
+
+    def unhosted(self) -> StepCost:
+        return WideCost(self._cost.unhosted(), self.width)
+
+    def graphed(self, tokens: int) -> StepCost:
+        return WideCost(self._cost.graphed(tokens), self.width)
 
 
 def check_policy(

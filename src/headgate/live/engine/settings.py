@@ -108,6 +108,9 @@ class Settings(SettingsModel):
     log_every: Seconds = declared(PANEL, "time between two lines about steps in the log (default: 60s)", 60.0)
     force: Switch = declared(PANEL, "try a release of the engine that headgate does not know", False)
     any_card: Switch = declared(PANEL, "take a card of another model, too", False)
+    lockstep: Switch = declared(
+        PANEL, "promise gaps although data-parallel ranks of a model with experts step together", False
+    )
     classes: dict[str, Promise] = Field(default_factory=dict)
     clients_may: tuple[MayBe, ...] = ("class",)  # parameters that requests may set themselves
     floor: Floor = Floor()
@@ -140,6 +143,18 @@ class Settings(SettingsModel):
         """The shortest gap that the engine must keep for any request; infinite where none is promised."""
         promised = (self.tbt, *(promise.tbt for promise in self.classes.values()))
         return min((self.within(gap) or inf for gap in promised), default=inf)
+
+    def gaps_promised(self) -> str | None:
+        """The setting by which a gap between tokens is promised to any request; None where none is."""
+        if self.tbt:
+            return "tbt"
+        for name, promise in self.classes.items():
+            if promise.tbt:
+                return f"tbt of class {name}"
+        if "tbt" in self.clients_may:
+            return 'clients_may = ["tbt"]'
+        name, words = self.named()
+        return f"tbt of policy {name}" if words.get("tbt") is not None else None
 
     def priorities_said(self, flag: str) -> str | None:
         """What the flag that orders requests by priority means beside promises of a first token; None where

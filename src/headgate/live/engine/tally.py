@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Any, ClassVar, NamedTuple
 
@@ -29,6 +29,7 @@ BY_CLASS = PROMISES, EVICTIONS, TENANT_TOKENS = (
     "headgate_tenant_tokens",
 )
 QUEUE = "headgate_queue"
+DELIVERIES = 4096.0  # of decodes, with which what was measured of their drafts loses half its weight
 MOST_GAPS = 1000  # that are remembered, each shorter than the one before it
 
 
@@ -45,7 +46,8 @@ class Tally(LiveObserver):
     """What has happened so far. Reads nothing but its hooks; another thread may read its numbers.
 
     A *phase* is a run of steps of one kind. A *stall* is a gap between two tokens of a decode in which the
-    engine ran prompts only, or other decodes: what holding decodes costs their readers.
+    engine ran prompts only, or other decodes: what holding decodes costs their readers. Gaps are those
+    between deliveries: tokens that come together, accepted drafts, have none between them.
     """
 
     reads_gauges: ClassVar[bool] = False
@@ -65,6 +67,7 @@ class Tally(LiveObserver):
         self.kv = 0
         self.gauges: Mapping[str, float] = {}
         self.counts: Mapping[str, int] = {}  # the driver's own; only it knows of empty steps
+        self.drafts = Drafts()  # likewise; empty without speculation
         self.states = [0, 0, 0]
         self.longest_stall = 0.0
         # Taken by the thread that shows them; the oldest go where there is none.
@@ -168,7 +171,7 @@ class Tally(LiveObserver):
     # -- steps
 
     def stepped(self, steps: Steps) -> None:
-        start, ends, decodes, _, prefill, _, kv = steps
+        start, ends, decodes, _, prefill, _, kv, queries = steps
         kind = ("mixed" if decodes else "prefill") if prefill else "decode"
         count, end = len(ends), ends[-1]
         took = end - start
@@ -176,7 +179,7 @@ class Tally(LiveObserver):
             self._end_phase()
             self.kind = kind
         self._phase += took
-        self._decoded += decodes * count
+        self._decoded += (queries or decodes) * count
         if not prefill:
             self._decode_steps += count
         else:
@@ -401,6 +404,58 @@ class ClassTally(Observer):
     def _serve(self, tenant: str, kind: str, tokens: int) -> None:
         key = tenant, kind
         self._tokens[key] = self._tokens.get(key, 0) + tokens
+
+
+class DraftCounts:
+    """Of one class: drafts verified and accepted since the start, and what its decodes got of late."""
+
+    __slots__ = ("accepted", "drafted", "steps", "tokens")
+
+    def __init__(self) -> None:
+        self.drafted = self.accepted = 0
+        self.steps = self.tokens = 0.0  # the older, the less they count
+
+    def saw(self, steps: int, tokens: int) -> None:
+        kept = 0.5 ** (steps / DELIVERIES)
+        self.steps, self.tokens = kept * self.steps + steps, kept * self.tokens + tokens
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.tokens / self.steps if self.steps else 1.0
+
+
+class Drafts:
+    """What speculation brings, by class: tokens a decode gets in a step, drafts verified and accepted.
+
+    Steps of decodes without drafts count: a policy that turns tokens into steps needs the mean over all.
+    """
+
+    def __init__(self) -> None:
+        self.by_class: dict[str, DraftCounts] = {}  # another thread may read it
+        self._all = DraftCounts()
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self._all.tokens_per_step
+
+    def saw(self, deliveries: Iterable[tuple[str, int, int]]) -> None:
+        """Those of one step, as in `Live.delivered`."""
+        sums: dict[str, tuple[int, int]] = {}  # steps and tokens
+        for kind, tokens, drafted in deliveries:
+            if not tokens:  # it had gone
+                continue
+            counts = self.by_class.get(kind)
+            if counts is None:
+                counts = self.by_class[kind] = DraftCounts()
+            counts.drafted += drafted
+            counts.accepted += min(drafted, tokens - 1)
+            steps, all_tokens = sums.get(kind, (0, 0))
+            sums[kind] = steps + 1, all_tokens + tokens
+        for kind, (steps, all_tokens) in sums.items():
+            self.by_class[kind].saw(steps, all_tokens)
+        self._all.saw(
+            sum([steps for steps, _ in sums.values()]), sum([tokens for _, tokens in sums.values()])
+        )
 
 
 def numbers(gauges: object) -> dict[str, float]:

@@ -158,6 +158,8 @@ class Trace(LiveObserver):
 
 def _line(event: str, values: tuple[Any, ...]) -> str:
     named = {"event": event, **dict(zip(FIELDS[event], values, strict=True))}
+    if event == "steps" and not named["queries"]:
+        del named["queries"]
     if event == "plan":  # JSON has no word for numbers that are none
         gauges = numbers(values[-1]).items()
         named["gauges"] = {name: value if math.isfinite(value) else None for name, value in gauges}

@@ -17,7 +17,7 @@ from headgate.live.engine.requests import RequestTerms
 from headgate.live.engine.settings import Settings
 from headgate.live.vllm import VLLM
 from headgate.live.vllm.plugin import Headgate
-from headgate.live.vllm.seams import engine_number, faults, refusal, untested, version
+from headgate.live.vllm.seams import engine_number, faults, lockstep, refusal, untested, version
 from headgate.live.vllm.settings import read_settings
 
 
@@ -90,6 +90,7 @@ def _policy(settings: Settings, scheduler: Any) -> tuple[BatchPolicy, dict[str, 
         running=scheduler._headgate_slots(),
         like=_like(scheduler.vllm_config),
         graph=_graph(scheduler.vllm_config),
+        width=1 + scheduler.num_spec_tokens,
     )
 
 
@@ -135,6 +136,8 @@ def _facts(scheduler: Any) -> EngineFacts:
         VLLM.longest: scheduler.max_model_len,
         "block_size": scheduler.block_size,
     }
+    if scheduler.num_spec_tokens:
+        limits["num_speculative_tokens"] = scheduler.num_spec_tokens
     return EngineFacts(
         names=VLLM,
         version=".".join(map(str, version())),
@@ -144,4 +147,5 @@ def _facts(scheduler: Any) -> EngineFacts:
         engine=engine_number(config.parallel_config),
         asynchronous=isinstance(scheduler, AsyncHeadgate),
         priorities=scheduler.policy.value == "priority",
+        lockstep=lockstep(config),
     )

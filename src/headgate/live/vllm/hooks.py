@@ -106,8 +106,10 @@ class Hooks(Guard):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         books = self._books
         ran = self.guarded(books.done, scheduler_output)
+        if ran is not None and books.speculates:
+            self.guarded(books.delivered, ran, model_runner_output)
         result = self._update(scheduler_output, model_runner_output)
-        if ran and books.speculates:
+        if ran is not None and books.speculates:
             self.guarded(books.recount, scheduler_output.num_scheduled_tokens)
         if books.turned_away:
             turned_away, books.turned_away = books.turned_away, []

@@ -54,7 +54,11 @@ class Knobs:
             and scheduler.scheduler_config.async_scheduling
             and not getattr(scheduler, "use_v2_model_runner", False)
         )
-        self._least = _least_piece(scheduler, live.ledger.limits.decode_width)
+        width = live.ledger.limits.decode_width
+        self._least = _least_piece(scheduler, width)
+        # Blocks that a decode may need for a step: vLLM takes room for its drafts, and for those after them.
+        ahead: int = getattr(scheduler, "num_lookahead_tokens", 0)
+        self._blocks_each = -(-(width + ahead) // self._block) * self._groups
 
     def prepare(self, throttled: bool) -> list[Request]:
         """Ask for the plan and turn the knobs; the waiting requests that vLLM can see.
@@ -71,7 +75,7 @@ class Knobs:
                 if renewal is not None:
                     live.take_over(renewal.policy)
         free = self._books.free_blocks()
-        short = free < ledger.rolling * self._groups  # may a decode lack a block?
+        short = free < ledger.rolling * self._blocks_each  # may a decode lack a block?
         plan = live.begin(free * self._block // self._groups, short)
         if plan is None:
             return NO_REQUESTS
@@ -211,7 +215,7 @@ class Knobs:
         """
         scheduler, budget, chunk = self._scheduler, plan.budget, plan.chunk
         self._limited = True
-        decodes = self._decodes(plan) * self._ledger.limits.decode_width
+        decodes = self._queries(plan) if self._books.speculates else self._decodes(plan)
         if not scheduler.scheduler_config.enable_chunked_prefill:
             if visible:  # a prompt that cannot be cut runs whole, or never
                 budget = max(budget, decodes + max(visible[0].num_tokens, self._least))
@@ -232,6 +236,16 @@ class Knobs:
         if isinstance(decode, Decodes):
             return ledger.rolling + len(ledger.held)
         return len(ledger.decoding.keys() & decode)
+
+    def _queries(self, plan: Plan) -> int:
+        """Tokens that its decodes take in this step, with the drafts there are: fewer than the engine could
+        make, where it found none or drafts less in a large batch.
+        """
+        decode, decoding, requests = plan.decode, self._ledger.decoding, self._requests
+        if decode is NONE:
+            return 0
+        ids = decoding.keys() if isinstance(decode, Decodes) else decoding.keys() & decode
+        return sum([_tokens_due(requests[id]) for id in ids])
 
     def _with_room_for_adapters(self, visible: list[Request]) -> list[Request]:
         """Leave out those that would bring more LoRA adapters among the running than vLLM can keep.
@@ -275,3 +289,13 @@ def _least_piece(scheduler: Any, decode_width: int) -> int:
     if getattr(scheduler, "need_mamba_block_aligned_split", False):
         least = max(least, scheduler.cache_config.block_size)
     return least
+
+
+def _tokens_due(request: Request) -> int:
+    """What vLLM will schedule of a decode; nothing once tokens in flight are certain to be its last."""
+    ahead: int = request.num_output_placeholders
+    computed: int = request.num_computed_tokens
+    if ahead and computed + 2 - ahead >= request.num_prompt_tokens + request.max_tokens:
+        return 0
+    due: int = request.num_tokens + len(request.spec_token_ids) + ahead - computed
+    return max(0, due)

@@ -13,7 +13,7 @@ from headgate.core.build import quick
 from headgate.core.ledger import Entry
 from headgate.core.policy import End
 from headgate.kv.siblings import Siblings
-from headgate.live.engine.events import PromptPiece
+from headgate.live.engine.events import PromptPiece, StepInFlight
 from headgate.live.engine.live import Live
 from headgate.live.engine.plug_in import Promises
 from headgate.live.vllm.seams import PROMOTE
@@ -216,20 +216,22 @@ class RequestMap:
         decodes = len(scheduled) - len(chunks)
         # Have others run than the ledger thinks?
         strays = decodes > 0 and (len(ledger.held) > 0 or decodes != ledger.rolling)
-        flight = live.ran(chunks, decodes, self._decodes(scheduled) if strays else None)
+        prompts = sum([chunk.tokens for chunk in chunks])
+        queries = sum(scheduled.values()) - prompts if self.speculates and decodes else 0
+        flight = live.ran(chunks, decodes, self._decodes(scheduled) if strays else None, queries)
         if seen:
-            self._look_at_refused(seen, decodes, sum([chunk.tokens for chunk in chunks]))
+            self._look_at_refused(seen, queries or decodes, prompts)
         if flight is not None:
             flight.output, flight.scheduled = output, scheduled
 
     def _look_at_refused(self, seen: list[Request], decodes: int, prompts: int) -> None:
         """The first prompt that vLLM tried and did not admit had no room: the policy may have counted on more
-        in the cache than there is.
+        in the cache than there is. `decodes` and `prompts` are tokens of the step.
         """
         plan, ledger = self._live.plan, self._live.ledger
         if plan is None or len(ledger.decoding) + len(ledger.prefilling) >= ledger.limits.running:
             return
-        left = min(plan.budget, ledger.limits.batch_tokens) - decodes * ledger.limits.decode_width
+        left = min(plan.budget, ledger.limits.batch_tokens) - decodes
         if prompts >= min(left, plan.chunk):
             return
         for request in seen:
@@ -251,14 +253,28 @@ class RequestMap:
             self._lookup.admitted(entry)
             self._live.admitted(entry, cached)
 
-    def done(self, output: Any) -> bool:
-        """The tokens of that step are known. False: it was empty."""
+    def done(self, output: Any) -> StepInFlight | None:
+        """The tokens of that step are known. None: it was empty."""
         for flight in self._live.flights:
             if flight.output is output:
                 held = self._blocks - self.free_blocks()
                 self._live.done(flight, held * self._block // self._groups)
-                return True
-        return False
+                return flight
+        return None
+
+    def delivered(self, flight: StepInFlight, runner_output: Any) -> None:
+        """What each decode of a step got, before vLLM ends requests: drafts beyond a stop count, too."""
+        sampled = getattr(runner_output, "sampled_token_ids", None)
+        if not sampled or not flight.decodes:
+            return
+        rows, drafts = runner_output.req_id_to_index, flight.output.scheduled_spec_decode_tokens
+        prompts = {chunk.entry.id for chunk in flight.chunks}
+        deliveries = []
+        for name in flight.scheduled:
+            entry = self.entries.get(name)
+            if entry is not None and entry.id not in prompts and name in rows:
+                deliveries.append((entry.kind, len(sampled[rows[name]]), len(drafts.get(name, ()))))
+        self._live.delivered(deliveries)
 
     def recount(self, scheduled: dict[str, int]) -> None:
         """With speculation a decode may have got several tokens in the step."""
@@ -268,7 +284,7 @@ class RequestMap:
             if entry is None or entry.id in ledger.prefilling:
                 continue
             request = self._scheduler.requests[name]
-            ledger.recount(entry, request.num_output_tokens)
+            self._live.recount(entry, request.num_output_tokens)
             if entry.id in ledger.waiting:  # evicted while the step was in flight
                 entry.todo = request.num_tokens - entry.hit
 

@@ -63,6 +63,7 @@ READ_BY_SCHEDULE = (
 REQUEST = (
     "num_computed_tokens", "is_prefill_chunk", "next_decode_eligible_step", "lora_request",
     "max_tokens", "priority", "arrival_time", "status", "block_hashes", "num_preemptions", "spec_token_ids",
+    "num_output_placeholders", "num_prompt_tokens",
 )  # fmt: skip
 MEMBERS = {
     ("interface", "PauseState"): ("UNPAUSED", "PAUSED_ALL"),
@@ -73,7 +74,12 @@ MEMBERS = {
 }  # fmt: skip
 LOOKUP = ("block_hashes", "max_cache_hit_length")  # arguments of the prefix cache's look-up
 OUTPUT = {
-    "SchedulerOutput": ("num_scheduled_tokens", "scheduled_new_reqs", "scheduled_cached_reqs"),
+    "SchedulerOutput": (
+        "num_scheduled_tokens",
+        "scheduled_new_reqs",
+        "scheduled_cached_reqs",
+        "scheduled_spec_decode_tokens",
+    ),
     "CachedRequestData": ("resumed_req_ids",),
     "NewRequestData": ("req_id",),
 }
@@ -144,6 +150,18 @@ def engine_number(parallel: Any) -> int:
     """
     number = getattr(parallel, "data_parallel_index", None)
     return int(parallel.data_parallel_rank if number is None else number)
+
+
+def lockstep(config: Any) -> int:
+    """How many data-parallel ranks begin each step together: all, where experts are spread over them.
+
+    Idle ranks run dummy batches with them, and batches are padded alike. Ranks of other models are alone.
+    """
+    ranks = int(getattr(config.parallel_config, "data_parallel_size", 1) or 1)
+    experts = getattr(config.parallel_config, "is_moe_model", None)
+    if experts is None:
+        experts = getattr(config.model_config, "is_moe", False)
+    return ranks if experts else 1
 
 
 def _source(kind: Any) -> str:

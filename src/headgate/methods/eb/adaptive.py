@@ -14,7 +14,7 @@ from headgate.core.view import View
 from headgate.cost.model import StepCost
 from headgate.estimators.averages import WindowMean
 from headgate.estimators.hazard import OutputHazard, Survival, guarded
-from headgate.methods.eb.costs import Lengths, PhaseCosts, phase_costs
+from headgate.methods.eb.costs import IterationCost, Lengths, PhaseCosts, phase_costs
 from headgate.methods.eb.exclusive import Exclusive
 from headgate.methods.eb.prediction import whole_steps
 from headgate.methods.eb.refill import kv_reserve
@@ -91,7 +91,8 @@ class AdaptiveExclusive(Exclusive):
         self.most = slots
         self.mode, self.gate, self.slot_rule = mode, gate, slot_rule
         self.review, self.warm, self.miss = review, warm, miss
-        self._cost = cost
+        self.cost = self._step_cost = cost  # of an iteration, and of a step: with speculation not the same
+        self._tokens_per_step = 1.0
         self._hazard = OutputHazard(window)
         self._completed = OutputHazard(window)  # these alone, in full, as the paper fits them
         self._prompts = WindowMean(window)
@@ -99,7 +100,7 @@ class AdaptiveExclusive(Exclusive):
         # Not yet in these, which only a plan reads: iterations, whether it ended, when; prompt, computed.
         self._unlearned: list[tuple[int, bool, int, int, int]] = []
         self._running: dict[int, Request] = {}  # those that decode
-        self._iterations = 0
+        self._clock = 0.0  # iterations so far
         self._left = 0  # completions since the last plan
         self._memory: tuple[int, int] | None = None  # KV tokens and block, once seen
         self._step_tokens = inf  # the most in a step, once seen
@@ -111,7 +112,7 @@ class AdaptiveExclusive(Exclusive):
         self._adopt_plan()
 
     def costs(self, slots: int) -> PhaseCosts:
-        return phase_costs(self._cost, self.lengths, slots)
+        return phase_costs(self.cost, self.lengths, slots)
 
     def gauges(self) -> Mapping[str, float]:
         estimates = {"share": self._share, "output": self.lengths.output, "prompt": self.lengths.prompt}
@@ -128,7 +129,12 @@ class AdaptiveExclusive(Exclusive):
 
     def stepped(self, steps: Steps) -> None:
         if steps.decodes:
-            self._iterations += len(steps.ends)
+            self._clock += len(steps.ends) * self._tokens_per_step
+
+    @property
+    def _iterations(self) -> int:
+        """Tokens of a request that has decoded from the start."""
+        return int(self._clock)
 
     def finished(self, request: Request, now: float, how: End) -> None:
         super().finished(request, now, how)
@@ -225,7 +231,11 @@ class AdaptiveExclusive(Exclusive):
     def look(self, view: View) -> None:
         """Learn the engine's limits, which plans need; for callers that ask `plan` seldom."""
         self._memory = view.kv_total, view.limits.block
-        self._step_tokens = float(view.limits.batch_tokens)
+        limits = view.limits
+        self._step_tokens = float(limits.batch_tokens)
+        if limits.tokens_per_step != self._tokens_per_step:
+            self._tokens_per_step = limits.tokens_per_step
+            self.cost = IterationCost(self._step_cost, limits.tokens_per_step)
 
     def _next_batch(self, view: View) -> list[int]:
         self.look(view)

@@ -129,6 +129,31 @@ def checked_lengths(lengths: Lengths) -> Lengths:
     return lengths
 
 
+class IterationCost(StepCost):
+    """An engine with speculation as one whose decodes get a token in each iteration, as EB takes it.
+
+    An iteration is one of the `tokens` that a decode gets in a step, and takes that share of the step's time.
+    So outputs, ages and KV stay in tokens. Prompts beside decodes take what they add to a step.
+    """
+
+    def __init__(self, cost: StepCost, tokens: float) -> None:
+        self.by_chunk, self.switch, self.host = cost.by_chunk, cost.switch, cost.host
+        self._cost, self._tokens = cost, tokens
+
+    def seconds(self, shape: Shape) -> float:
+        if not shape.decodes:
+            return self._cost.seconds(shape)
+        decodes = self._cost.seconds(Shape(shape.decodes, shape.context))
+        return decodes / self._tokens + (self._cost.seconds(shape) - decodes if shape.prefill else 0.0)
+
+    def decode_line(self, decodes: int) -> tuple[float, float]:
+        fixed, per_context = self._cost.decode_line(decodes)
+        return fixed / self._tokens, per_context / self._tokens
+
+    def decode_floor(self, decodes: int) -> float:
+        return self._cost.decode_floor(decodes) / self._tokens
+
+
 def phase_costs(cost: StepCost, lengths: Lengths, slots: int, refill: int = 1) -> PhaseCosts:
     """A cost card's steps as straight lines in the number of requests, for this workload and batch size.
 

@@ -89,7 +89,6 @@ class ExclusivePlus(BatchPolicy):
         self.exclusive = AdaptiveExclusive(slots, cost, mode, gate, slot_rule, review=review, max_gap=max_gap)
         self.slots, self.budget, self.rule, self.review = slots, budget, rule, review
         self.margin, self.dwell, self.light = margin, dwell, light
-        self._cost = cost
         self._in_exclusive = self._wants_exclusive = False
         self._demand = 0  # requests here, waiting or running
         self._smoothed = TimedEma(RISING, FALLING)
@@ -182,8 +181,9 @@ class ExclusivePlus(BatchPolicy):
         """
         lengths, share = self.exclusive.lengths, self.exclusive.share
         again = (self._wasted.value or 0.0) if demand > slots else 0.0
-        mixed = mixed_rate(self._cost, lengths.longer(again), slots, self.budget)
-        return exclusive_rate(self._cost, lengths, slots, min(share, 0.99), self.budget) / mixed - 1
+        cost = self.exclusive.cost
+        mixed = mixed_rate(cost, lengths.longer(again), slots, self.budget)
+        return exclusive_rate(cost, lengths, slots, min(share, 0.99), self.budget) / mixed - 1
 
     def _slots(self) -> int:
         """How many requests memory holds in either mode, at the mean context less what they share."""

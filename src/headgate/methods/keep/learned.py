@@ -20,12 +20,14 @@ class LearnedCost(StepCost):
     """The law of a measured card with five coefficients, fitted to the steps as they are seen.
 
     A step takes a constant, another if it holds prompts, a price per token, one per KV token that is read and
-    one more for that beside prompts. What is seen includes the host, which is what promises are about.
+    one more for that beside prompts. What is seen includes the host, which is what promises are about. With
+    speculation a decode has `width` tokens at most, its drafts among them; prices are for so many.
     """
 
     def __init__(self) -> None:
         self._fit = RelativeLeastSquares(PRIOR, LONG)
         self._terms: tuple[float, ...] = PRIOR
+        self.width = 1
 
     @property
     def seen(self) -> int:
@@ -38,23 +40,24 @@ class LearnedCost(StepCost):
     def learn(self, steps: Steps) -> None:
         start, context = steps.start, steps.context
         for end in steps.ends:
-            shape = Shape(steps.decodes, context, steps.prefill, steps.behind)
-            self._fit.update(_features(shape), max(end - start, SHORTEST))
+            shape = Shape(steps.queries or steps.decodes, context, steps.prefill, steps.behind)
+            self._fit.update(_features(shape, 1), max(end - start, SHORTEST))
             start, context = end, context + steps.decodes
         self._terms = tuple(max(0.0, float(value)) for value in self._fit.values)
 
     def seconds(self, shape: Shape) -> float:
-        return sum(a * b for a, b in zip(self._terms, _features(shape), strict=True))
+        return sum(a * b for a, b in zip(self._terms, _features(shape, self.width), strict=True))
 
     def decode_line(self, decodes: int) -> tuple[float, float]:
         constant, _, token, read, _ = self._terms
-        return constant + token * decodes, read
+        return constant + token * decodes * self.width, read
 
 
-def _features(shape: Shape) -> tuple[float, float, float, float, float]:
+def _features(shape: Shape, width: int) -> tuple[float, float, float, float, float]:
     decodes, context, prefill, behind, _ = shape
     beside = context if prefill else 0
-    return 1.0, float(prefill > 0), float(decodes + prefill), float(context + behind), float(beside)
+    tokens = decodes * width + prefill
+    return 1.0, float(prefill > 0), float(tokens), float(context + behind), float(beside)
 
 
 MOST_SPENT = 0.5  # of the gap: a graph whose step takes longer confines little

@@ -239,6 +239,8 @@ class Keep(BatchPolicy):
             plan = self.plain.plan(view)
             return plan._replace(until=plan.until._replace(arrivals=1))  # it may bring a promise
         decodes, width = len(view.decoding), view.limits.decode_width
+        if self.learned is not None:
+            self.learned.width = width
         budget = min(self.budget, view.limits.batch_tokens)
         if decodes * width > budget:  # only after taking over a fuller engine
             return Plan(frozenset(islice(view.decoding, budget // width)), budget=budget)
@@ -306,7 +308,7 @@ class Keep(BatchPolicy):
         if not self._background:
             return plan
         spare = (view.kv_free - self._least_free(view)) // max(1, len(view.decoding)) - view.limits.block
-        until = plan.until._replace(steps=max(1, spare))
+        until = plan.until._replace(steps=max(1, spare // view.limits.decode_width))
         return plan._replace(evict=short, until=until)
 
     def _halves(self, view: View, gone: tuple[int, ...]) -> tuple[list[Request], list[Request]]:

@@ -205,7 +205,7 @@ class Chooser:
         longer than the GPU.
         """
         beside = load.decodes if kind is TOGETHER else 0
-        fewer = self._prices.graph - beside
+        fewer = self._prices.graph - beside * self._prices.width
         if not LEAST <= fewer < tokens:
             return tokens
         rates = []
@@ -296,6 +296,7 @@ class StepPrices:
     def __init__(self, cost: StepCost) -> None:
         self.host = cost.host
         self.slow = SlowHost()
+        self.width: int = getattr(cost, "width", 1)  # tokens of a decode in a step, drafts included
         self._seconds = (cost.unhosted() if cost.host else cost).seconds
 
     def decodes(self, load: DecodeLoad) -> float:

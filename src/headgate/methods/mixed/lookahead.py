@@ -82,7 +82,8 @@ class LookAhead(Mixed):
             steps, held = self._joined(steps, held, request, line, view)
             blocked = _blocked(steps, held, memory)
             if blocked and len(steps) > 1:  # an empty engine takes any
-                return entering, Until(steps=blocked, finishes=1)
+                wait = max(1, int(blocked / view.limits.tokens_per_step))  # stays are in tokens
+                return entering, Until(steps=wait, finishes=1)
             entering.append(request.id)
         return entering, Until(finishes=1)
 

@@ -8,11 +8,12 @@ import pytest
 from headgate.advisor.capacity.trials import named_policy
 from headgate.core.errors import InputError
 from headgate.core.plan import check
-from headgate.core.policy import End
+from headgate.core.policy import End, Steps
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
+from headgate.cost.model import Shape, StepCost
 from headgate.experiment.sweep import Axis, expand_policies
 from headgate.methods.eb.adaptive import AdaptiveExclusive
-from headgate.methods.eb.costs import Lengths
+from headgate.methods.eb.costs import IterationCost, Lengths
 from headgate.methods.eb.prediction import prefill_steps, whole_steps
 from headgate.methods.eb.thresholds import Threshold, base_share
 from headgate.methods.make import make_policy
@@ -292,3 +293,51 @@ def test_seats_is_still_the_name_of_its_rule():
         with pytest.raises(InputError, match="seats is the old name of slot_rule; drop seats"):
             make_policy(name, {"seats": "fixed", "slot_rule": "fixed"}, engine)
     assert expand_policies(["eb-online"], [Axis("seats", ("fixed",))]) == ["eb-online:slot_rule=fixed"]
+
+
+# -- speculation ---------------------------------------------------------------------------------------
+
+
+class Slower(StepCost):
+    """Decodes alone take twice as long, prompts as long as ever."""
+
+    def seconds(self, shape):
+        more = TOY.seconds(Shape(shape.decodes, shape.context)) if shape.decodes else 0.0
+        return TOY.seconds(shape) + more
+
+    def decode_line(self, decodes):
+        fixed, per_context = TOY.decode_line(decodes)
+        return 2 * fixed, 2 * per_context
+
+
+def test_an_iteration_is_a_token_of_a_step():
+    cost = IterationCost(TOY, 2.5)
+    decodes, prompts = Shape(100, 5000), Shape(0, 0, 700, 0)
+    assert cost.seconds(decodes) == TOY.seconds(decodes) / 2.5
+    assert cost.seconds(prompts) == TOY.seconds(prompts)
+    mixed = Shape(100, 5000, 700)
+    together = TOY.seconds(decodes) / 2.5 + TOY.seconds(mixed) - TOY.seconds(decodes)
+    assert cost.seconds(mixed) == pytest.approx(together)
+    assert cost.decode_line(100) == tuple(part / 2.5 for part in TOY.decode_line(100))
+
+
+def test_two_tokens_in_a_step_of_twice_the_time_are_one_in_a_step():
+    """Both engines are the same to it: lengths are in tokens, and an iteration takes as long."""
+
+    def learned(tokens: int, cost: StepCost) -> AdaptiveExclusive:
+        policy = AdaptiveExclusive(64, cost, warm=100, review=100)
+        view = holding(30, 0)
+        view.limits = view.limits._replace(tokens_per_step=float(tokens))
+        policy.look(view)
+        for number, output in enumerate(geometric(100, 3000)):
+            policy.stepped(Steps(0.0, [0.0] * (20 // tokens), 30, 3000))
+            entry = view.decoding[0]
+            view.recount(entry, int(output))
+            entry.prompt = 20 + number % 7
+            policy.finished(entry, 0.0, End.STOPPED)
+        return policy
+
+    plain, drafts = learned(1, IterationCost(TOY, 1.0)), learned(2, Slower())
+    assert drafts.lengths == plain.lengths and plain.lengths.output == pytest.approx(100, rel=0.2)
+    assert drafts.gauges()["share"] == pytest.approx(plain.gauges()["share"], rel=1e-3)
+    assert learned(2, TOY).gauges()["share"] > plain.gauges()["share"]  # a refill costs more iterations

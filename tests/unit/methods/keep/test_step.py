@@ -6,9 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.core.policy import Steps
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.laws.terms import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
+from headgate.cost.model import Shape
+from headgate.live.engine.policy import WideCost
+from headgate.methods.keep.learned import LearnedCost
 from headgate.methods.keep.step import (
     LEAST,
     SECOND,
@@ -225,3 +229,40 @@ def test_a_gap_shorter_than_the_host_needs_beyond_the_graph_is_kept_within_it():
     step = chosen(at(DecodeLoad(24, 2400), 0.030), [8000], hosted(0.050))
     assert step.kept
     assert step.tokens <= 1000
+
+
+def test_drafts_are_priced():
+    """100 decodes of four tokens: 14 ms alone, so that 1,800 tokens of prompts fit into 50 ms, not 2,150."""
+    wide = WideCost(CARD, 4)
+    load = DecodeLoad(100, 600_000)
+    assert StepPrices(wide).decodes(load) == pytest.approx(0.002 + 400 * 30e-6)
+    step = chosen(at(load, 0.050), [5000], wide)
+    assert step.kind is StepKind.APART and 1684 <= step.tokens <= 1700
+    assert wide.decode_line(10) == CARD.decode_line(40) and StepPrices(wide).width == 4
+    hosted = WideCost(HOSTED, 4)
+    assert hosted.unhosted().seconds(Shape(10, 100)) == HOSTED.unhosted().seconds(Shape(40, 100))
+    assert hosted.host == HOSTED.host
+
+
+def test_a_graph_holds_drafts_too():
+    """Beside 60 decodes a graph of 512 tokens has room for 452 of prompts, or for 272 where each has four."""
+    for width, room in ((1, 452), (4, 272)):
+        step = chosen(at(DecodeLoad(60, 6_000), 0.060), [500], WideCost(HOSTED, width))
+        assert step.kind is StepKind.TOGETHER and step.tokens == room
+
+
+def test_learned_prices_tell_drafts_from_decodes():
+    """Two engines with the same decodes; one verifies four tokens of each, and its steps take longer."""
+    costs = {}
+    for width in (1, 4):
+        cost = costs[width] = LearnedCost()
+        cost.width = width
+        end = 0.0
+        for number in range(600):
+            decodes, start = 10 + 7 * number % 90, end
+            end = start + 0.005 + 20e-6 * width * decodes
+            cost.learn(Steps(start, [end], decodes, 0, 0, 0, 0, width * decodes if width > 1 else 0))
+    for width, cost in costs.items():
+        assert cost.terms[2] == pytest.approx(20e-6, rel=0.05)  # by token, not by decode
+        assert cost.seconds(Shape(50)) == pytest.approx(0.005 + 20e-6 * 50 * width, rel=0.02)
+        assert cost.decode_line(50)[0] == pytest.approx(cost.seconds(Shape(50)))
