@@ -329,13 +329,14 @@ def label(policy: str, slots: int, budget: int) -> str:
 
 def plain_default(start: SetUp) -> tuple[str, Contender]:
     """VLLM without a flag, on a GPU of this size; what the card was not meant for is cut."""
-    slots, budget = min(LARGE_GPU[0], start.card.max_running), min(LARGE_GPU[1], start.card.max_batch_tokens)
+    budget = min(LARGE_GPU[1], start.card.max_batch_tokens)
+    slots = min(LARGE_GPU[0], start.card.max_running, budget // start.engine.width)
     return label(PLAIN, slots, budget), Contender(PLAIN, {}, (slots, budget))
 
 
 def formula_budget(slots: int, start: SetUp, gap: float, bound: Bound) -> int:
     """The budget by the card, for a load near what the engine bears."""
-    lengths = start.traffic.lengths(start.engine)
+    lengths = start.traffic.lengths(start.engine).in_steps(start.engine.burst)
     prompt, output = float(lengths.prompts.mean()), float(lengths.decodes.mean()) + 1
     most = start.card.max_batch_tokens
     return gap_budget(start.engine.cost, prompt, output, ASSUMED * bound.rate, gap, slots, most)
@@ -345,13 +346,16 @@ def most_slots(start: SetUp) -> int:
     """As `plan flags` has them: what KV memory is enough for, within --slots or the card's own limit."""
     rows = start.settings if start.traffic.recorded else start.settings.model_copy(update={"requests": None})
     about, _ = card_situation(rows)
-    return min(safe_mixed_slots(about), about.slots)
+    slots = min(safe_mixed_slots(about), about.slots)
+    if start.engine.speculation:  # drafts take budget too
+        slots = min(slots, (start.settings.budget or start.card.max_batch_tokens) // start.engine.width)
+    return slots
 
 
 def _budgets(name: str, slots: int, start: SetUp, bound: Bound) -> list[int]:
     most = start.card.max_batch_tokens
     if start.settings.budget:
-        if start.settings.budget < slots:
+        if start.settings.budget < slots * start.engine.width:
             raise InputError(
                 f"--budget {start.settings.budget} is below {slots} slots; give --slots, or a larger budget"
             )
@@ -364,4 +368,5 @@ def _budgets(name: str, slots: int, start: SetUp, bound: Bound) -> list[int]:
     else:
         formula = formula_budget(slots, start, gap, bound)
         wanted = [*(share * formula for share in NEAR), LARGE_GPU[1]]
-    return sorted({max(slots, min(most, int(budget) // 256 * 256)) for budget in wanted})
+    least = slots * start.engine.width
+    return sorted({max(least, min(most, int(budget) // 256 * 256)) for budget in wanted})

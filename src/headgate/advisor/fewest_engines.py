@@ -333,7 +333,8 @@ def _fluid(settings: Experiment, rate: float) -> float:
     classes = demand(plain, (), CLUSTERS, engine)
     admitted = settings.model_copy(update={"budget": engine.batch_tokens})
     pace, _, _ = make_pace(admitted, StepSettings(), classes)
-    return fluid_bound(Instance(classes.flows, pace, TokenPrices(1.0, 1.0)).checked())
+    flows = tuple(replace(flow, output=flow.output / engine.burst) for flow in classes.flows)
+    return fluid_bound(Instance(flows, pace, TokenPrices(1.0, 1.0)).checked())
 
 
 def _fleets(

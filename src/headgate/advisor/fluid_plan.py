@@ -136,6 +136,7 @@ def make_fluid_plan(
     settings: Experiment, fleet: FleetSettings, steps: StepSettings, asked: LevelSettings
 ) -> FluidAnswer:
     """The plan, what the next engine adds, and what each parameter is worth."""
+    build.refuse_speculation(settings, "plan fluid")
     engines, roles = fleet.size(settings), _checked(settings, fleet)
     traffic = _demand(settings, fleet, steps)
     pace, costs, notes = make_pace(settings, steps, traffic)

@@ -13,7 +13,7 @@ from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
 from headgate.cost.card import Card, load_card
 from headgate.cost.likeness import error_bar, throughput_error
-from headgate.experiment.build import make_engine, make_workload
+from headgate.experiment.build import make_engine, make_workload, speculation_notes
 from headgate.experiment.run import composes_ahead, partly
 from headgate.experiment.settings import Experiment, without_clients
 from headgate.experiment.workers import Workers
@@ -86,11 +86,13 @@ class SetUp:
         alone = "" if self.traffic.drawn else AS_RECORDED
         read = self.traffic.trace.remarks if self.traffic.trace else []
         said = filter(None, (self.traffic.sharing_said(self.engine), alone, self.traffic.background_said))
-        return [*error_bar(self.card), *partly(self.settings, self.card, fleet), *read, *said]
+        drafts = speculation_notes(self.engine, self.card, self.settings)
+        return [*error_bar(self.card), *partly(self.settings, self.card, fleet), *drafts, *read, *said]
 
     def bounds(self) -> tuple[Bound, Bound]:
         """λ*, and the same with the engine's limits."""
-        engine, lengths = self.engine, self.traffic.lengths(self.engine)
+        engine = self.engine
+        lengths = self.traffic.lengths(engine).in_steps(engine.burst)
         ideal, limited = (
             bound(engine.cost, lengths, engine.running, engine.batch_tokens, engine.kv_tokens)
             for bound in (ideal_bound, engine_bound)

@@ -31,6 +31,7 @@ CACHED = (
     "steps are priced by the prompt tokens that are left, memory by whole prompts"
 )
 RECORDED = "prefix caching is on: hits as recorded; steps are priced by the prompt tokens that are left"
+IN_STEPS = "speculation: a decode step delivers {:.3g} tokens on average; outputs are counted in steps"
 NEEDED = ("prefill_fixed", "prefill_per_token", "decode_fixed", "decode_per_request", "mixed_by_share")
 FIXED = ("prefill_fixed", "decode_fixed", "mixed_fixed")  # whole durations; the others are prices of a piece
 
@@ -141,6 +142,10 @@ def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float
             f"outputs of {decodes.mean() + 1:.2f} tokens on average; need at least 2, for prompts bring the "
             "first token and hardly anything would decode: choose longer outputs"
         )
+    tokens = decodes
+    if engine.speculation:  # what planners count in is steps
+        decodes = np.ceil(decodes / engine.burst).astype(np.int64)
+        notes.append(IN_STEPS.format(engine.burst))
     running = decodes[decodes > 0]
     lengths = Lengths(
         prompt=float(prompts.mean()),
@@ -159,7 +164,7 @@ def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float
         lengths=lengths,
         survival=sample_survival(running),
         hazard=_hazard(running),
-        held=held(prompts, decodes),
+        held=held(prompts, tokens),
         slots=engine.running,
         budget=engine.batch_tokens,
         load=_load(settings, workload),

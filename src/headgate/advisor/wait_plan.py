@@ -18,7 +18,7 @@ from headgate.advisor.situation import drawn_workload, named_after, prefix_hits,
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.cost.likeness import error_bar
-from headgate.experiment.build import ALL_FIT, Unservable, make_engine, unservable
+from headgate.experiment.build import ALL_FIT, Unservable, make_engine, refuse_speculation, unservable
 from headgate.experiment.settings import Experiment
 from headgate.methods.wait import inventory
 from headgate.methods.wait import nested as nesting
@@ -174,6 +174,7 @@ def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
     check_wishes(wishes)
     card = load_card(settings.card)
     engine = make_engine(settings, card)
+    refuse_speculation(settings, "plan wait")
     workload, remarks = drawn_workload(settings)
     if wishes.every is not None:
         remarks.append(f"rates by type and thresholds are those of its busiest {wishes.every:g} s")

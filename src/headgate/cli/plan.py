@@ -1,4 +1,4 @@
-"""Commands that plan: `plan threshold`, `flags`, `capacity`, `fluid`, `wait`, and `advise`."""
+"""Commands that plan: `plan threshold`, `flags`, `speculation`, `capacity`, `fluid`, `wait`, and `advise`."""
 
 from __future__ import annotations
 
@@ -90,6 +90,34 @@ def _bound(text: str | None) -> float | None:
     if not seconds > 0:
         raise InputError(f"--max-gap {text}: it must be above 0, or left out for no bound")
     return seconds
+
+
+SPECULATION = """Speculative decoding on or off, and how many drafts, at a load.
+
+Simulates the load with 0 up to as many drafts as --speculate names, computes
+the best number for each batch size from the card, and prints vLLM's schedule,
+num_speculative_tokens_per_batch_size. A card that was not measured with
+speculation knows gains "at most".
+
+\b
+Examples:
+  headgate plan speculation --speculate 5:accept=0.7 --rate 8
+  headgate plan speculation --speculate 3:accept=0.6,spread=12 --trace azure-conv \\
+      --card derived:llama-3.3-70b@h200:tp4 --requests 1000
+"""
+
+
+@plan.command(help=SPECULATION)
+@takes_settings
+def speculation(words: Experiment, json: Json = None, report: Report = None) -> None:
+    """Plan it."""
+    from headgate.advisor.drafts import plan_drafts
+    from headgate.experiment.run import arrivals_said, assumed
+    from headgate.report.plans.drafts import drafts_page
+
+    outputs = Outputs(json, report).checked()
+    found = plan_drafts(words)
+    tell(drafts_page(found, sys.argv[1:]), found.as_dict(), outputs, assumed(words, arrivals_said(words)))
 
 
 # -- what commands that search have in common

@@ -20,6 +20,20 @@ from headgate.core.view import Limits
 NOT_ROLLING: Final = -1
 
 
+class Deliveries:
+    """What the coming steps of a decode deliver, where the engine speculates and this was drawn beforehand.
+
+    `sums[i]` tokens after i steps since its prompt was done; while it takes step i it holds `blocks[i]` KV
+    blocks (0: before the first). Both go one step beyond its end, which an asynchronous engine may run.
+    """
+
+    __slots__ = ("at", "blocks", "sums")
+
+    def __init__(self, sums: list[int], blocks: list[int]) -> None:
+        self.sums, self.blocks = sums, blocks
+        self.at = 0  # steps it had taken when it last began to roll, or stopped
+
+
 class Entry(Identity):
     """One request in the ledger; policies see it as a read-only `Request`."""
 
@@ -30,6 +44,8 @@ class Entry(Identity):
         "_tokens",
         "admission",
         "cached",
+        "deliveries",
+        "drawn",
         "end",
         "evictions",
         "hit",
@@ -66,6 +82,8 @@ class Entry(Identity):
         self.wasted = 0
         self.admission = 0  # how many had been admitted before it
         self.end = NOT_ROLLING  # tick of its last token, where the driver knows it
+        self.deliveries: Deliveries | None = None  # None: a token a step
+        self.drawn = 0  # steps it took before its KV was dropped, whose draws are used up
 
     @property
     def room(self) -> int:
@@ -85,7 +103,29 @@ class Entry(Identity):
     def generated(self) -> int:
         if self._joined == NOT_ROLLING:
             return self._tokens
+        if self.deliveries is not None:
+            return self._tokens + self._gained(self.deliveries)
         return self._tokens + self._ledger.tick - self._joined
+
+    def _gained(self, deliveries: Deliveries) -> int:
+        """Tokens since it began to roll."""
+        sums, at = deliveries.sums, deliveries.at
+        return sums[at + self._ledger.tick - self._joined] - sums[at]
+
+    @property
+    def taken(self) -> int:
+        """Steps of its `deliveries` that it has taken."""
+        assert self.deliveries is not None
+        rolled = 0 if self._joined == NOT_ROLLING else self._ledger.tick - self._joined
+        return self.deliveries.at + rolled
+
+    @property
+    def burst(self) -> int:
+        """Tokens that its newest step brought."""
+        if self.deliveries is None:
+            return 1
+        sums, taken = self.deliveries.sums, self.taken
+        return sums[taken] - sums[taken - 1] if taken else 1
 
     @property
     def last_token(self) -> float | None:
@@ -97,6 +137,8 @@ class Entry(Identity):
     def held_kv(self) -> int:
         """KV tokens it holds: all known tokens but those to prefill, and but the newest while it decodes."""
         if self._joined != NOT_ROLLING:
+            if self.deliveries is not None:
+                return self.prompt + self._tokens + self._gained(self.deliveries) - 1
             return self.prompt + self._tokens + self._ledger.tick - self._joined - 1
         known = self.prompt + self._tokens
         return known - 1 if self.id in self._ledger.decoding else known - self.todo - self.hit
@@ -135,8 +177,8 @@ class Ledger:
     """Live state of one engine, as policies read it. Drivers feed it transitions."""
 
     __slots__ = (
-        "_fresh", "_retired", "admitted", "context", "decoding", "held", "kv_free", "kv_shared", "kv_total",
-        "limits", "now", "prefilling", "rolling", "tick", "ticked", "waiting",
+        "_fresh", "_retired", "admitted", "context", "decoding", "growth", "held", "kv_free", "kv_shared",
+        "kv_total", "limits", "now", "prefilling", "rolling", "tick", "ticked", "waiting",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, kv_total: int) -> None:
@@ -154,6 +196,7 @@ class Ledger:
         self.ticked = 0.0  # when the newest tick ended
         self.rolling = 0  # decodes that share the tick
         self.context = 0  # KV tokens they hold
+        self.growth: list[int] | None = None  # tokens that each tick brings; None: one for each of them
         self._fresh: dict[int, Entry] = {}  # of those, the ones that joined since the newest tick
         self._retired: dict[int, Entry] = {}  # decodes that have all their tokens
 
@@ -200,9 +243,13 @@ class Ledger:
 
     def ticks(self, count: int, now: float) -> None:
         """The rolling set got a token in each of `count` steps, the last of which ended now."""
+        if self.growth is None:
+            self.context += count * self.rolling
+        else:
+            for tokens in self.growth[self.tick : self.tick + count]:
+                self.context += tokens
         self.tick += count
         self.ticked = now
-        self.context += count * self.rolling
         if count and self._fresh:
             self._fresh = {}
 
@@ -293,7 +340,11 @@ class Ledger:
     def _stop(self, entry: Entry) -> None:
         ran = self.tick - entry._joined
         if ran:
-            entry._tokens += ran
+            if entry.deliveries is None:
+                entry._tokens += ran
+            else:
+                entry._tokens += entry._gained(entry.deliveries)
+                entry.deliveries.at += ran
             entry._last = self.ticked
         else:
             del self._fresh[entry.id]

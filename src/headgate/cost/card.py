@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from headgate.core.errors import InputError, first_fault
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
-from headgate.cost.laws.terms import HostTerms
+from headgate.cost.laws.terms import DraftTerms, HostTerms
 from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import Shape
@@ -142,6 +142,7 @@ class Card(_Part):
     work: WorkTerms | None = None  # or a sum of work, as `headgate calibrate` fits it: one of the three
     send: Annotated[float, Field(ge=0)] | None = None  # s a hand-over occupies the sending engine
     host: HostTerms | None = None  # what its host takes for a step, if asynchronous; beside `work` only
+    speculation: DraftTerms | None = None  # what speculative decoding takes; beside `work` only
     region: Region
     expected_error: ExpectedError | None = None  # derived cards only
     provenance: Provenance
@@ -152,6 +153,8 @@ class Card(_Part):
             raise ValueError("a card has one of coefficients (straight lines), tiles and work; give one")
         if self.host is not None and self.work is None:
             raise ValueError("host is allowed beside work only; drop it")
+        if self.speculation is not None and self.work is None:
+            raise ValueError("speculation is allowed beside work only; drop it")
         return self
 
     @cached_property
@@ -175,7 +178,7 @@ class Card(_Part):
         document = self.model_dump(mode="json")
         optional = (
             (document["expected_error"] or {"kv": 0.0}, ("kv",)),
-            (document, (*LAWS, "send", "host", "expected_error")),
+            (document, (*LAWS, "send", "host", "speculation", "expected_error")),
             (document["region"], ("behind",)),
             (document["provenance"], (*MEASURED, *DERIVED)),
         )

@@ -55,6 +55,7 @@ class StepCost(ABC):
     by_chunk: bool = False  # True: drivers fill `Shape.chunks`; without them prompts count as one prompt
     switch: float = 0.0  # seconds that the first decode step after prompts alone takes beyond its price
     host: HostTerms | None = None  # what the host of an asynchronous engine takes for a step, where known
+    width: int = 1  # tokens that a decode computes in a step: more than 1 where drafts are verified
 
     @abstractmethod
     def seconds(self, shape: Shape) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
@@ -26,7 +26,7 @@ from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.make import router_settings
 from headgate.methods.split.staffing import best_split
 from headgate.record.tables import Run
-from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.engine import Engine, Speculation
 from headgate.sim.engine.simulator import PATIENT_DOG
 from headgate.sim.fleet.fleet import NO_TIME, FleetSimulator
 from headgate.sim.fleet.lagged import Lagged
@@ -135,6 +135,7 @@ class FleetSetup:
         meta: dict[str, Any] = {
             "driver": "fleet",
             "kv_tokens": self.engine.kv_tokens,
+            **({"speculation": self.engine.speculation.said()} if self.engine.speculation else {}),
             "engines": self.engines,
             "router": type(router).__name__,
             "roles": [member.role for member in fleet.dispatch.roster.replicas],
@@ -207,8 +208,26 @@ PATH_STEPS = 4000
 def fleet_plan(engine: Engine, engines: int, workload: Workload, prices: TokenPrices) -> FluidPlan:
     """The fluid plan for these requests: a class per kind, at the rate it comes, on engines of this cost."""
     flows, (prompt, context) = _flows(workload, engines), _means(workload)
+    if engine.speculation:
+        flows, prices = _in_steps(flows, prices, engine.speculation)
     pace = pace_of(engine.cost, _slots(engine, context), engine.batch_tokens, prompt, context)
     return plan_fluid(Instance(flows, pace, prices).checked())
+
+
+def _in_steps(
+    flows: tuple[Flow, ...], prices: TokenPrices, speculation: Speculation
+) -> tuple[tuple[Flow, ...], TokenPrices]:
+    """Outputs in steps, each of which brings the price of its tokens."""
+    bursts = {speculation.of(flow.name).tokens(speculation.drafts) for flow in flows}
+    if len(bursts) > 1:
+        raise InputError(
+            "routers that plan take one acceptance for all classes; drop accept from [[classes]] and give "
+            "--speculate one, or choose another router such as least-loaded"
+        )
+    (burst,) = bursts
+    return tuple(replace(flow, output=flow.output / burst) for flow in flows), replace(
+        prices, output=prices.output * burst
+    )
 
 
 def _flows(workload: Workload, engines: int) -> tuple[Flow, ...]:
@@ -240,7 +259,8 @@ def prefill_engines(engine: Engine, engines: int, workload: Workload) -> int:
     slots = _slots(engine, context)
     a_token = cost.seconds(Shape(prefill=budget)) / budget
     a_step = cost.seconds(Shape(slots, round(slots * context)))
-    return best_split(engines, prompt * a_token, max(output - 1, 0.0) * a_step / slots)
+    steps = max(output - 1, 0.0) / engine.burst
+    return best_split(engines, prompt * a_token, steps * a_step / slots)
 
 
 def _slots(engine: Engine, context: float) -> int:

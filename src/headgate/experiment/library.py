@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 
 def card_engine(
-    card: str | Path, slots: int | None = None, budget: int | None = None, kv_tokens: int | None = None
+    card: str | Path,
+    slots: int | None = None,
+    budget: int | None = None,
+    kv_tokens: int | None = None,
+    speculate: str | None = None,
 ) -> Engine:
     """An engine with a card's step times; what is left out is as on the command line.
 
@@ -37,6 +41,7 @@ def card_engine(
         slots: requests that may run at once, vLLM's `max_num_seqs` (default: 256).
         budget: tokens in one step, vLLM's `max_num_batched_tokens` (default: 8192).
         kv_tokens: KV memory in tokens (default: the card's).
+        speculate: speculative decoding, such as "3:accept=0.7" (default: off).
 
     Examples:
         >>> import headgate
@@ -44,7 +49,8 @@ def card_engine(
         >>> engine.running, engine.batch_tokens
         (128, 8192)
     """
-    settings = experiment({"slots": slots, "budget": budget, "kv_tokens": kv_tokens})
+    words = {"slots": slots, "budget": budget, "kv_tokens": kv_tokens, "speculate": speculate}
+    settings = experiment(words)
     return make_engine(settings, load_card(card))
 
 
@@ -134,6 +140,8 @@ def simulate(
     simulator.run()
     about = {"driver": "simulator", "policy": label, "label": label, "outcome": "finished"}
     limits = {"kv_tokens": engine.kv_tokens, "longest": engine.longest, **cache_record([simulator.replica])}
+    if engine.speculation:
+        about["speculation"] = engine.speculation.said()
     tables = by_tenant(recorder.tables(), workload, simulator.arrivals.rows)
     return Run({**about, **limits, **described(workload)}, **tables)
 

@@ -28,6 +28,7 @@ from headgate.experiment.build import (
     make_engine,
     make_workload,
     ran_out,
+    speculation_notes,
     too_long,
 )
 from headgate.experiment.fleet import FleetSetup, outcome_of, prices_of, transfer_time
@@ -78,6 +79,7 @@ class Prepared:
         notes += [renaming] if (renaming := renamed(self.words.card)) else []
         notes += renamed_promise(self.words)
         notes += partly(self.words, self.card, self.words.engines is not None)
+        notes += speculation_notes(self.engine, self.card, self.words)
         notes += self.workload.remarks
         if self.bad_rows.count:
             line, reason = self.bad_rows.first[0]
@@ -196,6 +198,7 @@ def _meta(
         "provenance": card.provenance.source,
         **({"expected_error": card.expected_error.model_dump()} if card.expected_error else {}),
         "engine": engine.limits,
+        **({"speculation": engine.speculation.said()} if engine.speculation else {}),
         "asynchronous": prepared.asynchronous,
         "arrivals": arrivals_said(words),
         "kv_tokens": engine.kv_tokens,

@@ -35,6 +35,7 @@ POLICY, ENGINE, LENGTHS, LOAD, TRACE, FLEET = "Policy", "Engine", "Lengths", "Lo
 BETWEEN = ("itl",)  # another name of the promise that every gap keeps
 NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
 Seed = Annotated[int, Field(strict=True, ge=0)]
+Accepted = Annotated[float, Field(strict=True, ge=0, le=1)]
 Names = Annotated[tuple[str, ...], NotEmpty]
 
 
@@ -72,6 +73,8 @@ class ClassSettings(LengthSettings):
     tenant: str = ""
     priority: Whole = 0
     patience: Seconds | None = None
+    accept: Accepted | None = None  # share of drafts accepted, with --speculate
+    accept_spread: Positive | None = None  # a + b of the beta law that its requests draw theirs from
 
 
 class StageSettings(SettingsModel):
@@ -131,6 +134,11 @@ class Experiment(LengthSettings, ManyEngines):
     )
     graph: Count | None = declared(
         ENGINE, "tokens of the largest CUDA graph, vLLM's max_cudagraph_capture_size (default: the card's)"
+    )
+    speculate: str | None = declared(
+        ENGINE,
+        "speculative decoding, DRAFTS[:accept=SHARE,spread=A+B,draft=TIME,draft_per_decode=TIME,"
+        "speculating=TIME,method=NAME], such as 3:accept=0.7 (default: off; times: the card's)",
     )
     prefix_cache: Switch = declared(
         ENGINE, "find KV of shared prompts again, as vLLM does; no effect where nothing is shared", True
@@ -231,6 +239,11 @@ def refuse_conflicts(words: Experiment) -> None:
     _refuse_both(words, "")
     if words.classes:
         _check_classes(words)
+    for number, share in enumerate(words.classes):
+        if share.accept_spread and share.accept is None:
+            raise InputError(f"classes.{number}: accept_spread is about accept; give accept or drop it")
+        if share.accept is not None and words.speculate is None:
+            raise InputError(f"classes.{number}: accept is about drafts; give --speculate or drop it")
     if words.engines is None:
         _refuse(words, ABOUT_FLEETS, "is about fleets; give --engines or drop it")
     _check_load(words)

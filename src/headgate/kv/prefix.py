@@ -95,14 +95,23 @@ class PrefixBlocks(Blocks):
     entry's tokens have an identity).
     """
 
-    __slots__ = ("_holders", "_queue", "_root", "_streams", "blank", "evicted", "identified", "shared")
+    __slots__ = (
+        "_holders", "_queue", "_root", "_since", "_streams", "blank", "evicted", "identified", "shared",
+    )  # fmt: skip
 
-    def __init__(self, total: int, size: int, identified: Callable[[Entry], int]) -> None:
+    def __init__(
+        self,
+        total: int,
+        size: int,
+        identified: Callable[[Entry], int],
+        since: Callable[[Entry, int], int] | None = None,
+    ) -> None:
         super().__init__(total, size)
         self.blank = total
         self.evicted = 0  # cached blocks that were taken for other content
         self.shared = 0  # blocks that requests hold beyond the first that holds them
         self.identified = identified
+        self._since = since  # when an entry had so many tokens; None: it got one in each step
         self._queue = FreeQueue()
         self._root = Node(None, (0, 0))
         self._holders: dict[int, Holder] = {}
@@ -269,7 +278,10 @@ class PrefixBlocks(Blocks):
         for holder in writers:
             tokens = self.identified(holder.entry)
             for block in range(holder.known + 1, tokens // self.size + 1):
-                pending.append((block * self.size - tokens, holder.entry.admission, block, holder))
+                since = block * self.size - tokens
+                if self._since is not None:
+                    since = self._since(holder.entry, block * self.size)
+                pending.append((since, holder.entry.admission, block, holder))
         for _, _, block, holder in sorted(pending, key=lambda row: row[:3]):
             self._learn(holder, block)
 

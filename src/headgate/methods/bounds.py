@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf, sqrt
 from typing import NamedTuple
 
@@ -57,12 +57,17 @@ class Requests:
     """Lengths as samples: prompts, decode iterations, and how much each pair weighs (None: all alike).
 
     Decode iterations are output tokens less one, for the prompt's last step brings the first; the paper
-    counts one more, that of the stop token.
+    counts one more, that of the stop token. With speculation an iteration brings `burst` tokens on average.
     """
 
     prompts: Floats
     decodes: Floats
     weights: Floats | None = None
+    burst: float = 1.0
+
+    def in_steps(self, burst: float) -> Requests:
+        """The same, whose decodes were counted in tokens, where an iteration brings that many of them."""
+        return self if burst == 1 else replace(self, decodes=self.decodes / burst, burst=burst)
 
     @classmethod
     def of(cls, prompts: ArrayLike, decodes: ArrayLike, weights: ArrayLike | None = None) -> Requests:
@@ -138,9 +143,10 @@ def linear_bound(
     Constants are counted, shared by as many as a step may hold, so the bound belongs to the engine's limits.
     """
     prompts, decodes = requests.prompts, requests.decodes
-    contexts = decodes * prompts + decodes * (decodes + 1) / 2
+    contexts = decodes * prompts + decodes * (requests.burst * decodes + 1) / 2
     need = Need(requests.mean(decodes), requests.mean(prompts), requests.mean(contexts))
-    room = StepRoom(slots, budget, kv_tokens, float(prompts.min()) + 1, float((prompts + decodes).max()))
+    longest = float((prompts + requests.burst * decodes).max())
+    room = StepRoom(slots, budget, kv_tokens, float(prompts.min()) + 1, longest)
     prices = least_prices(cost, need, room)
     each = prices.decode * decodes + prices.prompt * prompts + prices.context * contexts
     return Bound(

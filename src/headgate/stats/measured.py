@@ -93,6 +93,7 @@ class Latencies:
     decode: Floats  # from the first token to the last
     gaps: Floats  # how many gaps that time holds: output tokens less one
     tpot: Floats  # the mean of those gaps; needs two tokens
+    deliveries: Floats  # the same number where a step brings one token; with speculation fewer
 
     @classmethod
     def of(cls, run: Run) -> Latencies:
@@ -102,7 +103,20 @@ class Latencies:
         decode = np.where(done, requests["finished"] - requests["first_token"], np.nan)
         gaps = np.where(done, requests["output"] - 1.0, np.nan)
         tpot = np.where(gaps > 0, decode / np.maximum(gaps, 1.0), np.nan)
-        return cls(ttft, e2e, decode, gaps, tpot)
+        return cls(ttft, e2e, decode, gaps, tpot, _deliveries(run, done) if speculates(run) else gaps)
+
+
+def speculates(run: Run) -> bool:
+    """Whether a step may have brought several tokens of a request: gaps are then between deliveries."""
+    return bool(run.meta.get("speculation"))
+
+
+def _deliveries(run: Run, done: Flags) -> Floats:
+    """Steps that brought tokens of each request after its first, prompts computed again among them."""
+    stays = run.stays
+    steps = stays["ticks"] + ~np.isnan(stays["gap"])
+    counted = np.bincount(run.rows_of(stays["request"]), steps, minlength=len(done))
+    return np.where(done, counted, np.nan)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,16 @@ from headgate.record.tables import ENDS, Flags, Floats, Integers, Run
 from headgate.stats import flow
 from headgate.stats.figures import Estimate, Figures, PartOrder, Spread, figures, per_batch, spread_of_mean
 from headgate.stats.flow import Window
-from headgate.stats.measured import Latencies, Measured, Promises, by_mean, promised, weighed, weights
+from headgate.stats.measured import (
+    Latencies,
+    Measured,
+    Promises,
+    by_mean,
+    promised,
+    speculates,
+    weighed,
+    weights,
+)
 from headgate.stats.tenants import TenantFigures, compute_tenants
 
 
@@ -139,6 +148,7 @@ class Metrics:
     prefix_cache: PrefixHits | None = None  # None: there was none, or requests shared nothing
     value_kept: float | None = None  # weights of kept promises over those of all; None: none has a weight
     tenants: TenantFigures | None = None
+    bursts: bool = False  # steps may bring several tokens: `itl` and `longest_gap` are between deliveries
 
     @property
     def rough(self) -> tuple[str, ...]:
@@ -149,8 +159,8 @@ class Metrics:
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for strict JSON: what is not known is None."""
         plain: dict[str, Any] = without_nan(asdict(self))
-        for name in ("prefix_cache", "value_kept", "tenants"):
-            if getattr(self, name) is None:
+        for name in ("prefix_cache", "value_kept", "tenants", "bursts"):
+            if getattr(self, name) in (None, False):
                 del plain[name]
         for kind, row in zip(self.kinds, plain["kinds"], strict=True):
             if kind.standing is None:
@@ -208,6 +218,7 @@ def compute_metrics(measured: Measured) -> Metrics:
         prefix_cache=prefix_hits(run),
         value_kept=_value_kept(run, chosen, promises),
         tenants=compute_tenants(run, chosen, promises),
+        bursts=speculates(run),
     )  # fmt: skip
 
 
@@ -221,8 +232,9 @@ def rate_spread(window: Window, amount: Floats) -> Spread:
 
 
 def gap_spread(latencies: Latencies, window: Window) -> Spread:
-    """The mean gap between tokens by batch: the decode time of its requests over their gaps."""
-    return Spread.of_ratio(per_batch(window.batch, latencies.decode), per_batch(window.batch, latencies.gaps))
+    """The mean gap between deliveries by batch: the decode time of its requests over their gaps."""
+    gaps = per_batch(window.batch, latencies.deliveries)
+    return Spread.of_ratio(per_batch(window.batch, latencies.decode), gaps)
 
 
 def share_spread(promises: Promises, window: Window) -> Spread:

@@ -10,7 +10,7 @@ import numpy as np
 from headgate.record.tables import ENDS, Flags, Floats, Run
 from headgate.stats.figures import Figures, figures
 from headgate.stats.gaps import Gaps
-from headgate.stats.measured import Latencies, Measured
+from headgate.stats.measured import Latencies, Measured, speculates
 
 BACKEND = "headgate-sim"
 MILLISECONDS = 1000.0
@@ -76,7 +76,11 @@ def _latency(name: str, latency: Figures) -> dict[str, float | None]:
 
 
 def _most_tokens(run: Run, gaps: Gaps, begin: float) -> float:
-    """Most output tokens within one second of the clock."""
+    """Most output tokens within one second of the clock; with speculation each delivery is an average one."""
+    done, latencies = run.completed(), Latencies.of(run)
+    burst = 1.0
+    if speculates(run) and (deliveries := float(latencies.deliveries[done].sum())):
+        burst = float(latencies.gaps[done].sum()) / deliveries
     first = run.requests["first_token"]
     opening = run.stays["opened"][~np.isnan(run.stays["gap"])]  # tokens that ended a prompt done again
     single = np.concatenate((first[~np.isnan(first)], opening))
@@ -85,7 +89,7 @@ def _most_tokens(run: Run, gaps: Gaps, begin: float) -> float:
         second = np.floor(ends - begin)
         edges = np.flatnonzero(np.diff(second, prepend=-1.0))  # where another second begins
         seconds.append(second[edges])
-        counts.append(np.add.reduceat(tokens.astype(np.float64), edges))
+        counts.append(burst * np.add.reduceat(tokens.astype(np.float64), edges))
     return float(_by_second(seconds, counts).max(initial=0.0))
 
 

@@ -250,7 +250,7 @@ def most_beside(
             np.full(len(others[0]), (1 - share) / len(others[0])),
             np.full(len(prompts), share / len(prompts)),
         )
-        lengths = Requests.of(*both, weights)
+        lengths = Requests.of(*both, weights).in_steps(engine.burst)
         return engine_bound(engine.cost, lengths, engine.running, engine.batch_tokens, engine.kv_tokens).rate
 
     alone, low, high = total(0.0), 0.0, 1.0

@@ -76,7 +76,13 @@ def chosen_folder(cache: str | None) -> Path | None:
 def file_of(folder: Path, engine: Engine, traffic: SearchTraffic, rest: object) -> Path:
     """Where the answers for such engines and requests are; `rest` is what else all runs share."""
     digest = hashlib.sha256(f"{VERSION} {_of_code()}".encode())
-    limits = (repr(engine.cost), repr(engine.cost.host), engine.limits, engine.prefix_cache)
+    limits = (
+        repr(engine.cost),
+        repr(engine.cost.host),
+        engine.limits,
+        engine.prefix_cache,
+        engine.speculation,
+    )
     shared = (traffic.requests, traffic.levels, traffic.classes, traffic.recorded)
     digest.update(repr((limits, shared, rest)).encode())
     digest.update(repr((traffic.words.arrivals, traffic.words.burstiness)).encode())

@@ -137,12 +137,48 @@ class HostTerms(Terms):
     ungraphed: float = 0.0
     graph: int = 0
 
-    def seconds(self, shape: Shape) -> float:
-        """For a step of that shape; with chunks unknown, prompts count as one."""
+    def seconds(self, shape: Shape, width: int = 1) -> float:
+        """For a step of that shape with `width` tokens a decode; with chunks unknown, prompts count as one.
+
+        Decodes alone are assumed to fit the graphs unless they verify drafts.
+        """
         decodes, _, prefill, _, chunks = shape
         requests = decodes + (len(chunks) or bool(prefill))
         spent = self.constant + self.per_request * requests
+        beyond = 0 < self.graph < decodes * width + prefill
         if not prefill:
-            return spent
-        beyond = 0 < self.graph < decodes + prefill
+            return spent + self.ungraphed if beyond and width > 1 else spent
         return spent + (self.ungraphed if beyond else self.prompts)
+
+
+@dataclass(frozen=True)
+class DraftTerms(Terms):
+    """What speculative decoding takes beside the verification of 1 + `drafts` tokens a decode, in seconds.
+
+    `draft` for each pass of the drafter and `draft_per_decode` for each decode in it, `drafts` passes a step;
+    `speculating` for any step with drafts (rejection sampling, more work of the host). A card says the most
+    drafts that were measured; an engine runs with as many or fewer. `method` is vLLM's.
+    """
+
+    drafts: int
+    draft: float = 0.0
+    draft_per_decode: float = 0.0
+    speculating: float = 0.0
+    method: str = "eagle"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.drafts < 1:
+            raise ValueError(f"drafts must be at least 1, not {self.drafts}")
+        if self.method not in LOOKAHEAD:
+            raise ValueError(f"method must be one of {', '.join(LOOKAHEAD)}, not {self.method!r}")
+
+    @property
+    def ahead(self) -> int:
+        """KV tokens that vLLM keeps for a decode beyond those it computes: its `num_lookahead_tokens`."""
+        times, more = LOOKAHEAD[self.method]
+        return times * self.drafts + more
+
+
+# By method: times the drafts, and more
+LOOKAHEAD = {"eagle": (1, 0), "mtp": (1, 0), "draft_model": (1, 0), "dflash": (1, 1), "ngram": (0, 0)}

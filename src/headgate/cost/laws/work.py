@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from headgate.core.build import mypyc_attr
 from headgate.cost.laws.linear import CompiledCost, LinearCost
-from headgate.cost.laws.terms import DecodeTerms, HostTerms, MixedTerms, PrefillTerms, WorkTerms
+from headgate.cost.laws.terms import DecodeTerms, DraftTerms, HostTerms, MixedTerms, PrefillTerms, WorkTerms
 from headgate.cost.model import Chunk, Shape
 
 __all__ = ["WorkCost", "WorkTerms", "experts_met"]
@@ -28,11 +28,23 @@ class WorkCost(CompiledCost):
 
     `host`, where it is known, is for drivers that follow an asynchronous engine step by step: they take the
     GPU's time from `unhosted` and reckon the host beside it.
+
+    With `drafting` each decode computes 1 + drafts tokens in the linear layers, reads its KV once, and the
+    drafter's passes come on top. The drafter's own prompts, weights and KV are not reckoned.
     """
 
-    def __init__(self, terms: WorkTerms, host: HostTerms | None = None) -> None:
+    def __init__(
+        self, terms: WorkTerms, host: HostTerms | None = None, drafting: DraftTerms | None = None
+    ) -> None:
         self.terms = terms
         self.host = host
+        self.drafting = drafting
+        self.width = 1 + drafting.drafts if drafting else 1
+        # What a step with decodes takes for drafts, and each of its decodes
+        self._drafts = (0.0, 0.0)
+        if drafting:
+            fixed = drafting.drafts * drafting.draft + drafting.speculating
+            self._drafts = (fixed, drafting.drafts * drafting.draft_per_decode)
         self.switch = terms.switch
         self.by_chunk = any(
             value > 0 for value in (terms.per_attention, terms.per_prompt, terms.host_per_request)
@@ -55,15 +67,16 @@ class WorkCost(CompiledCost):
         self._tiles = terms.tile, terms.least_tokens, terms.per_token
 
     def __repr__(self) -> str:
-        return f"WorkCost({self.terms})"
+        return f"WorkCost({self.terms}, {self.drafting})" if self.drafting else f"WorkCost({self.terms})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, WorkCost):
             return NotImplemented
-        return self.terms == other.terms and self.host == other.host
+        mine, theirs = (self.terms, self.host, self.drafting), (other.terms, other.host, other.drafting)
+        return mine == theirs
 
     def __hash__(self) -> int:
-        return hash((self.terms, self.host))
+        return hash((self.terms, self.host, self.drafting))
 
     def seconds(self, shape: Shape) -> float:
         decodes, context, prefill, behind, chunks = shape
@@ -81,7 +94,7 @@ class WorkCost(CompiledCost):
         constant, per_behind, per_attention, per_prompt = self._prompts
         spent = (
             constant
-            + self._layers(decodes + prefill)
+            + self._layers(decodes * self.width + prefill)
             + per_behind * behind
             + per_attention * pairs
             + per_prompt * len(parts)
@@ -94,23 +107,27 @@ class WorkCost(CompiledCost):
                 + per_context * context
                 + per_meeting * (decodes / (decodes + prefill)) * prefill
             )
+            if self.drafting is not None:
+                spent += self._drafts[0] + self._drafts[1] * decodes
         if not self._hosted:
             return spent
         requests = decodes + (len(parts) or 1)
-        return max(spent, self.terms.host_prompts + self._launch(requests, decodes + prefill))
+        return max(spent, self.terms.host_prompts + self._launch(requests, decodes * self.width + prefill))
 
     def decode_line(self, decodes: int) -> tuple[float, float]:
         line = self._lines.get(decodes)
         if line is None:
             terms = self.terms
-            fixed = terms.constant + self._layers(decodes) + terms.per_decode * decodes
+            fixed = terms.constant + self._layers(decodes * self.width) + terms.per_decode * decodes
+            if self.drafting is not None:
+                fixed += self._drafts[0] + self._drafts[1] * decodes
             line = self._lines[decodes] = (fixed, terms.per_context)
         return line
 
     def decode_floor(self, decodes: int) -> float:
         if not (self._hosted and decodes):
             return 0.0
-        return self._launch(decodes, decodes)
+        return self._launch(decodes, decodes * self.width)
 
     def _launch(self, requests: int, tokens: int) -> float:
         """What the host takes for a step, prompts apart."""
@@ -120,7 +137,11 @@ class WorkCost(CompiledCost):
 
     def unhosted(self) -> WorkCost:
         nothing: dict[str, Any] = dict.fromkeys(HOST, 0.0)
-        return WorkCost(replace(self.terms, **nothing))
+        return WorkCost(replace(self.terms, **nothing), drafting=self.drafting)
+
+    def speculating(self, drafting: DraftTerms | None) -> WorkCost:
+        """The same on an engine that verifies so many drafts a step; None: none."""
+        return WorkCost(self.terms, self.host, drafting)
 
     def graphed(self, tokens: int) -> WorkCost:
         """The same on an engine whose largest CUDA graph holds that many tokens.
@@ -131,18 +152,19 @@ class WorkCost(CompiledCost):
         terms, host = self.terms, self.host
         if host is not None and host.graph:
             host = replace(host, graph=tokens)
-        return WorkCost(replace(terms, graph=tokens) if terms.graph else terms, host)
+        return WorkCost(replace(terms, graph=tokens) if terms.graph else terms, host, self.drafting)
 
     def below(self) -> LinearCost:
         """Straight lines that never cost more: no tiles, no host, no attention among prompt tokens."""
         terms = self.terms
-        decode, read = terms.per_token + terms.per_decode, terms.per_context
+        drafts, each = self._drafts
+        decode, read = self.width * terms.per_token + terms.per_decode + each, terms.per_context
         prompts = terms.constant + terms.prompt_constant
         return LinearCost(
-            DecodeTerms(terms.constant, decode, read),
+            DecodeTerms(terms.constant + drafts, decode, read),
             PrefillTerms(prompts, terms.per_token, read),
             MixedTerms(
-                constant=prompts + terms.mixed_constant,
+                constant=prompts + terms.mixed_constant + drafts,
                 per_prefill=terms.per_token,
                 per_decode=decode + terms.mixed_per_decode,
                 per_context=read + terms.mixed_per_context,

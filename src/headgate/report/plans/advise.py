@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from shlex import quote
 
@@ -9,11 +10,17 @@ from headgate.advisor.advice import Advice, Advised
 from headgate.advisor.capacity.plan import PolicyRate, apart
 from headgate.advisor.capacity.traffic import promised_gap
 from headgate.advisor.flags import FLAG, WHY, graph_flag, loaded_with, model_of
+from headgate.cost.laws.terms import DraftTerms
+from headgate.cost.laws.work import WorkCost
 from headgate.cost.likeness import throughput_error
 from headgate.report import document as doc
 from headgate.report.plans.capacity import apart_said, asked, bar_of, engines_range, left_said, rate_bars
 from headgate.report.plans.flags import UNNAMED, pasted, unnamed
 
+OTHER_DRAFTS = (
+    "All rates are simulated with the drafts that --speculate names. headgate plan speculation says whether "
+    "fewer, more or none serve better at your load, and prints vLLM's schedule of them by batch size."
+)
 SIMULATED = "All rates are simulated with such graphs, those of vLLM at its defaults too."
 HELD = "What one engine holds under the promise; the thin line is the interval over seeds."
 CARE = (
@@ -43,7 +50,7 @@ def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> do
     )
     about = f"card {advice.start.card.name}, {advice.start.workload}"
     graphs = (f"{FLAG}: {WHY} {SIMULATED}",) if promised_gap(advice.levels) is not None else ()
-    notes = (*advice.notes, *graphs)
+    notes = (*advice.notes, *graphs, *([OTHER_DRAFTS] if advice.start.engine.speculation else []))
     return doc.plan_page("Advice", about, answer(advice), sections, notes, command, CARE, answer_first=True)
 
 
@@ -175,9 +182,20 @@ def serve_line(advice: Advice, each: Advised, model: str) -> doc.Code:
     return pasted([*parts, *_limits(advice, each)])
 
 
+def drafting(advice: Advice) -> DraftTerms:
+    """What its drafts take."""
+    cost = advice.start.engine.cost
+    assert isinstance(cost, WorkCost)
+    assert cost.drafting is not None
+    return cost.drafting
+
+
 def _limits(advice: Advice, each: Advised) -> list[str]:
     flags = loaded_with(advice.start.card, advice.start.engine.longest)
     flags += [f"--max-num-seqs {each.slots}", f"--max-num-batched-tokens {each.budget}"]
+    if speculation := advice.start.engine.speculation:
+        words = json.dumps({"method": drafting(advice).method, "num_speculative_tokens": speculation.drafts})
+        flags.append(f"--speculative-config {quote(words)}")
     if promised_gap(advice.levels) is not None:
         flags.append(f"{FLAG} {graph_flag(each.budget, advice.start.settings.graph).value}")
     return flags

@@ -111,7 +111,8 @@ def latencies(metrics: Mapping[str, Metrics]) -> Grid:
     """TTFT, TPOT, ITL and E2E of every run, each in its own unit."""
     alone, rows = len(metrics) == 1, []
     for name, found in metrics.items():
-        parts = {"TTFT": found.ttft, "TPOT": found.tpot, "ITL": found.itl, "E2E": found.e2e}
+        gap = "gap of deliveries" if found.bursts else "ITL"
+        parts = {"TTFT": found.ttft, "TPOT": found.tpot, gap: found.itl, "E2E": found.e2e}
         rows += [(*(() if alone else row(name)), *_latency(*part)) for part in parts.items()]
     heads = ("latency", "mean", "95 % interval", "median", "p90", "p95", "p99", "std")
     notes = tuple(dict.fromkeys(found.rule for found in metrics.values()))

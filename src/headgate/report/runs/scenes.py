@@ -16,7 +16,7 @@ from headgate.methods.bounds import Bound, Requests, engine_bound
 from headgate.record.tables import Run
 from headgate.stats.comparison import Comparison, compare
 from headgate.stats.flow import offered
-from headgate.stats.measured import Measured
+from headgate.stats.measured import Measured, speculates
 from headgate.stats.metrics import Metrics
 
 RATE, CLIENTS, AT_ONCE = "rate", "clients", "all-at-once"
@@ -144,6 +144,8 @@ class Scene:
         if any(found.prefix_cache for found in self.metrics.values()):
             return None  # prompts that are found cost less than the bound counts
         lengths = Requests.of(run.requests["prompt"][done], run.requests["output"][done] - 1)
+        if speculates(run):
+            return None  # what drafts take is not recorded
         try:
             cost = recorded_card(run.meta["card"]).cost
             return engine_bound(

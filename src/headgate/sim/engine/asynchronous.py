@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop
+from itertools import accumulate
 from math import inf, nan
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from headgate.core.policy import BatchPolicy, End, Observer
 from headgate.core.request import Request
 from headgate.cost.model import Shape, StepCost
 from headgate.kv.prefix import Pieces
+from headgate.sim.engine.bursts import Bursts
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import ADMISSION, LIMIT, STOPPED, VirtualEngine
 from headgate.sim.engine.steps import LONG, StepClock, needed, step_ends
@@ -96,13 +98,16 @@ class Ahead(VirtualEngine):
         leases: bool = True,
         on_leave: Callable[[int, float], None] = lambda id, now: None,
         contents: Sequence[Pieces] | None = None,
+        bursts: Bursts | None = None,
     ) -> None:
         self._later = DelayedEvents(observers)
         self._air: Composed | None = None  # composed last
         self._landing: Composed | None = None  # the one before it, seen when `settle` is called
         self._seen = -inf  # when the last tokens were
-        super().__init__(engine, policy, lengths, (self._later,), leases, on_leave, contents)
+        super().__init__(engine, policy, lengths, (self._later,), leases, on_leave, contents, bursts)
         self._launches = self._pace = Launches(engine.cost)
+        if bursts is not None:
+            self._launches.ledger = self.ledger
 
     @property
     def occupied(self) -> bool:
@@ -149,7 +154,9 @@ class Ahead(VirtualEngine):
             end, _, id = heappop(self._ends)
             entry = self.ledger.decoding.get(id)
             if entry is not None and entry.end == end:
-                known = entry.generated >= min(entry.limit, self.longest - entry.prompt)
+                # Of drafts it cannot tell beforehand, so all but one of a burst count as rejected
+                sure = entry.generated - entry.burst + 1
+                known = sure >= min(entry.limit, self.longest - entry.prompt)
                 if known or not entry.rolls:
                     self._stop(entry)
                 whole = entry.generated >= self._lengths[entry.id]
@@ -166,6 +173,7 @@ class Ahead(VirtualEngine):
     def _run_decodes(self, start: float, decodes: int, context: int, most: int, stop: float) -> None:
         """The newest step is on its way; the clock goes to the end of the one before it, as it is seen."""
         ends = NO_ENDS  # of the steps before each of these, where an observer wants them
+        tick = self.ledger.tick
         if self._later.hear.each_end or self.hear.stepped:
             ends = self._launches.decode_ends(decodes, context, most, start, stop)
             count, first, second, third, before, last = moments(ends)
@@ -184,12 +192,17 @@ class Ahead(VirtualEngine):
             newest = self._air  # until now the first of them, which no request has joined or left
             assert newest is not None
             newest.composed, newest.done, newest.date = third, last, before
-            newest.work = decodes, context + (count - 2) * decodes, 0, 0
+            newest.work = decodes, self._read(context, decodes, tick, count - 2), 0, 0
         if count > 1:
-            start, context = before, context + (count - 1) * decodes
+            start, context = before, self._read(context, decodes, tick, count - 1)
         self._compose(start, last, (decodes, context, 0, 0))
         self.last_start = start
         self.lease.ran(count, self.now)
+
+    def _read(self, context: int, decodes: int, tick: int, steps: int) -> int:
+        """The context that decodes read after so many steps more, the first of which began at `tick`."""
+        growth = self.ledger.growth
+        return context + (steps * decodes if growth is None else sum(growth[tick : tick + steps]))
 
     def _ran_prompts(
         self, start: float, end: float, decodes: int, context: int, prefill: int, behind: int
@@ -203,7 +216,7 @@ class Ahead(VirtualEngine):
         self._landing, self._air = self._air, Composed(start, self._launches.done, now, work)
         if work[0]:
             blocks, ledger = self.blocks, self.ledger
-            blocks.take(blocks.growers[ledger.tick % blocks.size])
+            blocks.take(blocks.growers[ledger.tick % blocks.ring])
             ledger.ticks(1, now)
 
     def _tell_steps(
@@ -263,7 +276,7 @@ class Ahead(VirtualEngine):
         """It gets no token after the step on its way, and keeps its slot and its KV."""
         self._date(entry)
         if entry.rolls:
-            self.blocks.roll(entry.held_kv, self.ledger.tick, by=-1)
+            self._unroll(entry)
             self.ledger.retire(entry)
         self.ledger.held.pop(entry.id, None)
 
@@ -272,8 +285,9 @@ class Ahead(VirtualEngine):
         if air is None:
             return 0
         if entry.rolls and air.work[0] and entry.ticked:
-            return 1
-        return int(any(one is entry and tokens == entry.generated for one, tokens in air.dated))
+            return entry.burst
+        newest = any(one is entry and tokens == entry.generated for one, tokens in air.dated)
+        return entry.burst if newest else 0
 
     def _goes(self, entry: Entry, how: End) -> None:
         """It leaves when the tokens of the step on its way are seen."""
@@ -324,12 +338,12 @@ class Launches(StepClock):
     and the next one may be composed.
     """
 
-    __slots__ = ("_host", "_spent", "done")
+    __slots__ = ("_host", "_spent", "_width", "done")
 
     def __init__(self, cost: StepCost) -> None:
         host = cost.host
         super().__init__(cost.unhosted() if host else cost)
-        self._host = host
+        self._host, self._width = host, cost.width
         self._spent: dict[int, float] = {}  # the host's seconds for a step of so many decodes
         self.done = -inf  # when the GPU has done all that was launched
         self.by_chunk = self.by_chunk or host is not None  # it counts prompts
@@ -337,7 +351,7 @@ class Launches(StepClock):
     def prompts_end(self, start: float, shape: Shape) -> float:
         before = self.done
         end = super().prompts_end(max(start, before), shape)
-        launched = start if self._host is None else start + self._host.seconds(shape)
+        launched = start if self._host is None else start + self._host.seconds(shape, self._width)
         self.done = max(end, launched)
         return max(max(start, before), launched)
 
@@ -363,13 +377,17 @@ class Launches(StepClock):
         if start + spent <= self.done and spent <= first:  # nor later: steps do not get shorter
             begun = self.done
             line = fixed, slope
-            ends = step_ends(self._cost, line, decodes, context, most, begun, stop, more, least)
+            if self.ledger is None:
+                ends = step_ends(self._cost, line, decodes, context, most, begun, stop, more, least)
+            else:
+                self._more = more
+                ends = self.burst_ends(price, context, most, begun, stop)
             self.done = ends.pop()
             ends.insert(0, begun)
             return ends
         now, done, late = start, self.done, start + spent > self.done
         ends = []
-        for read in range(context, context + most * decodes, decodes):
+        for read in self._contexts(decodes, context, most):
             launched = now + spent
             if ends and (now >= stop or (launched > done) is not late):
                 break
@@ -379,13 +397,21 @@ class Launches(StepClock):
         self.done = done
         return ends
 
+    def _contexts(self, decodes: int, context: int, most: int) -> Sequence[int]:
+        """What that many steps read."""
+        ledger = self.ledger
+        if ledger is None:
+            return range(context, context + most * decodes, decodes)
+        assert ledger.growth is not None
+        return list(accumulate(ledger.growth[ledger.tick : ledger.tick + most - 1], initial=context))
+
     def decode_moments(self, decodes: int, context: int, most: int, start: float, stop: float) -> Moments:
         """The `moments` of the same; they are not listed where all steps wait for the GPU."""
         price = fixed, slope, least = self._line(decodes)
         spent, seconds = self._host_seconds(decodes), fixed + slope * context
         if seconds < least:
             seconds = least
-        if not (self._more or start + spent > self.done or spent > seconds):
+        if self.ledger is None and not (self._more or start + spent > self.done or spent > seconds):
             few = needed(most, seconds, self.done, stop) if most >= LONG else most
             if few < LONG:
                 return self._on_the_gpu(price, seconds, decodes, context, few, stop)
@@ -415,7 +441,7 @@ class Launches(StepClock):
             return 0.0
         spent = self._spent.get(decodes)
         if spent is None:
-            spent = self._spent[decodes] = self._host.seconds(Shape(decodes))
+            spent = self._spent[decodes] = self._host.seconds(Shape(decodes), self._width)
         return spent
 
 

@@ -2,11 +2,50 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import NamedTuple
 
 from headgate.core.errors import InputError
 from headgate.cost.card import Card
+from headgate.cost.laws.speculation import Acceptance
 from headgate.cost.model import StepCost
+
+
+class Speculation(NamedTuple):
+    """How an engine speculates; what the drafts take is in its step cost.
+
+    `ahead` are KV tokens that are kept for each decode beyond those it computes. Classes that are not named
+    in `classes` have the acceptance `accept`.
+    """
+
+    drafts: int
+    accept: Acceptance
+    ahead: int = 0
+    classes: tuple[tuple[str, Acceptance], ...] = ()
+
+    def of(self, kind: str) -> Acceptance:
+        """The acceptance of a class."""
+        return dict(self.classes).get(kind, self.accept)
+
+    @property
+    def burst(self) -> float:
+        """Tokens that a decode step delivers on average, of the class with the most."""
+        laws = [law for _, law in self.classes] or [self.accept]
+        return max(law.tokens(self.drafts) for law in laws)
+
+    def said(self) -> dict[str, object]:
+        """For records; a spread that is infinite is None."""
+        laws = {name: _law(law) for name, law in self.classes}
+        return {
+            "drafts": self.drafts,
+            "ahead": self.ahead,
+            **_law(self.accept),
+            **({"classes": laws} if laws else {}),
+        }
+
+
+def _law(accept: Acceptance) -> dict[str, object]:
+    return {"accept": accept.mean, "accept_spread": accept.spread if accept.spread < inf else None}
 
 
 class Engine(NamedTuple):
@@ -28,6 +67,17 @@ class Engine(NamedTuple):
     running: int
     block: int = 16
     prefix_cache: bool = True  # keep KV of prompts and outputs, and find it where requests share content
+    speculation: Speculation | None = None
+
+    @property
+    def width(self) -> int:
+        """Tokens of the budget that a decode takes in a step."""
+        return 1 + self.speculation.drafts if self.speculation else 1
+
+    @property
+    def burst(self) -> float:
+        """Tokens that a decode step brings on average."""
+        return self.speculation.burst if self.speculation else 1.0
 
     @property
     def longest(self) -> int:
@@ -37,7 +87,7 @@ class Engine(NamedTuple):
     @property
     def limits(self) -> dict[str, int]:
         """The numbers by name, for records."""
-        left_out = ("cost", "prefix_cache")
+        left_out = ("cost", "prefix_cache", "speculation")
         return {name: value for name, value in self._asdict().items() if name not in left_out}
 
     def checked(self) -> Engine:
@@ -49,6 +99,12 @@ class Engine(NamedTuple):
             raise InputError(
                 f"engine: a budget of {self.batch_tokens} tokens is below {self.running} running requests; "
                 "a step must hold a token for each decode: raise --budget or lower --slots"
+            )
+        if self.speculation and self.batch_tokens < self.running * self.width:
+            raise InputError(
+                f"engine: a budget of {self.batch_tokens} tokens is below {self.running} running requests of "
+                f"{self.width} tokens each, {self.width - 1} of them drafts; raise --budget or lower --slots "
+                "or --speculate"
             )
         if self.kv_tokens < self.block:
             raise InputError(

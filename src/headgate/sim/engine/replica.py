@@ -19,6 +19,7 @@ from headgate.cost.model import Chunk, Shape
 from headgate.kv.blocks import Blocks
 from headgate.kv.prefix import Pieces, PrefixBlocks
 from headgate.kv.siblings import Chain, Siblings
+from headgate.sim.engine.bursts import Bursts, spread
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.steps import StepClock
 
@@ -34,18 +35,29 @@ ADMISSION = attrgetter("admission")
 class Residents:
     """The state of a virtual engine. Every change touches one request: O(1), or O(log n) for its end."""
 
-    def __init__(self, engine: Engine, lengths: Sequence[int], contents: Contents = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        lengths: Sequence[int],
+        contents: Contents = None,
+        bursts: Bursts | None = None,
+    ) -> None:
         total = engine.kv_tokens // engine.block
         self.cache: PrefixBlocks | None = None
         if contents is not None and engine.prefix_cache:
-            self.blocks: Blocks = (cache := PrefixBlocks(total, engine.block, self._written))
+            written_before = None if bursts is None else self._steps_since
+            self.blocks: Blocks = (cache := PrefixBlocks(total, engine.block, self._written, written_before))
             self.cache, self._contents = cache, contents
             self._siblings = Siblings()
         else:
             self.blocks = Blocks(total, engine.block)
         self._composing = False  # a step with decodes, which write a token each before new prompts enter
-        limits = Limits(engine.batch_tokens, engine.running, engine.block)
+        limits = Limits(engine.batch_tokens, engine.running, engine.block, engine.width)
         self.ledger = Ledger(limits, self.blocks.total * engine.block)
+        self._bursts = bursts  # None: every step of a decode brings a token
+        if bursts is not None:
+            self.blocks.follow()
+            self.ledger.growth = []
         self.longest = engine.longest
         self._lengths = lengths  # true output lengths, by request number; no policy sees them
         self._ends: list[tuple[int, int, int]] = []  # heap: tick of its last token, rank, request
@@ -76,22 +88,41 @@ class Residents:
         ledger.join(entry, now, rolling)
         generated = entry.generated
         remaining = self._whole(entry) - generated
+        if self._bursts is not None:
+            self._bursts.deliver(entry, remaining, self.blocks.size)
         if rolling:
-            self.blocks.roll(entry.prompt + generated - 1, ledger.tick)
+            if self._bursts is None:
+                self.blocks.roll(entry.prompt + generated - 1, ledger.tick)
+            else:
+                remaining = self._roll(entry)
         if rolling or not remaining:
             self._ends_in(entry, remaining)
 
+    def _roll(self, entry: Entry) -> int:
+        """It decodes with the others from now on; the steps it will take."""
+        deliveries = entry.deliveries
+        if deliveries is None:
+            self.blocks.roll(entry.held_kv, self.ledger.tick)
+            return self._whole(entry) - entry.generated
+        spread(entry, self.ledger, self.blocks, 1)
+        return len(deliveries.sums) - 2 - deliveries.at
+
+    def _unroll(self, entry: Entry) -> None:
+        """It will not decode with the others any more; call it before the ledger stops it."""
+        if entry.deliveries is None:
+            self.blocks.roll(entry.held_kv, self.ledger.tick, by=-1)
+        else:
+            spread(entry, self.ledger, self.blocks, -1)
+
     def _hold(self, entry: Entry) -> None:
         """It stops rolling; its end is not known any more."""
-        self.blocks.roll(entry.held_kv, self.ledger.tick, by=-1)
+        self._unroll(entry)
         self.ledger.hold(entry)
         entry.end = NOT_ROLLING
 
     def _resume(self, entry: Entry) -> None:
-        ledger = self.ledger
-        ledger.resume(entry)
-        self.blocks.roll(entry.held_kv, ledger.tick)
-        self._ends_in(entry, self._whole(entry) - entry.generated)
+        self.ledger.resume(entry)
+        self._ends_in(entry, self._roll(entry))
 
     def _ends_in(self, entry: Entry, steps: int) -> None:
         """Its last token comes after so many steps. Those that end together leave by number.
@@ -110,17 +141,23 @@ class Residents:
                 self._siblings.drop(entry.id)
             else:
                 self._siblings.withdraw(entry.id)
+        number = -(-held // blocks.size)
+        if entry.deliveries is not None:
+            number = entry.deliveries.blocks[entry.taken]
         if self.cache is None or not self.cache.holds(entry.id):
-            blocks.give(-(-held // blocks.size))
+            blocks.give(number)
         else:
-            self.cache.release(entry.id, held - self._unseen(entry), -(-held // blocks.size))
+            self.cache.release(entry.id, held - self._unseen(entry), number)
         if entry.rolls:
-            blocks.roll(held, self.ledger.tick, by=-1)
+            self._unroll(entry)
         entry.end = NOT_ROLLING
 
     def _drop(self, entry: Entry) -> None:
         self._free(entry, leaves=False)
         self.ledger.evict(entry)
+        if entry.deliveries is not None:
+            entry.drawn += entry.deliveries.at
+            entry.deliveries = None
         if self.cache is not None:
             self._look(entry)
 
@@ -167,6 +204,19 @@ class Residents:
         """Tokens of a running request that can be found."""
         return entry.held_kv - self._unseen(entry) + (self._composing and entry.rolls)
 
+    def _steps_since(self, entry: Entry, tokens: int) -> int:
+        """How many steps ago so many of its tokens could be found for the first time, below zero."""
+        deliveries, now = entry.deliveries, self._written(entry)
+        if deliveries is None:
+            return tokens - now
+        sums, taken = deliveries.sums, entry.taken
+        first = entry.prompt + entry.generated - 1 - sums[taken]  # KV tokens before its first step
+        step = taken
+        while step and first + sums[step - 1] >= tokens:
+            step -= 1
+        composed = self._composing and entry.rolls
+        return step - taken - composed if first + sums[taken] >= tokens else 0
+
     def _pop_finished(self) -> Entry | None:
         """A request whose last token has come, with the KV given back; None when there is none left."""
         ends, ledger = self._ends, self.ledger
@@ -211,8 +261,9 @@ class VirtualEngine(Residents):
         leases: bool = True,
         on_leave: Callable[[int, float], None] = lambda id, now: None,
         contents: Contents = None,
+        bursts: Bursts | None = None,
     ) -> None:
-        super().__init__(engine.checked(), lengths, contents)
+        super().__init__(engine.checked(), lengths, contents, bursts)
         self.lease = Lease()
         self.plan = Plan()
         self.now = 0.0
@@ -220,6 +271,8 @@ class VirtualEngine(Residents):
         self.asked_now = False  # the plan was made for what the view shows now
         self._idle_since, self._waits = -inf, 0  # how often the policy was asked since then and ran nothing
         self._pace = StepClock(engine.cost)
+        if bursts is not None:
+            self._pace.ledger = self.ledger
         self._observers = tuple(observers)
         self._leases = leases
         self._on_leave = on_leave
@@ -374,7 +427,7 @@ class VirtualEngine(Residents):
     def _decode_span(self, wake: float) -> bool:
         """As many decode-only steps as are sure to be alike: no request joins, leaves or runs out of KV."""
         ledger, lease, blocks = self.ledger, self.lease, self.blocks
-        if blocks.growers[ledger.tick % blocks.size] > blocks.free and not self._make_room():
+        if blocks.growers[ledger.tick % blocks.ring] > blocks.free and not self._make_room():
             return False
         count = ledger.rolling
         stop = wake if wake < lease.time else lease.time
@@ -387,7 +440,10 @@ class VirtualEngine(Residents):
         steps = self._next_end() - tick
         if lease.steps < steps:
             steps = int(lease.steps)
-        if count * (steps // blocks.size + 1) > blocks.free:
+        tokens = steps
+        if self._bursts is not None:
+            tokens = steps * self._bursts.width + self._bursts.slack
+        if count * (tokens // blocks.size + 1) > blocks.free:
             steps = blocks.affordable(tick, steps, count)
         return steps
 

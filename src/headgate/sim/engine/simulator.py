@@ -8,10 +8,11 @@ from math import inf
 from typing import Any, Final
 
 from headgate.core.build import mypyc_attr
-from headgate.core.errors import RunError, one_line
+from headgate.core.errors import InputError, RunError, one_line
 from headgate.core.ledger import Entry, Ledger, Watchdog, entry_of
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.sim.engine.asynchronous import Ahead
+from headgate.sim.engine.bursts import bursts_of
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.forgetful import Forgetful
 from headgate.sim.engine.replica import VirtualEngine
@@ -49,14 +50,19 @@ class Simulator:
         numbered, returned = self.arrivals.numbered, self.arrivals.returned
         lengths: list[int] = numbered(workload.output.tolist())
         contents = numbered(workload.pieces()) if engine.prefix_cache else None
+        bursts = bursts_of(engine, workload, numbered, asynchronous)
         self.replica: VirtualEngine
         if asynchronous:
-            self.replica = Ahead(engine, policy, lengths, observers, leases, returned, contents)
+            self.replica = Ahead(engine, policy, lengths, observers, leases, returned, contents, bursts)
         elif lost:
+            if bursts is not None:
+                raise InputError(
+                    "an engine that speculates loses no output at evictions; give one of the two"
+                )
             self.replica = forgetful = Forgetful(engine, policy, lengths, observers, leases, returned)
             forgetful.lost = lost
         else:
-            self.replica = kind(engine, policy, lengths, observers, leases, returned, contents)
+            self.replica = kind(engine, policy, lengths, observers, leases, returned, contents, bursts)
         self._watchdog = Watchdog(watchdog)
         self._progress = progress
         # When each gives up, if still here, and whether by hanging up; at the same moment patience first.

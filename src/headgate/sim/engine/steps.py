@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from headgate.core.build import compiled
+from headgate.core.ledger import Ledger
 from headgate.cost.laws.linear import CompiledCost
 from headgate.cost.model import Shape, StepCost
 
@@ -72,7 +73,7 @@ class StepClock:
     batch, the host has fallen behind): the cost's `switch`, in seconds per change.
     """
 
-    __slots__ = ("_cost", "_floor", "_law", "_more", "_switch", "by_chunk")
+    __slots__ = ("_cost", "_floor", "_law", "_more", "_switch", "by_chunk", "ledger")
 
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
@@ -82,6 +83,7 @@ class StepClock:
         self._floor = cost.decode_floor if own else None  # asked for at every step, so not without need
         self._more = 0.0  # what the next decode step takes beyond its price
         self.by_chunk = cost.by_chunk
+        self.ledger: Ledger | None = None  # where ticks bring different numbers of tokens: the ledger knows
 
     def prompts_end(self, start: float, shape: Shape) -> float:
         """When a step with prompts ends."""
@@ -92,6 +94,8 @@ class StepClock:
 
     def decode_ends(self, decodes: int, context: int, most: int, start: float, stop: float) -> list[float]:
         """When decode steps end, as `step_ends` says."""
+        if self.ledger is not None:
+            return self.burst_ends(self._line(decodes), context, most, start, stop)
         more, self._more = self._more, 0.0
         fixed, slope, least = self._line(decodes)
         return step_ends(self._cost, (fixed, slope), decodes, context, most, start, stop, more, least)
@@ -100,6 +104,9 @@ class StepClock:
         self, decodes: int, context: int, most: int, start: float, stop: float
     ) -> tuple[int, float, float, float]:
         """The same steps, none of whose ends is asked for: how many, the first end and the last two."""
+        if self.ledger is not None:
+            bursts = self.burst_ends(self._line(decodes), context, most, start, stop)
+            return len(bursts), bursts[0], bursts[-2] if len(bursts) > 1 else start, bursts[-1]
         fixed, slope, least = self._line(decodes)
         seconds = fixed + slope * context
         if seconds < least:
@@ -124,6 +131,30 @@ class StepClock:
             count += 1
         return count, first, before, end
 
+    def burst_ends(
+        self, price: tuple[float, float, float], context: int, most: int, start: float, stop: float
+    ) -> list[float]:
+        """The same where each step brings as many tokens as the ledger has for its tick."""
+        ledger = self.ledger
+        assert ledger is not None
+        assert ledger.growth is not None
+        fixed, slope, least = price
+        growth, tick = ledger.growth, ledger.tick
+        more, self._more = self._more, 0.0
+        ends: list[float] = []
+        end, read = start, context
+        while True:
+            seconds = fixed + slope * read
+            if seconds < least:
+                seconds = least
+            end += seconds + more
+            ends.append(end)
+            if end >= stop or len(ends) >= most:
+                return ends
+            more = 0.0
+            read += growth[tick]
+            tick += 1
+
     def _line(self, decodes: int) -> tuple[float, float, float]:
         """The cost's `decode_line` and `decode_floor`, asked once for each run of steps."""
         if self._law is None:
@@ -138,11 +169,21 @@ class StepClock:
         Early by more than rounding can move it and by far less than a step, so always in the last one.
         """
         fixed, slope, least = self._line(decodes)
+        if self.ledger is not None:
+            later = self._more
+            ends = self.burst_ends((fixed, slope, least), context, steps, start, inf)
+            self._more = later
+            begins = ends[-2] if steps > 1 else start
+            return _late_in(begins, ends[-1] - begins)
         before, rise, first = steps - 1, slope * decodes, fixed + slope * context
         low = 0  # steps that the floor holds up
         if first < least:
             low = before if rise <= 0 else min(before, ceil((least - first) / rise))
         line = (before - low) * (first + rise * (before - 1 + low) / 2)
         last = max(first + rise * before, least)
-        begins = start + self._more + low * least + line
-        return begins + last / 2 + max(0.0, last * (0.5 - EARLY) - ROUNDING * (begins + last))
+        return _late_in(start + self._more + low * least + line, last)
+
+
+def _late_in(begins: float, last: float) -> float:
+    """Just before a step of `last` seconds ends."""
+    return begins + last / 2 + max(0.0, last * (0.5 - EARLY) - ROUNDING * (begins + last))

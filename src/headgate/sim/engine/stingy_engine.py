@@ -29,7 +29,8 @@ class StingyEngine(VirtualEngine):
 
     def _budget(self) -> int:
         budget = super()._budget()
-        return max(len(self.ledger.decoding) + 1, budget // 2) if self.mood() < HALVES else budget
+        least = len(self.ledger.decoding) * self.ledger.limits.decode_width + 1
+        return max(least, budget // 2) if self.mood() < HALVES else budget
 
     def _admit(self, entry: Entry) -> bool:
         if self.mood() < REFUSES:

@@ -20,6 +20,7 @@ from headgate.core.request import Request
 from headgate.core.roster import Member
 from headgate.kv.transfer import Transfer
 from headgate.record.fleet_recorder import FleetRecorder
+from headgate.sim.engine.bursts import bursts_of
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import PATIENT_DOG, REPORT_EVERY, Arrivals, arrivals_of
 from headgate.sim.fleet.fleet_engine import (
@@ -99,6 +100,7 @@ class FleetSimulator:
         numbered = self.arrivals.numbered
         self._lengths: list[int] = numbered(workload.output.tolist())
         self._contents = numbered(workload.pieces()) if engine.prefix_cache else None
+        self._bursts = bursts_of(engine, workload, numbered)
         self._patience: list[float] = numbered(workload.patience.tolist())
         self._abort: list[float] = numbered(workload.abort.tolist())
         self._fits = workload.prompt < engine.longest
@@ -163,6 +165,7 @@ class FleetSimulator:
             on_end=on_end,
             on_part=on_part,
             contents=self._contents,
+            bursts=self._bursts,
         )
         member.inside = station = FleetEngine(id, replica, watchdog, self._porter, self._catch_up)
         return station

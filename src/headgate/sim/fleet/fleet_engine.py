@@ -16,6 +16,7 @@ from headgate.core.policy import BatchPolicy, End
 from headgate.core.request import Request
 from headgate.kv.prefix import NOTHING, Pieces
 from headgate.record.fleet_recorder import EngineRecorder
+from headgate.sim.engine.bursts import Bursts
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import LIMIT, STOPPED, VirtualEngine
 
@@ -283,6 +284,7 @@ class FleetReplica(VirtualEngine):
         on_end: Callable[[Entry, End], None],
         on_part: Callable[[Entry], None],
         contents: Sequence[Pieces] | None = None,
+        bursts: Bursts | None = None,
     ) -> None:
         self.done: list[Entry] = []  # prompts that the step under way completes
         self._passing: dict[int, tuple[int, int | None]] = {}  # sent for their prompt: true limit and guess
@@ -290,7 +292,9 @@ class FleetReplica(VirtualEngine):
         self._parked: dict[int, int] = {}  # request to the KV blocks kept for it until they are copied
         self._span = 0, 0, 0  # decodes, their context and steps of the span that was put off
         self._recorder, self._on_end, self._on_part = recorder, on_end, on_part
-        super().__init__(engine, policy, lengths, (recorder,), leases, contents=contents)
+        # Blocks that a decode takes in a step
+        self._most_at_once = 1 if bursts is None else bursts.slack // engine.block + 1
+        super().__init__(engine, policy, lengths, (recorder,), leases, contents=contents, bursts=bursts)
 
     def cached(self, request: Request) -> int:
         if self.cache is None:
@@ -309,7 +313,7 @@ class FleetReplica(VirtualEngine):
         ledger, lease, blocks = self.ledger, self.lease, self.blocks
         if lease.ended or self.plan.decode is NONE or not ledger.rolling:
             return None
-        if blocks.growers[ledger.tick % blocks.size] > blocks.free:
+        if blocks.growers[ledger.tick % blocks.ring] > blocks.free:
             return AT_ONCE
         count, context = ledger.rolling, ledger.context + ledger.rolling
         steps = self._alike_steps(count)
@@ -366,6 +370,7 @@ class FleetReplica(VirtualEngine):
         self._recorder.parted(entry)
         self.policy.finished(entry, now, LIMIT)
         entry.limit, entry.guess = passing
+        entry.deliveries = None
         need = self.blocks.of(entry.prompt + entry.generated - 1)
         self._keep(entry, need)  # settling has just given them back
         self._parked[entry.id] = need
@@ -414,7 +419,7 @@ class FleetReplica(VirtualEngine):
         A block for every decode, whether it is due now or not: then the answer does not change within a span.
         """
         need = self.blocks.of(handover.tokens)
-        spare = self.blocks.free - self.ledger.rolling
+        spare = self.blocks.free - self.ledger.rolling * self._most_at_once
         for prompt in self._prompts:
             spare -= self._still_needs(prompt)
         if need > spare:
@@ -459,9 +464,10 @@ class FleetReplica(VirtualEngine):
         if self.cache is not None and not self.cache.holds(entry.id):
             self.cache.hold(entry, self._contents[entry.id], NOTHING)
             self.cache.learn(entry.id, entry.held_kv)  # KV from elsewhere can be found here
+        if self._bursts is not None:
+            self._bursts.deliver(entry, self._whole(entry) - entry.generated, self.blocks.size)
         if rolls:
-            self.blocks.roll(entry.held_kv, ledger.tick)
-            self._ends_in(entry, self._whole(entry) - entry.generated)
+            self._ends_in(entry, self._roll(entry))
         self.lease.ended = True
         self._recorder.joined(entry, self.now, rolls)
         policy, now = self.policy, self.now

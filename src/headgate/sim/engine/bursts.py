@@ -1,0 +1,115 @@
+"""Speculative decoding in virtual time: which step of a request delivers how many tokens, drawn beforehand.
+
+So n output tokens become m steps, a tick is a step as before, and the ends of requests are known. Decodes do not
+grow by the same in every step any more: their growth stands in two lists by tick, tokens and KV blocks. A request
+that joins adds its own, one that leaves early takes back what would still have come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from headgate.core.ledger import Deliveries, Entry, Ledger
+from headgate.kv.blocks import Blocks
+from headgate.sim.engine.engine import Engine
+from headgate.workloads.workload import Workload
+
+
+class Bursts:
+    """The draws of all requests of a run: the same for every policy, and again after an eviction.
+
+    A step delivers its own token and the drafts accepted before the first that is not, but never more than
+    the output is long. A prompt that is done delivers one token.
+
+    In memory a decode holds, as in vLLM, what it computes in a step and `ahead` tokens more. An asynchronous
+    engine takes all drafts of the step on its way for accepted: it holds as much as that could make. That
+    holds for the first step after a pause too, where vLLM knows better.
+    """
+
+    def __init__(self, engine: Engine, rates: list[float], seeds: list[int], asynchronous: bool) -> None:
+        assert engine.speculation is not None
+        self.width = engine.width
+        self._ahead, self._longest = engine.speculation.ahead, engine.longest
+        self._rates, self._seeds = rates, seeds
+        self._in_flight = self.width if asynchronous else 0
+        # At most so many tokens more than its steps deliver are there for a decode, for bounds
+        self.slack = 2 * self.width + self._ahead + self._in_flight
+
+    def deliver(self, entry: Entry, remaining: int, size: int) -> None:
+        """Its prompt is done, and so many tokens are still to come."""
+        sums, total = [0], 0
+        drawn = self.draw(entry.id, entry.drawn + remaining + 1)
+        for tokens in drawn[entry.drawn :]:
+            if total == remaining:
+                sums.append(total + tokens)
+                break
+            total += tokens
+            if total > remaining:
+                total = remaining
+            sums.append(total)
+        kv = entry.prompt + entry.generated - 1
+        blocks = [-(-kv // size)]
+        wide, held = self.width + self._ahead, self._in_flight
+        for step in range(1, len(sums)):
+            known = kv + sums[step - 1]
+            if held and step > 1:
+                known = kv + sums[step - 2] + held
+            most = known + wide
+            if most > self._longest:
+                most = self._longest
+            need = -(-most // size)
+            blocks.append(need if need > blocks[-1] else blocks[-1])
+        entry.deliveries = Deliveries(sums, blocks)
+
+    def draw(self, id: int, steps: int) -> list[int]:
+        """Tokens of each of its first steps, before the output cuts them."""
+        rate = self._rates[id]
+        if rate >= 1:
+            return [self.width] * steps
+        draws = np.random.default_rng(self._seeds[id]).geometric(1 - rate, steps)
+        drawn: list[int] = np.minimum(draws, self.width).tolist()
+        return drawn
+
+
+def spread(entry: Entry, ledger: Ledger, blocks: Blocks, by: int) -> None:
+    """It begins to roll (by=1), or will not take the steps that are left (by=-1)."""
+    deliveries, growth, growers = entry.deliveries, ledger.growth, blocks.growers
+    assert deliveries is not None
+    assert growth is not None
+    sums, held, tick, taken = deliveries.sums, deliveries.blocks, ledger.tick, entry.taken
+    missing = tick + len(sums) - taken - len(growth)
+    if missing > 0:
+        growth.extend([0] * missing)
+        growers.extend([0] * missing)
+    tokens, need = sums[taken], held[taken]
+    for step in range(taken + 1, len(sums)):
+        growth[tick] += by * (sums[step] - tokens)
+        growers[tick] += by * (held[step] - need)
+        tokens, need = sums[step], held[step]
+        tick += 1
+
+
+def bursts_of(
+    engine: Engine, workload: Workload, numbered: Callable[[Any], Any], asynchronous: bool = False
+) -> Bursts | None:
+    """What the requests of a workload draw on an engine that speculates, by number; None: it does not.
+
+    The draws follow from the requests themselves: other requests draw otherwise.
+    """
+    speculation = engine.speculation
+    if speculation is None:
+        return None
+    origin = crc32(workload.output.tobytes(), crc32(workload.prompt.tobytes()))
+    chance = np.random.default_rng(origin)
+    rates = np.empty(len(workload))
+    for place, kind in enumerate(workload.kinds):
+        mine, law = workload.kind == place, speculation.of(kind.name)
+        certain = not 0 < law.mean < 1 or law.spread == np.inf
+        a, b = law.mean * law.spread, (1 - law.mean) * law.spread
+        rates[mine] = law.mean if certain else chance.beta(a, b, int(np.count_nonzero(mine)))
+    seeds = (np.arange(len(workload), dtype=np.int64) << 32) + origin
+    return Bursts(engine, numbered(rates.tolist()), numbered(seeds.tolist()), asynchronous)

@@ -1,0 +1,166 @@
+"""Acceptance, the step law with drafts, and which k pays; known answers of the design."""
+
+from dataclasses import replace
+from itertools import pairwise
+from math import inf
+
+import pytest
+
+from headgate.core.errors import InputError
+from headgate.cost.card import load_card, parse_card
+from headgate.cost.laws.speculation import (
+    Acceptance,
+    MixedAcceptance,
+    best,
+    crossover,
+    gain,
+    longest_losing,
+    schedule,
+)
+from headgate.cost.laws.terms import DraftTerms, HostTerms
+from headgate.cost.model import Chunk, Shape
+from headgate.experiment.build import make_engine, speculate_settings
+from headgate.experiment.library import card_engine
+from headgate.experiment.settings import experiment
+from headgate.methods.bounds import Requests, engine_bound
+
+FREE = DraftTerms(3)  # a drafter that takes nothing
+COST = load_card("cal-h200-qwen3-8b").cost.unhosted()
+
+
+@pytest.mark.parametrize(
+    "law, drafts, tokens",
+    [
+        (Acceptance(0.7), 3, 2.533),
+        (Acceptance(0.65), 5, 2.6416603125),
+        (Acceptance(1.0), 4, 5.0),
+        (Acceptance(0.0), 4, 1.0),
+        (Acceptance(5.7 / 7.5, 7.5), 8, 4.348994715),
+    ],
+)
+def test_tokens_a_step(law, drafts, tokens):
+    assert law.tokens(drafts) == pytest.approx(tokens, abs=1e-9)
+    assert MixedAcceptance(((0.25, law), (0.75, law))).tokens(drafts) == pytest.approx(tokens, abs=1e-9)
+
+
+def test_a_law_is_found_again():
+    law = Acceptance(0.76, 7.5)
+    found = Acceptance.fitted(law.rates(8))
+    assert found.mean == pytest.approx(0.76, abs=0.006)
+    assert found.spread == pytest.approx(7.5, rel=0.1)
+    alike = Acceptance.fitted(Acceptance(0.6).rates(5))
+    assert (alike.mean, alike.spread) == (pytest.approx(0.6, abs=0.006), inf)
+    published = Acceptance.fitted([0.7568, 0.6011, 0.4976, 0.4113, 0.3538, 0.2980, 0.2608, 0.2229])
+    assert published.tokens(8) == pytest.approx(4.40, abs=0.02)  # vLLM #48892, MTP-8, gsm8k
+
+
+@pytest.mark.parametrize("decodes, ratio", [(32, 1.0), (64, 1.3602), (128, 1.8154), (256, 1.9252)])
+def test_verification_on_the_h200_card(decodes, ratio):
+    found = gain(COST, FREE, Acceptance(0.7), decodes, 1000, 3)
+    assert found.tokens / found.gain == pytest.approx(ratio, abs=5e-5)
+
+
+def test_crossover_on_the_h200_card():
+    law = Acceptance(0.7)
+    assert longest_losing(COST, FREE, law) == pytest.approx(454.27, abs=0.005)
+    assert crossover(COST, FREE, law, 300, 3) == 461
+    assert crossover(COST, FREE, law, 460, 3) is None
+
+
+def test_experts_gain_with_the_batch_and_dense_models_lose():
+    law, drafting = Acceptance(0.7), DraftTerms(3, 0.28e-3)
+    dense = load_card("derived:qwen3-8b@h200").cost.unhosted()
+    experts = load_card("derived:qwen3-30b-a3b@h200").cost.unhosted()
+    small, large = (gain(dense, drafting, law, size, 1000, 3).gain for size in (4, 256))
+    assert small > large
+    small, large = (gain(experts, drafting, law, size, 1000, 3).gain for size in (4, 64))
+    assert small < large
+
+
+def test_schedule_covers_every_batch_and_is_nearly_the_best():
+    law, drafting = Acceptance(0.7), DraftTerms(5, 0.35e-3, 2e-6)
+    ranges = schedule(COST, drafting, law, 1000, 5, 300)
+    assert ranges[0][0] == 1
+    assert ranges[-1][1] == 300
+    assert all(before[1] + 1 == after[0] for before, after in pairwise(ranges))
+    k_of = {size: k for low, high, k in ranges for size in range(low, high + 1)}
+    for size in (1, 8, 32, 100, 200, 300):
+        most = best(COST, drafting, law, size, 1000, 5).gain
+        assert gain(COST, drafting, law, size, 1000, k_of[size]).gain > 0.93 * most
+
+
+def test_a_step_with_drafts_is_the_sum_that_the_law_says():
+    terms = DraftTerms(3, 0.35e-3, 2e-6, 1e-3)
+    cost, shape = COST.speculating(terms), Shape(10, 5000, 100, 0, (Chunk(0, 100),))
+    alone = COST.speculating(None)
+    layers = alone._layers(10 * 4 + 100) - alone._layers(10 + 100)
+    drafts = 3 * (0.35e-3 + 2e-6 * 10) + 1e-3
+    assert cost.seconds(shape) == pytest.approx(alone.seconds(shape) + layers + drafts)
+    only_prompts = Shape(0, 0, 100, 0, (Chunk(0, 100),))
+    assert cost.seconds(only_prompts) == alone.seconds(only_prompts)
+    assert cost != alone
+    assert "DraftTerms" in repr(cost)
+    assert repr(alone) == repr(COST)
+
+
+def test_decodes_with_drafts_may_not_fit_the_graph():
+    host = HostTerms(0.1, ungraphed=2.0, prompts=0.5, graph=100)
+    assert host.seconds(Shape(50)) == host.seconds(Shape(50), 1) == 0.1
+    assert host.seconds(Shape(50), 2) == 0.1
+    assert host.seconds(Shape(50), 3) == 2.1
+
+
+def test_a_card_keeps_what_drafts_take():
+    card = load_card("cal-h200-qwen3-8b")
+    assert "speculation" not in card.text()
+    measured = card.model_copy(update={"speculation": DraftTerms(3, 0.4e-3, 1e-6, 0.1e-3, "mtp")})
+    again = parse_card(measured.text(), "again")
+    assert again.speculation == measured.speculation
+    engine = make_engine(experiment({"speculate": "2:accept=0.6"}), again)
+    assert engine.cost.drafting == replace(again.speculation, drafts=2)
+    assert engine.speculation.ahead == 2
+    with pytest.raises(InputError, match="measured up to 3 drafts"):
+        make_engine(experiment({"speculate": "4:accept=0.6"}), again)
+
+
+def test_a_bound_counts_steps():
+    plain, fast = (card_engine("cal-h200-qwen3-8b", speculate=text) for text in (None, "3:accept=1,draft=0"))
+    lengths = Requests.of([100.0], [400.0])
+    limits = plain.running, plain.batch_tokens, plain.kv_tokens
+    slow = engine_bound(plain.cost, lengths, *limits)
+    quick = engine_bound(fast.cost, lengths.in_steps(fast.burst), *limits)
+    assert fast.burst == 4
+    assert slow.rate < quick.rate < 4.5 * slow.rate
+    assert lengths.in_steps(1.0) is lengths
+
+
+@pytest.mark.parametrize(
+    "text, fault",
+    [
+        ("many", "expect a number of drafts"),
+        ("33", "expect a number of drafts"),
+        ("3:accept=2", "expect a number from 0 to 1"),
+        ("3:spread=0", "spread is '0'"),
+        ("3:accept=x", "accept is 'x'"),
+        ("3:accpt=0.5", "did you mean 'accept'"),
+        ("3:accept=0.5,accept=0.6", "given twice"),
+    ],
+)
+def test_what_speculate_refuses(text, fault):
+    with pytest.raises(InputError, match=fault):
+        speculate_settings(text)
+
+
+@pytest.mark.parametrize(
+    "words, fault",
+    [
+        ({"speculate": "3"}, "needs the share of drafts"),
+        ({"speculate": "3:accept=0.7", "card": "linear-h200-qwen3-8b"}, "prices decodes, not tokens"),
+        ({"speculate": "31:accept=0.7", "budget": 2048}, "raise --budget"),
+        ({"speculate": "3:accept=0.7,method=magic"}, "method must be one of"),
+    ],
+)
+def test_what_an_engine_refuses(words, fault):
+    settings = experiment(words)
+    with pytest.raises(InputError, match=fault):
+        make_engine(settings, load_card(settings.card))
