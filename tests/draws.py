@@ -1,4 +1,4 @@
-"""Random parameters for RAD, Sarathi, SLAI, look-ahead and keep in the small worlds of the tests."""
+"""Random parameters for RAD, Sarathi, SLAI, look-ahead, keep and SGLang in the small worlds of the tests."""
 
 from __future__ import annotations
 
@@ -60,3 +60,18 @@ def draw_keep(draw: st.DrawFn, slots: int, engine: Engine, cost: StepCost) -> Ba
     words["late"] = draw(st.sampled_from([0.01, 0.2]), label="late")
     budget = draw(st.integers(slots, engine.batch_tokens + slots), label="budget")
     return BATCH["keep"](slots=slots, budget=budget, cost=cost, **words)
+
+
+def draw_sglang(draw: st.DrawFn, engine: Engine) -> BatchPolicy:
+    """Pieces below a page, intervals and delays of a few steps, estimates from none to all of the output."""
+    slots = draw(st.integers(1, engine.running + 2), label="slots")
+    words: dict[str, Any] = {"mixed_chunk": draw(st.booleans(), label="mixed_chunk")}
+    words["max_prefill_tokens"] = draw(st.sampled_from([1, 40, 16384]), label="max_prefill_tokens")
+    words["min_free_slots_delay"] = draw(st.integers(0, slots + 1), label="min_free_slots_delay")
+    words["prefill_decode_interval"] = draw(st.sampled_from([0, 0, 1, 5]), label="prefill_decode_interval")
+    words["interval_min_bs"] = draw(st.integers(0, 3), label="interval_min_bs")
+    words["conservativeness"] = draw(st.sampled_from([0.01, 0.3, 1.0, 2.0]), label="conservativeness")
+    words["clip"] = draw(st.sampled_from([1, 20, 4096]), label="clip")
+    words["order"] = draw(st.sampled_from(["fcfs", "lpm"]), label="order")
+    budget = draw(st.integers(1, engine.batch_tokens + slots), label="budget")
+    return BATCH["sglang"](slots=slots, budget=budget, **words)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from draws import draw_keep, draw_look_ahead, draw_ordered, draw_rad
+from draws import draw_keep, draw_look_ahead, draw_ordered, draw_rad, draw_sglang
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, Observer, Steps
@@ -351,7 +351,7 @@ TESTING: dict[str, Callable[[st.DrawFn, Engine], BatchPolicy]] = {
     "evicting": lambda draw, engine: Evicting(),
     "timed": lambda draw, engine: Timed(),
 }
-POLICIES = {name: draw_policy(name) for name in BATCH}
+POLICIES = {name: draw_policy(name) for name in BATCH} | {"sglang": draw_sglang}
 
 
 KINDS = (

@@ -76,6 +76,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "wait": {"thresholds": "2", "max_pause": 4.0, "max_wait": 6.0},
     "nested-wait": {"thresholds": "2/1.5", "ends": "4/30", "max_pause": 4.0, "max_wait": 6.0},
     "look-ahead": {"output": 12.0},
+    "sglang": {"clip": 12, "conservativeness": 0.1},
+    "sglang:flags": {"clip": 30, "mixed_chunk": True, "prefill_decode_interval": 1, "interval_min_bs": 3},
     "keep": {"ttft": 12.0, "tbt": 4.0},
     "keep:tight": {"ttft": 6.0, "tbt": 2.0, "patience": 0.0},
 }
@@ -85,7 +87,7 @@ CASES = [(policy, world) for policy in PARAMETERS for world in WORLDS]
 def make(name: str, engine: Engine) -> BatchPolicy:
     parameters = dict(PARAMETERS[name], slots=SLOTS)
     known = "eb" if name in ("eb-1", "eb-2", "eb-4") else name.partition(":")[0]
-    if known in ("mixed", "sarathi", "sarathi-spf", "slai", "look-ahead", "eb+", "keep"):
+    if known in ("mixed", "sarathi", "sarathi-spf", "slai", "look-ahead", "eb+", "keep", "sglang"):
         parameters["budget"] = engine.batch_tokens
     if known in ("slai", "wait", "nested-wait", "eb-online", "eb+", "keep"):
         parameters["cost"] = COST

@@ -1,4 +1,4 @@
-"""The best policy, flags and number of engines for a promise, beside plain vLLM at its own best.
+"""The best policy, flags and number of engines for a promise, beside plain vLLM or SGLang at its own best.
 
 Many flags are tried on short runs, the best of each policy on long ones, then engines are counted.
 """
@@ -16,7 +16,16 @@ from headgate.advisor.capacity.search import Progress
 from headgate.advisor.capacity.traffic import Level, promised_gap
 from headgate.advisor.capacity.trials import HOPELESS, Chosen, Contender, Race, named_policy, remembered
 from headgate.advisor.fewest_engines import FleetFound, Serving, make_ways, plan_engines
-from headgate.advisor.flags import LARGE_GPU, gap_budget, safe_mixed_slots, small_graphs, with_graphs
+from headgate.advisor.flags import (
+    ENGINES,
+    LARGE_GPU,
+    EngineFlags,
+    gap_budget,
+    plan_flags,
+    safe_mixed_slots,
+    small_graphs,
+    with_graphs,
+)
 from headgate.advisor.set_up import (
     OtherTimes,
     SetUp,
@@ -59,11 +68,6 @@ class Advised:
     def name(self) -> str:
         return self.found.policy
 
-    @property
-    def plain(self) -> bool:
-        """Whether it needs no plug-in."""
-        return self.policy == PLAIN and not self.settings
-
 
 @dataclass(frozen=True)
 class Advice:
@@ -84,24 +88,33 @@ class Advice:
     beside: BesidePlan | None = None  # what is left beside the load to a class without a promise
 
     @property
+    def served_by(self) -> EngineFlags:
+        return ENGINES[self.start.settings.engine]
+
+    def is_plain(self, each: Advised) -> bool:
+        """Whether it needs no plug-in; what SGLang's policy can be told are flags."""
+        engine = self.served_by
+        return each.policy == engine.policy and (engine.policy != PLAIN or not each.settings)
+
+    @property
     def best(self) -> Advised:
-        """The fewest engines, then the highest rate; plain vLLM where nothing is significantly better."""
+        """The fewest engines, then the highest rate; the plain engine where none is significantly better."""
         counted = [each for each in self.final if each.counted] or self.final
         ranked = sorted(counted, key=lambda each: (each.engines or self.most + 1, -each.found.rate.value))
         first = ranked[0]
-        alike = (each for each in ranked if each.plain and each.engines == first.engines)
+        alike = (each for each in ranked if self.is_plain(each) and each.engines == first.engines)
         return next((each for each in alike if not capacity.apart(each.found, first.found)), first)
 
     @property
     def plain(self) -> Advised:
         """VLLM's own scheduling at its best flags."""
-        return max(filter(lambda each: each.plain, self.final), key=lambda each: each.found.rate.value)
+        return max(filter(self.is_plain, self.final), key=lambda each: each.found.rate.value)
 
     @property
     def default(self) -> Advised:
         """VLLM's own scheduling without a flag."""
         name, _ = plain_default(self.start)
-        return next(each for each in self.final if each.plain and each.name == name)
+        return next(each for each in self.final if self.is_plain(each) and each.name == name)
 
     def as_dict(self) -> dict[str, Any]:
         document: dict[str, Any] = {
@@ -135,8 +148,11 @@ def advise(
     folder: Path | None,
 ) -> Advice:
     """Every policy with several flags on short runs, the best flags of each on long ones, then fleets."""
-    if PLAIN not in policies:
-        policies = [PLAIN, *policies]
+    plain = ENGINES[settings.engine].policy
+    if plain not in policies:
+        policies = [plain, *policies]
+    if plain == SGLANG:
+        policies = list(dict.fromkeys([*policies, *_sglang_flags(settings, levels)]))
     settings = with_graphs(settings, levels)
     start = set_up(without_load(settings), levels, options, REQUESTS)
     load = offered_rate(settings, start.traffic)
@@ -198,7 +214,7 @@ def try_flags(
     default, contender = plain_default(start)
     chosen.setdefault(default, contender)
     first = _short(start, chosen, bound.rate, progress, folder)
-    kept = {name: chosen[name] for name in _finalists(first, chosen, default)}
+    kept = {name: chosen[name] for name in _finalists(first, chosen, default, contender.policy)}
     known = {each.policy: each.rate.value for each in first}
     length = capacity.Lengthening(start, kept, bound.rate, folder=folder, known=known, brief=True, load=load)
     searched = length.search(progress)
@@ -241,7 +257,8 @@ def _short(
     traffic = start.traffic
     few = traffic if traffic.recorded else replace(traffic, requests=max(300, traffic.requests // SHORT))
     case, one_seed, workers = start.case(few), start.seeds[:1], start.options.workers
-    droppable = [name for name, contender in chosen.items() if contender.policy != PLAIN]
+    plain = ENGINES[start.settings.engine].policy
+    droppable = [name for name, contender in chosen.items() if contender.policy != plain]
     race = Race(case, top, COARSE, one_seed, droppable, workers, progress, remembered(folder, case))
     searches, answers, dropped = race.run(chosen, {})
     if any(search.next() is not None for (name, _), search in searches.items() if name not in dropped):
@@ -252,14 +269,14 @@ def _short(
     ]
 
 
-def _finalists(first: Sequence[capacity.PolicyRate], chosen: Chosen, default: str) -> list[str]:
+def _finalists(first: Sequence[capacity.PolicyRate], chosen: Chosen, default: str, own: str) -> list[str]:
     """The best flags of every policy that is not hopeless; of vLLM's own more, and its defaults always."""
     most = max(each.rate.value for each in first)
     taken: dict[str, int] = {}
     kept: list[str] = []
     for each in sorted(first, key=lambda each: -each.rate.value):
         contender = chosen[each.policy]
-        plain = contender.policy == PLAIN
+        plain = contender.policy == own
         key = f"{contender.policy} {sorted(contender.settings.items())}"
         taken[key] = taken.get(key, 0) + 1
         if taken[key] <= (PLAIN_FLAGS if plain else FLAGS) and (plain or each.rate.value >= HOPELESS * most):
@@ -299,8 +316,9 @@ class EngineCounter(NamedTuple):
 
 PLAIN = "mixed"  # what vLLM does without a plug-in
 KEEP = "keep"
-POLICIES = (PLAIN, KEEP, "slai", "eb+")
-BY_BUDGET = (PLAIN, "sarathi", "sarathi-spf", "v0")  # the budget is all that bounds their steps
+SGLANG = "sglang"  # what SGLang does without one
+POLICIES = {"vllm": (PLAIN, KEEP, "slai", "eb+"), "sglang": (SGLANG, KEEP, "eb+")}
+BY_BUDGET = (PLAIN, SGLANG, "sarathi", "sarathi-spf", "v0")  # the budget is all that bounds their steps
 USUAL_SLOTS = 256  # tried beside as many as memory is enough for
 WITHOUT_GAP = (2048, 8192, 16384)  # budgets to try where no gap is promised
 NEAR = (0.5, 1.0, 1.5)  # of the budget by formula
@@ -328,10 +346,22 @@ def label(policy: str, slots: int, budget: int) -> str:
 
 
 def plain_default(start: SetUp) -> tuple[str, Contender]:
-    """VLLM without a flag, on a GPU of this size; what the card was not meant for is cut."""
-    budget = min(LARGE_GPU[1], start.card.max_batch_tokens)
-    slots = min(LARGE_GPU[0], start.card.max_running, budget // start.engine.width)
-    return label(PLAIN, slots, budget), Contender(PLAIN, {}, (slots, budget))
+    """The engine without a flag, on a GPU of this size; what the card was not meant for is cut."""
+    engine = ENGINES[start.settings.engine]
+    budget = min(engine.own[1], start.card.max_batch_tokens)
+    slots = min(engine.own[0], start.card.max_running, budget // start.engine.width)
+    return label(engine.policy, slots, budget), Contender(engine.policy, {}, (slots, budget))
+
+
+def _sglang_flags(settings: Experiment, levels: Sequence[Level]) -> list[str]:
+    """SGLang as its flags can make it: EB's threshold, mixed chunks, a decode step after each piece."""
+    planned = plan_flags(settings).parameters
+    kept = {key: value for key, value in planned.items() if key == "conservativeness"}
+    tried = [planned, {"mixed_chunk": True, **kept}]
+    if promised_gap(levels) is not None:
+        tried.append({"prefill_decode_interval": 1, **kept})
+    words = [",".join(f"{key}={str(value).lower()}" for key, value in each.items()) for each in tried]
+    return [f"{SGLANG}:{word}" for word in words if word]
 
 
 def formula_budget(slots: int, start: SetUp, gap: float, bound: Bound) -> int:

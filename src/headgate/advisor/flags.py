@@ -1,20 +1,20 @@
-"""What to set in plain vLLM, without a plug-in, for a card and a workload: slots, budget, queue, graphs.
+"""What to set in plain vLLM or SGLang, without a plug-in, for a card and a workload.
 
 The advice is by formula; `check_flags` simulates it, and `budget_search` searches around it for a promise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from math import floor, sqrt
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import ceil, floor, sqrt
 from shlex import quote
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
 from headgate.advisor.capacity.traffic import Level, promised_gap
-from headgate.advisor.situation import Situation, card_situation
-from headgate.advisor.threshold import MISS
+from headgate.advisor.situation import SATURATED, Situation, card_situation
+from headgate.advisor.threshold import MISS, WHOLE, ThresholdPlan, plan_threshold
 from headgate.core.errors import InputError, RunError
 from headgate.core.plan import Plan
 from headgate.core.policy import BatchPolicy
@@ -26,13 +26,55 @@ from headgate.cost.model import Shape, StepCost
 from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_REQUESTS, DEFAULT_SLOTS
 from headgate.experiment.run import Maker, Prepared, carry_out
 from headgate.experiment.settings import Experiment
-from headgate.methods.eb.prediction import mixed_rate
+from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
+from headgate.methods.eb.thresholds import Threshold
 from headgate.methods.keep.learned import confined
 from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.engine import Engine
 from headgate.stats.metrics import Metrics, summarise
 
-LARGE_GPU = (1024, 8192)  # slots and budget `vllm serve` takes by itself on GPUs of 70 GiB and more (no A100)
+
+class EngineFlags(NamedTuple):
+    """How an engine is called, started and told its limits, and what it takes by itself."""
+
+    title: str
+    serve: str
+    slots: str
+    budget: str
+    policy: str  # what it does without a plug-in
+    own: tuple[int, int]  # slots and budget on GPUs of 70 GiB and more (vLLM: no A100)
+    parallel: tuple[
+        str, str, str, str, str
+    ]  # of tensors, layers and experts; share of memory; longest request
+
+
+ENGINES = {
+    "vllm": EngineFlags(
+        title="vLLM",
+        serve="vllm serve",
+        slots="--max-num-seqs",
+        budget="--max-num-batched-tokens",
+        policy="mixed",
+        own=(1024, 8192),
+        parallel=(
+            "--tensor-parallel-size",
+            "--pipeline-parallel-size",
+            "--enable-expert-parallel",
+            "--gpu-memory-utilization",
+            "--max-model-len",
+        ),
+    ),
+    "sglang": EngineFlags(
+        title="SGLang",
+        serve="sglang serve",
+        slots="--max-running-requests",
+        budget="--chunked-prefill-size",
+        policy="sglang",
+        own=(2048, 8192),
+        parallel=("--tp-size", "--pp-size", "--ep-size {}", "", "--context-length"),
+    ),
+}
+LARGE_GPU = ENGINES["vllm"].own
 QUEUE_SINCE = "0.29"  # the oldest vLLM release we saw --max-num-queued-tokens in (its pull request 49445)
 
 
@@ -40,8 +82,13 @@ class Flag(NamedTuple):
     """One flag: its value, and why."""
 
     name: str
-    value: int
+    value: Any  # a number; True: the flag takes none
     why: str
+
+    @property
+    def text(self) -> str:
+        """As it is written on a command line."""
+        return self.name if self.value is True else f"{self.name} {self.value}"
 
 
 @dataclass(frozen=True)
@@ -58,10 +105,16 @@ class FlagsPlan:
     decoding: int  # requests that decode at once when saturated; the other slots hold prompts under way
     rate: float
     per_token: float
+    more: tuple[Flag, ...] = ()  # of SGLang
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # of the policy that these flags make
+
+    @property
+    def served_by(self) -> EngineFlags:
+        return ENGINES[self.settings.engine]
 
     @property
     def flags(self) -> tuple[Flag, ...]:
-        return tuple(flag for flag in (self.slots, self.budget, self.queue) if flag)
+        return tuple(flag for flag in (self.slots, self.budget, self.queue) if flag) + self.more
 
     def overloaded(self) -> str:
         """One sentence where more is offered than these flags serve, else ""."""
@@ -86,7 +139,7 @@ class FlagsPlan:
             "flags": {flag.name: {"value": flag.value, "why": flag.why} for flag in self.flags},
             "queued_requests": self.waiting,
             "decoding": self.decoding,
-            "queue_flag_since": QUEUE_SINCE,
+            **({"queue_flag_since": QUEUE_SINCE} if self.settings.engine == "vllm" else {"engine": "sglang"}),
             "saturated": {"rate": self.rate, "per_token": self.per_token},
             "notes": list(self.situation.notes),
         }
@@ -105,9 +158,14 @@ class Checked:
         return {**asdict(self), "metrics": self.metrics.as_dict()}
 
 
-def plan_flags(settings: Experiment) -> FlagsPlan:
-    """Slots from memory and the TPOT target, the budget from that target, the queue from the TTFT target."""
+def plan_flags(settings: Experiment, gap: float | None = None) -> FlagsPlan:
+    """Slots from memory and the TPOT target, the budget from that target, the queue from the TTFT target.
+
+    A promised `gap` decides SGLang's pieces; for vLLM it is `budget_search` that knows of it.
+    """
     about, card = card_situation(settings)
+    if settings.engine == "sglang":
+        return _plan_sglang(settings, about, card, gap)
     slots = _slots(about, settings.tpot)
     budget = _budget(about, slots.value, settings.tpot)
     rate = mixed_rate(about.cost, about.lengths, slots.value, budget.value)
@@ -142,9 +200,9 @@ def safe_mixed_slots(about: Situation) -> int:
     return max(1, floor(root**2))
 
 
-def _slots(about: Situation, tpot: float | None) -> Flag:
+def _slots(about: Situation, tpot: float | None, name: str = ENGINES["vllm"].slots) -> Flag:
     """The most slots that memory, the card (or --slots) and the TPOT target allow."""
-    name, by_memory = "--max-num-seqs", safe_mixed_slots(about)
+    by_memory = safe_mixed_slots(about)
     most = min(by_memory, about.slots)
     why = f"KV memory is enough for {by_memory:,} such requests 99 % of the time"
     if by_memory > about.slots:
@@ -159,9 +217,8 @@ def _slots(about: Situation, tpot: float | None) -> Flag:
     raise InputError(f"--tpot {_ms(tpot)}: one request alone needs {_ms(least)} per token; ask for more")
 
 
-def _budget(about: Situation, slots: int, tpot: float | None) -> Flag:
+def _budget(about: Situation, slots: int, tpot: float | None, name: str = ENGINES["vllm"].budget) -> Flag:
     """The most tokens that keep a step of all slots within the TPOT target; never below the slots."""
-    name = "--max-num-batched-tokens"
     needed = slots * (1 + about.lengths.computed / about.lengths.output)
     steady = f"in a steady state a step holds {needed:,.0f} tokens"
     if tpot is None:
@@ -203,19 +260,20 @@ def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def loaded_with(card: Card, longest: int) -> list[str]:
-    """Flags that make vLLM the engine that was simulated, besides slots and budget."""
+def loaded_with(card: Card, longest: int, engine: str = "vllm") -> list[str]:
+    """Flags that make the engine the one that was simulated, besides slots and budget."""
     said = card.provenance.settings or {}
     derived = _asked(card.name)
     quantization, kv = said.get("quantization", "None"), said.get("KV data type", BF16)
+    tensor, pipeline, expert, memory, length = ENGINES[engine].parallel
     words = {
-        f"--tensor-parallel-size {card.tensor_parallel}": card.tensor_parallel > 1,
-        f"--pipeline-parallel-size {derived.pipeline}": derived.pipeline > 1,
-        "--enable-expert-parallel": derived.expert > 1,
+        f"{tensor} {card.tensor_parallel}": card.tensor_parallel > 1,
+        f"{pipeline} {derived.pipeline}": derived.pipeline > 1,
+        expert.format(derived.expert): derived.expert > 1,
         f"--quantization {quote(quantization)}": quantization != "None",
         f"--kv-cache-dtype {quote(kv)}": kv not in (AUTO, BF16),
-        f"--gpu-memory-utilization {derived.utilisation:g}": derived.utilisation != UTILISATION,
-        f"--max-model-len {longest}": True,
+        f"{memory} {derived.utilisation:g}": bool(memory) and derived.utilisation != UTILISATION,
+        f"{length} {longest}": True,
     }
     return [word for word, holds in words.items() if holds]
 
@@ -234,6 +292,196 @@ def _asked(name: str) -> WantedCard:
         return WantedCard("", "")
 
 
+# -- SGLang's flags
+
+RATIO = 0.7  # of what requests may still produce: what SGLang keeps free at first
+RESERVED = 4096  # output tokens that a request counts at most, and where it names no max_tokens
+OWN_PREFILL = 16384  # SGLang's --max-prefill-tokens
+OWN_GRAPHS = 256  # requests in its largest decode graph on an H100 or H200; less on smaller GPUs
+NO_PLUG_IN = "no flags make it; it takes the plug-in, headgate serve MODEL --engine sglang"
+
+
+def _plan_sglang(settings: Experiment, about: Situation, card: Card, gap: float | None) -> FlagsPlan:
+    """Mixed chunks where they serve more; else exclusive batches with EB's threshold, which is a flag.
+
+    A promised gap is kept by small pieces with a decode step between two of them.
+    """
+    names = ENGINES["sglang"]
+    planned = plan_threshold(replace(about, load=SATURATED))
+    if planned.winner == "mixed":
+        slots = _slots(about, settings.tpot or gap, names.slots)
+        budget = _budget(about, slots.value, settings.tpot or gap, names.budget)
+        rate = mixed_rate(about.cost, about.lengths, slots.value, budget.value)
+        per_token = step_mean(about, slots.value, budget.value)
+        why = f"mixed steps serve {-100 * planned.gain:.0f} % more than exclusive ones, by the card."
+        more, parameters = [Flag("--enable-mixed-chunk", True, why)], {"mixed_chunk": True}
+    else:
+        refill = _exclusive_slots(about, planned, settings.tpot)
+        refill, budget, rate, per_token = _pieces(about, refill, gap)
+        slots = Flag(names.slots, refill.slots, _why_slots(about, refill.slots, settings.tpot, gap))
+        more, parameters = _exclusive_flags(about, refill, budget.value, gap)
+    more += _beside(about, slots.value, budget.value, parameters)
+    queue, waiting = None, None
+    if settings.ttft is not None:
+        tokens, waiting = _queue(about, rate, per_token, settings.ttft)
+        queue = Flag("--max-queued-requests", waiting, tokens.why)
+    decoding = max(1, min(slots.value, round(rate * about.lengths.output * per_token)))
+    return FlagsPlan(
+        situation=about,
+        card=card,
+        settings=settings,
+        slots=slots,
+        budget=budget,
+        queue=queue,
+        waiting=waiting,
+        decoding=decoding,
+        rate=rate,
+        per_token=per_token,
+        more=tuple(more),
+        parameters=parameters,
+    )
+
+
+def _exclusive_slots(about: Situation, planned: ThresholdPlan, tpot: float | None) -> Threshold:
+    """Slots and refill; with a target, the most slots whose mean time between tokens keeps it."""
+    chosen = planned.thresholds.chosen
+    if tpot is None or planned.exclusive.per_token <= tpot:
+        return chosen
+
+    def fits(slots: int) -> bool:
+        return plan_threshold(replace(about, load=SATURATED, slots=slots)).exclusive.per_token <= tpot
+
+    most = most_tokens(chosen.slots, lambda slots: slots == 0 or fits(slots))
+    if not most:
+        least = plan_threshold(replace(about, load=SATURATED, slots=1)).exclusive.per_token
+        raise InputError(f"--tpot {_ms(tpot)}: one request alone needs {_ms(least)} per token; ask for more")
+    return plan_threshold(replace(about, load=SATURATED, slots=most)).thresholds.chosen
+
+
+def _why_slots(about: Situation, slots: int, tpot: float | None, gap: float | None) -> str:
+    if gap is not None:
+        return f"so many serve the most under gaps of {_ms(gap)}, within what KV memory is enough for."
+    if slots == about.slots:
+        return f"{slots:,} is the most the card or --slots allows; KV memory is enough for them."
+    kept = "" if tpot is None else f", and --tpot {_ms(tpot)} is kept"
+    return f"KV memory is enough for so many such requests in 99 % of the refills{kept}."
+
+
+def _pieces(about: Situation, refill: Threshold, gap: float | None) -> tuple[Threshold, Flag, float, float]:
+    """Prompt tokens of a step, with the rate and the mean time between tokens that follow.
+
+    Under a gap fewer slots may serve more: their decode step leaves more of it to prompts.
+    """
+    name, lengths = ENGINES["sglang"].budget, about.lengths
+    if gap is None:
+        share = min(refill.refill / refill.slots, WHOLE)
+        rate = exclusive_rate(about.cost, lengths, refill.slots, share, about.budget)
+        why = "No gap is promised (--slo tbt=...), so nothing asks for less."
+        usual = Flag(name, min(DEFAULT_BUDGET, about.budget), why)
+        return refill, usual, rate, (refill.slots - refill.refill / 2) / lengths.output / rate
+    best = (0.0, 0, 0, 0.0)  # rate, slots, tokens, time between tokens
+    for slots in range(refill.slots, 0, -max(1, refill.slots // 64)):
+        tokens = _piece(about, slots, gap)
+        if tokens:
+            decodes = max(1, min(slots, round(lengths.output * tokens / lengths.computed)))
+            prompts = lengths.computed / tokens * about.cost.seconds(Shape(0, 0, tokens))
+            rate = 1 / (prompts + lengths.output / decodes * _step(about, decodes, 0))
+            best = max(best, (rate, slots, tokens, decodes / lengths.output / rate))
+    rate, slots, tokens, per_token = best
+    if not slots:
+        alone = _step(about, 1, 0)
+        raise InputError(
+            f"--slo tbt={_ms(gap)}: one decode step takes {_ms(alone)}, which leaves no {MULTIPLE} prompt "
+            "tokens beside it; ask for more"
+        )
+    prompt, decode = about.cost.seconds(Shape(0, 0, tokens)), _step(about, slots, 0)
+    why = (
+        f"a step of so many takes {_ms(prompt)}, a decode step of all slots {_ms(decode)}: together the gap."
+    )
+    kept = refill._replace(slots=slots, refill=max(1, round(refill.share * slots)))
+    return kept, Flag(name, tokens, why), rate, per_token
+
+
+def _piece(about: Situation, slots: int, gap: float) -> int:
+    """Prompt tokens of a step that fits into the gap beside a decode step."""
+    left = gap - _step(about, slots, 0)
+    return (
+        most_tokens(about.budget, lambda chunk: about.cost.seconds(Shape(0, 0, chunk)) <= left)
+        // MULTIPLE
+        * MULTIPLE
+    )
+
+
+def _exclusive_flags(
+    about: Situation, refill: Threshold, budget: int, gap: float | None
+) -> tuple[list[Flag], dict[str, Any]]:
+    flags, parameters, free = [], {}, refill.refill
+    if gap is not None:
+        why = f"a decode step after each piece of a prompt, so that no gap is longer than {_ms(gap)}."
+        flags.append(Flag("--prefill-decode-interval", 1, why))
+        parameters["prefill_decode_interval"] = 1
+        free = min(free, ceil(budget / about.lengths.computed))
+    if free > 1:
+        why = "EB's threshold: prompts wait until so many slots are free, then enter together"
+        why += "." if gap is None else "; so many fill a step."
+        flags.append(Flag("--min-free-slots-delay", free, why))
+        parameters["min_free_slots_delay"] = free
+    return flags, parameters
+
+
+def _beside(about: Situation, slots: int, budget: int, parameters: dict[str, Any]) -> list[Flag]:
+    """What SGLang's estimate of outputs, its input limit and its graphs ask for."""
+    flags = []
+    free = about.kv_tokens / slots - about.held.mean - about.block / 2
+    reserved = min(RESERVED, about.lost.longest)
+    share = floor(100 * free / (RATIO * reserved)) / 100
+    if share < 1:
+        share = max(share, 0.05)
+        why = (
+            f"requests that name no max_tokens count {reserved:,} output tokens, and the mean is "
+            f"{about.lengths.output + 1:,.0f}: with 1.0 SGLang would let fewer than {slots:,} in at first."
+        )
+        flags.append(Flag("--schedule-conservativeness", share, why))
+        parameters["conservativeness"] = share
+    if budget > OWN_PREFILL:
+        flags.append(
+            Flag("--max-prefill-tokens", budget, f"SGLang's own, {OWN_PREFILL:,}, is below the pieces.")
+        )
+        parameters["max_prefill_tokens"] = budget
+    if slots > OWN_GRAPHS:
+        why = f"larger decodes run without a CUDA graph; SGLang's own is {OWN_GRAPHS} on an H100 or H200."
+        flags.append(Flag("--cuda-graph-max-bs-decode", slots, why))
+    return flags
+
+
+def sglang_words(policy: str, parameters: Mapping[str, Any], slots: int, budget: int) -> list[str]:
+    """Flags of SGLang that make it the policy, without a plug-in; none where it takes the plug-in."""
+    names = ENGINES["sglang"]
+    words = [f"{names.slots} {slots}", f"{names.budget} {budget}"]
+    if policy == "mixed":
+        return [*words, "--enable-mixed-chunk"]
+    if policy == "eb" and not parameters.get("max_gap"):
+        return [*words, f"--min-free-slots-delay {parameters['refill']}"]
+    if policy == "v0":
+        return words
+    if policy != names.policy:
+        return []
+    written = {
+        "max_prefill_tokens": "--max-prefill-tokens",
+        "min_free_slots_delay": "--min-free-slots-delay",
+        "prefill_decode_interval": "--prefill-decode-interval",
+        "interval_min_bs": "--prefill-decode-interval-min-bs",
+        "conservativeness": "--schedule-conservativeness",
+        "order": "--schedule-policy",
+    }
+    words = [
+        f"{names.slots} {parameters.get('slots', slots)}",
+        f"{names.budget} {parameters.get('budget', budget)}",
+    ]
+    words += [f"{flag} {parameters[key]}" for key, flag in written.items() if key in parameters]
+    return words + (["--enable-mixed-chunk"] if parameters.get("mixed_chunk") else [])
+
+
 # -- the advice, tried out
 
 
@@ -247,19 +495,23 @@ def check_flags(settings: Experiment, plan: FlagsPlan, progress: Progress) -> tu
     The advice with its queue limit is a run of its own, which turns requests away as vLLM does (503).
     """
     settings, load = _loaded(settings, plan)
+    served_by = plan.served_by
     advised = (plan.slots.value, plan.budget.value)
-    tried = {advised: ADVISED, (DEFAULT_SLOTS, DEFAULT_BUDGET): "headgate's"}
-    tried.setdefault(LARGE_GPU, "vLLM's")
+    tried = {advised: ADVISED}
+    if settings.engine == "vllm":
+        tried[DEFAULT_SLOTS, DEFAULT_BUDGET] = "headgate's"
+    tried.setdefault(served_by.own, f"{served_by.title}'s")
     checks = []
     for (slots, budget), label in tried.items():
         limits = {"slots": min(slots, plan.situation.slots), "budget": min(budget, plan.situation.budget)}
         prepared = Prepared(settings.model_copy(update=limits))
         with progress(label, len(prepared.workload)) as report:
-            run = carry_out(prepared, "mixed", {}, progress=report)
+            parameters = dict(plan.parameters) if label == ADVISED else {}
+            run = carry_out(prepared, served_by.policy, parameters, progress=report)
         if run.meta["outcome"] != "finished":
             raise RunError(f"--check, {label}: the run was {run.meta['outcome']}")
         checks.append(Checked(label, limits["slots"], limits["budget"], summarise(run)))
-        if label == ADVISED and plan.queue is not None:
+        if label == ADVISED and plan.queue is not None and settings.engine == "vllm":
             limited = carry_out(prepared, "mixed", {}, make=Limited(prepared.engine, plan.queue.value))
             checks.append(Checked(LIMITED, limits["slots"], limits["budget"], summarise(limited)))
     return checks, load
@@ -371,7 +623,7 @@ def graph_flag(budget: int, largest: int | None = None) -> Flag:
 
 def with_graphs(settings: Experiment, levels: Sequence[Level]) -> Experiment:
     """Simulated with the graphs that are advised where a gap is promised, unless the user names others."""
-    if settings.graph or promised_gap(levels) is None:
+    if settings.engine != "vllm" or settings.graph or promised_gap(levels) is None:
         return settings
     return settings.model_copy(update={"graph": LARGEST})
 

@@ -1,4 +1,4 @@
-"""`headgate emulate`: an OpenAI-compatible vLLM that needs no GPU."""
+"""`headgate emulate`: an OpenAI-compatible vLLM or SGLang that needs no GPU."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from headgate.cost.card import renamed
 from headgate.live.emulate.options import SERVER, Options
 from headgate.settings_base import checked
 
-EXAMPLES = """Answer as a loaded vLLM server would, without a GPU.
+EXAMPLES = """Answer as a loaded vLLM or SGLang server would, without a GPU.
 
 Steps take as long as a card says, and the scheduling policy is the real one. Serves /v1/completions,
-/v1/chat/completions, /v1/models, /tokenize, /health, /metrics and more, as vLLM 0.32 does. Needs the
-packages aiohttp and msgspec (the extra `emulate`).
+/v1/chat/completions, /v1/models, /tokenize, /health, /metrics and more, as vLLM 0.32 does; with --engine
+sglang /generate, SGLang's metrics and its scheduling, too. Needs the packages aiohttp and msgspec (the
+extra `emulate`).
 
 \b
 Examples:
   headgate emulate --card cal-h200-qwen3-8b --policy eb+ --slots 512
+  headgate emulate --engine sglang --port 30000
   headgate emulate --engines 4 --port 8001 --speed 2.0
   headgate emulate --engines 4 --ranks --port 8001
   headgate emulate --fail-rate 0.05 --fault drop=20

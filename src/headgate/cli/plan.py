@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headgate.report.document import Page
 
 
-plan = Application(help="Plan thresholds, flags of plain vLLM, capacity and fleets.")
+plan = Application(help="Plan thresholds, flags of plain vLLM or SGLang, capacity and fleets.")
 
 
 THRESHOLD = """When to refill; whether mixed or exclusive batches serve more.
@@ -132,16 +132,19 @@ def flag(help: str, panel: str = SEARCH) -> typer.models.OptionInfo:
 Levels = Annotated[list[str] | None, flag("service levels, such as ttft=500ms@p50,tbt=100ms@p99:paying")]
 
 
-FLAGS = """What to set in plain vLLM, without a plug-in, and why.
+FLAGS = """What to set in plain vLLM or SGLang, without a plug-in, and why.
 
 Slots come from KV memory and the TPOT target, the token budget from that
 target, the queue limit from the TTFT target. --slots and --budget, where
 given, are the most to advise. With --slo the budget is computed from the
-card for the promised gap, and checked by a search around it.
+card for the promised gap, and checked by a search around it. With --engine
+sglang the flags are SGLang's: exclusive batches with EB's threshold, or mixed
+chunks where they serve more; --slo says a gap, which pieces of prompts keep.
 
 \b
 Examples:
   headgate plan flags --trace azure-conv --tpot 50ms --ttft 500ms
+  headgate plan flags --engine sglang --prompt 512 --output 256 --check
   headgate plan flags --prompt 512 --output 256 --tpot 40ms --check
   headgate plan flags --trace azure-conv --slo ttft=500ms@p95,tbt=100ms@p99
 """
@@ -153,7 +156,7 @@ def flags(
     words: Experiment,
     search: SearchSettings,
     slo: Levels = None,
-    check: Annotated[bool, typer.Option(help="simulate the advice and vLLM's defaults")] = False,
+    check: Annotated[bool, typer.Option(help="simulate the advice and the engine's defaults")] = False,
     json: Json = None,
     report: Report = None,
 ) -> None:
@@ -164,10 +167,10 @@ def flags(
     from headgate.report.terminal import show
 
     outputs = Outputs(json, report).checked()
-    if slo:
+    if slo and words.engine == "vllm":
         _promised(words, search, slo, check, outputs)
         return
-    found = plan_flags(words)
+    found = plan_flags(words, _gap_of(slo) if slo else None)
     setup = assumed(words, arrivals_said(words, SATURATED), run=check, limits=False)
     say, page, lost = said_to(json), flags_page(found, sys.argv[1:]), found.situation.lost
     document = lost.before(found.as_dict())
@@ -183,6 +186,16 @@ def flags(
         page = flags_page(found, sys.argv[1:], [checked])
     save_page(resting_on(page, setup, alarms), report, say)
     write_json(json, document)
+
+
+def _gap_of(slo: list[str]) -> float:
+    """The gap that SGLang's pieces must keep; of levels nothing else decides its flags."""
+    from headgate.advisor.capacity.traffic import parse_levels, promised_gap
+
+    gap = promised_gap(parse_levels(slo))
+    if gap is None:
+        raise InputError("--slo promises no gap; give one, such as tbt=100ms@p99, or drop --slo")
+    return gap
 
 
 def _promised(
@@ -511,8 +524,9 @@ ADVISE_HELP = """Say which policy, flags and engines keep your latency promises.
 Prints the lines to paste. Tries policies (mixed, keep, slai and eb+ unless --policy names others) with
 several max_num_seqs and max_num_batched_tokens on short runs, then the best flags of each on long ones, and
 the fewest engines where one does not bear the load: a trace's own, --scale-rate or --rate. Plain vLLM at
-its own best flags and at its defaults stands beside the answer. Answers are kept under ~/.cache/headgate,
-so that a second question is quick. A level is METRIC=TIME@STATISTIC:CLASS, as for `headgate plan capacity`.
+its own best flags and at its defaults stands beside the answer; with --engine sglang it is SGLang, whose
+flags are tried, too. Answers are kept under ~/.cache/headgate, so that a second question is quick. A level
+is METRIC=TIME@STATISTIC:CLASS, as for `headgate plan capacity`.
 
 \b
 Examples:
@@ -550,7 +564,7 @@ def advise(
     asks = asked("advise", words, search, slo, policy, cache)
     told = search.most_engines if "most_engines" in search.model_fields_set else MOST_ENGINES
     options = asks.options.model_copy(update={"most_engines": engines_at_most or told})
-    found = find(words, asks.policies or list(POLICIES), asks.levels, options, bar, asks.folder)
+    found = find(words, asks.policies or list(POLICIES[words.engine]), asks.levels, options, bar, asks.folder)
     setup = assumed(words, tried_arrivals(search.as_recorded), limits=False)
     page = advice_page(found, model, sys.argv[1:])
     tell(page, found.as_dict(), outputs, setup, found.start.traffic.lost, [other_said(found)])

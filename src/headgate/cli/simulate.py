@@ -191,6 +191,12 @@ def compare(
     show(page.chapters[0], say)
     for line in extrapolations(runs):
         show(f"note: {line}", say)
+    if words.engine == "sglang":
+        from headgate.report.plans.flags import sglang_said
+
+        made = {text: (each.policy, each.make.parameters) for text, each in chosen.items()}
+        for line in sglang_said(made, prepared.engine):
+            show(line, say)
     print(f"run folders: {folder}", file=say)
     output.save_page(page, report or str(folder / output.REPORT), say)
     fleets = {name: one.fleet.as_dict() for name, one in scene.first.items() if one.fleet is not None}

@@ -29,7 +29,15 @@ from headgate.experiment.settings import (
 from headgate.methods.bounds import Requests, engine_bound
 from headgate.record.live_trace import is_live_trace, read_live_trace
 from headgate.record.tables import Columns, Run
-from headgate.sim.engine.engine import DEFAULT_BUDGET, DEFAULT_SLOTS, Engine, Speculation, engine_of_card
+from headgate.sim.engine.engine import (
+    DEFAULT_BUDGET,
+    DEFAULT_SLOTS,
+    NEWEST,
+    SHORTEST,
+    Engine,
+    Speculation,
+    engine_of_card,
+)
 from headgate.sim.engine.replica import Residents
 from headgate.workloads.arrivals import ArrivalProcess, arrival_process, spread, tick_of
 from headgate.workloads.columns import OPEN_LOOP, Whole
@@ -66,7 +74,8 @@ def make_engine(words: Experiment, card: Card) -> Engine:
         block=words.block,
     )
     cost = engine.cost.graphed(words.graph) if words.graph else engine.cost
-    engine = engine._replace(cost=cost, prefix_cache=words.prefix_cache)
+    retraction = SHORTEST if words.engine == "sglang" else NEWEST
+    engine = engine._replace(cost=cost, prefix_cache=words.prefix_cache, retraction=retraction)
     return engine if words.speculate is None else speculating(engine, card, words)
 
 

@@ -4,7 +4,7 @@ meaning and its place in `--help`; the flags are derived from it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -120,6 +120,11 @@ class Experiment(LengthSettings, ManyEngines):
 
     card: str = declared(
         ENGINE, "cost card: a built-in name (see `headgate doctor`) or a file", "cal-h200-qwen3-8b"
+    )
+    engine: Literal["vllm", "sglang"] = declared(
+        ENGINE,
+        "vllm or sglang: which decodes are evicted when KV is short, and whose flags it says",
+        "vllm",
     )
     slots: Count | None = declared(
         ENGINE, "requests that may run at once, vLLM's max_num_seqs (default: 256)"

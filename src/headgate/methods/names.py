@@ -65,6 +65,7 @@ BATCH: Names[BatchPolicy] = Names(
         "wait": "wait.wait:Wait",
         "nested-wait": "wait.wait:NestedWait",
         "look-ahead": "mixed.lookahead:LookAhead",
+        "sglang": "sglang:SGLang",
         "keep": "keep.policy:Keep",
     }
 )

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from math import isfinite
 from os import write
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,6 +16,8 @@ from aiohttp import web
 from headgate.live.emulate.engine import EmulatedJob
 from headgate.live.emulate.faults import EmulatedFault
 from headgate.live.emulate.text import LITTLE, ByteRule, Ids, Text, Tokens, fingerprint
+
+Kind = TypeVar("Kind")
 
 # -- problems
 
@@ -150,19 +152,88 @@ DECODER = msgspec.json.Decoder(Body, strict=False)
 
 def read_body(data: bytes, chat: bool) -> Body:
     """The body of a request, its types checked."""
+    body = _decoded(DECODER, data)
+    if chat and body.messages is None:
+        raise invalid("Field required: body.messages", "body.messages")
+    _check_fields(body)
+    if not chat and not body.prompt:
+        raise parameter("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    return body
+
+
+def _decoded(decoder: msgspec.json.Decoder[Kind], data: bytes) -> Kind:
     try:
-        body = DECODER.decode(data)
+        return decoder.decode(data)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at ")
         place = where.strip("`").removeprefix("$").lstrip(".") or None
         raise invalid(what, None if place is None else f"body.{place}") from None
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise invalid(f"JSON decode error: {str(error)[:200]}", "body") from None
-    if chat and body.messages is None:
-        raise invalid("Field required: body.messages", "body.messages")
+
+
+class SamplingParams(msgspec.Struct):
+    """What SGLang's /generate takes of them; all others are accepted and ignored."""
+
+    max_new_tokens: int | None = 128
+    min_new_tokens: int = 0
+    n: int = 1
+    ignore_eos: bool = False
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    no_stop_trim: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    custom_params: dict[str, str | int | float | list[str | int | float]] | None = None
+
+
+class GenerateBody(msgspec.Struct):
+    """A body of SGLang's /generate."""
+
+    text: str | list[str] | None = None
+    input_ids: list[Any] | None = None
+    sampling_params: SamplingParams | None = None
+    stream: bool = False
+    rid: str | None = None
+    priority: int | None = None
+
+
+GENERATE = msgspec.json.Decoder(GenerateBody, strict=False)
+
+
+def read_generate(data: bytes) -> Body:
+    """A body of /generate as one of a completion."""
+    asked = _decoded(GENERATE, data)
+    if (asked.text is None) == (asked.input_ids is None):
+        raise parameter("Either text, input_ids or input_embeds should be provided.", "text")
+    told = asked.sampling_params or SamplingParams()
+    if asked.stream and told.n > 1:
+        raise parameter("The emulator streams one answer of /generate; drop n or stream.", "n", told.n)
+    body = Body(
+        prompt=asked.input_ids if asked.text is None else asked.text,
+        max_tokens=told.max_new_tokens,
+        min_tokens=told.min_new_tokens,
+        n=told.n,
+        stream=asked.stream,
+        stop=told.stop,
+        stop_token_ids=told.stop_token_ids,
+        include_stop_str_in_output=told.no_stop_trim,
+        ignore_eos=told.ignore_eos,
+        temperature=told.temperature,
+        top_p=told.top_p,
+        presence_penalty=told.presence_penalty,
+        frequency_penalty=told.frequency_penalty,
+        priority=asked.priority or 0,
+        request_id=asked.rid,
+        vllm_xargs=told.custom_params,
+    )
     _check_fields(body)
-    if not chat and not body.prompt:
-        raise parameter("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    if not body.prompt:
+        raise parameter("The prompt is empty.", "text")
+    if body.stream and len(prompts_of(body.prompt)) > 1:
+        raise parameter("The emulator streams one prompt of /generate; send the others alone.", "text")
     return body
 
 
@@ -621,6 +692,48 @@ class StreamedAnswer(WholeAnswer):
         if kind != "stall" and not self.done.done():
             self.done.set_result(None)
         return True
+
+
+# -- SGLang's own endpoint
+
+
+class GeneratedWhole(WholeAnswer):
+    """The answer of /generate: an object, or a list of them for several prompts or choices."""
+
+    def whole(self, params: dict[str, Any] | None = None) -> Any:
+        found = [self._generated(job, job.made) for job in self.jobs]
+        return found[0] if len(found) == 1 else found
+
+    def _generated(self, job: EmulatedJob, end: int) -> dict[str, Any]:
+        """All of a job's tokens up to `end`: SGLang's streams repeat what came before."""
+        reason: dict[str, Any] | None = None
+        if job.how is not None:
+            reason = {"type": job.reason}
+            if job.reason == "length":
+                reason["length"] = job.made
+            elif job.reason == "stop":
+                reason["matched"] = job.stop_reason
+        about: dict[str, Any] = {
+            "id": self.head.id,
+            "finish_reason": reason,
+            "prompt_tokens": job.prompt,
+            "weight_version": "default",
+            "num_retractions": job.evictions,
+            "completion_tokens": end,
+            "cached_tokens": job.cached,
+        }
+        if self.wanted.stamps:
+            about["emulated"] = {"time": self.now()} if job.how is None else self._times(job)
+        if job.how is not None and job.finished >= 0:
+            about["e2e_latency"] = job.finished - job.arrival
+        return {"text": job.text.text(0, end), "output_ids": job.text.ids(0, end), "meta_info": about}
+
+
+class GeneratedStream(StreamedAnswer, GeneratedWhole):
+    """The same as events."""
+
+    def _event(self, job: EmulatedJob, begin: int, end: int) -> bytes:
+        return b"data: " + encode(self._generated(job, end)) + b"\n\n"
 
 
 def _file_of(transport: asyncio.WriteTransport) -> int:

@@ -195,6 +195,101 @@ class PlaceMetrics:
             yield family
 
 
+RANKS = ["model_name", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank", "dp_rank"]
+SGLANG_HISTOGRAMS = {  # of the tally: SGLang's name
+    "time_to_first_token": "time_to_first_token_seconds",
+    "inter_token_latency": "inter_token_latency_seconds",
+    "time_per_output_token": "request_time_per_output_token_seconds",
+    "e2e": "e2e_request_latency_seconds",
+    "queue": "queue_time_seconds",
+    "prompt_length": "prompt_tokens_histogram",
+    "computed": "uncached_prompt_tokens_histogram",
+    "output_length": "generation_tokens_histogram",
+}
+
+
+class SGLangMetrics(PlaceMetrics):
+    """The same under SGLang's names (0.5.23). Buckets are vLLM's, and streams are not told from others."""
+
+    def _gauges(self) -> Iterator[GaugeFamily]:
+        for name, about, of in (
+            ("num_running_reqs", "The number of running requests.", _running),
+            ("num_queue_reqs", "The number of requests in the waiting queue.", _waiting),
+            ("token_usage", "The token usage.", _usage),
+            ("full_token_usage", "The token usage for full attention layers.", _usage),
+            ("num_used_tokens", "The number of used tokens.", _used),
+            ("kv_used_tokens", "Number of actively used token slots in the KV cache pool.", _used),
+            ("kv_available_tokens", "Number of free token slots in the KV cache pool.", _free),
+            ("cache_hit_rate", "The prefix cache hit rate.", _hit_rate),
+            ("gen_throughput", "The generation throughput (token/s).", _throughput),
+            ("new_token_ratio", "The new token ratio.", _ratio),
+        ):
+            family = GaugeFamily(f"sglang:{name}", about, RANKS)
+            for values, engine, _ in self._engines:
+                family.add_metric(self._ranks(values), of(engine))
+            yield family
+
+    def _counters(self) -> Iterator[GaugeFamily]:
+        for name, about, of in (
+            ("prompt_tokens", "Number of prefill tokens processed.", "prompt_tokens"),
+            ("generation_tokens", "Number of generation tokens processed.", "generation_tokens"),
+            ("cached_tokens", "Number of cached prompt tokens.", "cached_tokens"),
+            ("num_requests", "Number of requests processed.", ""),
+            ("num_aborted_requests", "Number of requests aborted.", "abort"),
+            ("num_retracted_requests", "Total number of retracted requests.", "preemptions"),
+        ):
+            family = CounterFamily(f"sglang:{name}", about, RANKS)
+            for values, _, tally in self._engines:
+                ended = tally.ended_by["abort"] if of else sum(tally.ended_by.values())
+                family.add_metric(self._ranks(values), ended if of in ("", "abort") else getattr(tally, of))
+            yield family
+
+    def _histograms(self) -> Iterator[GaugeFamily]:
+        for attribute, name in SGLANG_HISTOGRAMS.items():
+            family = HistogramFamily(f"sglang:{name}", HISTOGRAMS[attribute][1], RANKS)
+            for values, _, tally in self._engines:
+                found: Histogram = getattr(tally, attribute)
+                family.add_rows(self._ranks(values), found.rows(), found.sum)
+            yield family
+
+    def _ranks(self, values: list[str]) -> list[str]:
+        return [values[0], "unified", "0", "0", "0", values[1]]
+
+
+def _running(engine: EmulatedEngine) -> float:
+    return engine.running
+
+
+def _waiting(engine: EmulatedEngine) -> float:
+    return engine.waiting
+
+
+def _usage(engine: EmulatedEngine) -> float:
+    return engine.kv_usage
+
+
+def _used(engine: EmulatedEngine) -> float:
+    blocks = engine.replica.blocks
+    return (blocks.total - blocks.free) * blocks.size
+
+
+def _free(engine: EmulatedEngine) -> float:
+    return engine.replica.blocks.free * engine.replica.blocks.size
+
+
+def _hit_rate(engine: EmulatedEngine) -> float:
+    return engine.tally.cache_hits / max(1, engine.tally.cache_queries)
+
+
+def _throughput(engine: EmulatedEngine) -> float:
+    """Over all its steps, where SGLang has the last forty decodes."""
+    return engine.tally.generation_tokens / engine.tally.step_seconds if engine.tally.step_seconds else 0.0
+
+
+def _ratio(engine: EmulatedEngine) -> float:
+    return engine.replica.policy.gauges().get("new_token_ratio", 0.0)
+
+
 def _gauge(name: str, about: str, *more: str) -> GaugeFamily:
     return GaugeFamily(f"vllm:{name}", about, [*LABELS, *more])
 

@@ -28,7 +28,12 @@ class Options(SettingsModel):
     """All that can be said of an emulator, on the command line or to `emulated`."""
 
     card: str = declared(ENGINE, "cost card: a name (see `headgate doctor`) or a file", "cal-h200-qwen3-8b")
-    policy: str = declared(ENGINE, "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS", "mixed")
+    engine: Literal["vllm", "sglang"] = declared(
+        ENGINE, "vllm or sglang: whose endpoints and metrics", "vllm"
+    )
+    policy: str = declared(
+        ENGINE, "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS (with --engine sglang: sglang)", "mixed"
+    )
     config: str | None = declared(
         ENGINE, "settings file of the plug-in (policy, promises, classes), read again when it changes"
     )
@@ -115,6 +120,8 @@ class Options(SettingsModel):
         if self.config and {"policy", "virtual"} & self.model_fields_set:
             other = "--policy" if "policy" in self.model_fields_set else "--virtual"
             raise ValueError(f"--config names the policy, and is read again in real time; drop {other}")
+        if self.engine == "sglang" and self.kv_connector and "kv_connector" in self.model_fields_set:
+            raise ValueError("--kv-connector is vLLM's hand-over of KV; drop it, or --engine sglang")
         if self.hold and not self.virtual:
             raise ValueError("--hold is for a virtual clock; add --virtual or drop it")
         return self

@@ -26,7 +26,7 @@ from headgate.live.emulate.clock import Clock, VirtualClock, WallClock
 from headgate.live.emulate.engine import LATE, EmulatedEngine, Histogram
 from headgate.live.emulate.faults import Faults
 from headgate.live.emulate.kv import PATH, Peers
-from headgate.live.emulate.metrics import PlaceMetrics, discard, traces
+from headgate.live.emulate.metrics import PlaceMetrics, SGLangMetrics, discard, traces
 from headgate.live.emulate.options import Options
 from headgate.live.emulate.service import PLACE, EmulatorSetup, PortState, complete
 from headgate.live.emulate.text import tokens_by
@@ -42,6 +42,7 @@ FEW = 20  # steps: too few for a percentile
 KILLED = 1  # exit code of an emulated crash
 LOG = logging.getLogger("headgate.emulate")
 VERSION = "0.32.0"  # the vLLM whose answers these are
+SGLANG = "0.5.23"  # the SGLang
 PROMETHEUS = "text/plain; version=1.0.0; charset=utf-8"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -400,7 +401,7 @@ def application(place: PortState) -> web.Application:
     """All paths of one port."""
     app = web.Application(middlewares=[_errors], client_max_size=place.setup.options.body_limit)
     app[PLACE] = place
-    metrics = PlaceMetrics(place)
+    metrics = (SGLangMetrics if place.setup.sglang else PlaceMetrics)(place)
 
     async def show_metrics(request: web.Request) -> web.Response:
         return web.Response(text=metrics.text(), headers={"Content-Type": PROMETHEUS})
@@ -424,6 +425,16 @@ def application(place: PortState) -> web.Application:
         "/detokenize": {"POST": _detokenize},
         PATH: {"POST": _kv},
     }
+    if place.setup.sglang:
+        for path in ("/version", "/load", "/tokenize", "/detokenize", PATH):
+            del paths[path]
+        about: dict[str, Handler] = {"/model_info": _model_info, "/server_info": _server_info}
+        paths |= {
+            "/generate": {"POST": complete, "PUT": complete},
+            "/health_generate": {"GET": _health},
+            **{path: {"GET": handler} for path, handler in about.items()},
+            **{f"/get_{path[1:]}": {"GET": handler} for path, handler in about.items()},  # their old names
+        }
 
     async def other(request: web.Request) -> web.Response:
         methods = paths.get(request.path)
@@ -478,7 +489,7 @@ async def _models(request: web.Request) -> web.Response:
         "id": place.setup.model,
         "object": "model",
         "created": now,
-        "owned_by": "vllm",
+        "owned_by": place.setup.options.engine,
         "root": place.setup.card.model,
         "parent": None,
         "max_model_len": place.setup.engine.longest,
@@ -488,9 +499,57 @@ async def _models(request: web.Request) -> web.Response:
 
 
 async def _health(request: web.Request) -> web.Response:
-    """An engine whose policy failed is not well; one that drains says it is, as vLLM does."""
-    dead = any(engine.dead is not None for engine in request.app[PLACE].engines)
-    return web.Response(status=503 if dead else 200)
+    """An engine whose policy failed is not well; one that drains is well in vLLM, and not in SGLang."""
+    place = request.app[PLACE]
+    dead = any(engine.dead is not None for engine in place.engines)
+    return web.Response(status=503 if dead or (place.setup.sglang and place.draining) else 200)
+
+
+async def _model_info(request: web.Request) -> web.Response:
+    setup = request.app[PLACE].setup
+    return _json(
+        {
+            "model_path": setup.card.model,
+            "served_model_name": setup.model,
+            "tokenizer_path": setup.card.model,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "weight_version": "default",
+            "load_format": "auto",
+            "disaggregation_mode": "null",
+            "has_image_understanding": False,
+            "has_audio_understanding": False,
+        }
+    )
+
+
+async def _server_info(request: web.Request) -> web.Response:
+    """What routers and load tests read of it."""
+    place = request.app[PLACE]
+    setup, engine = place.setup, place.setup.engine
+    return _json(
+        {
+            "model_path": setup.card.model,
+            "served_model_name": setup.model,
+            "host": setup.options.host,
+            "port": place.port,
+            "context_length": engine.max_model_len,
+            "tp_size": setup.card.tensor_parallel,
+            "dp_size": len(place.engines),
+            "page_size": engine.block,
+            "max_running_requests": engine.running,
+            "max_total_num_tokens": engine.kv_tokens,
+            "chunked_prefill_size": engine.batch_tokens,
+            "schedule_policy": "fcfs",
+            "disable_radix_cache": not engine.prefix_cache,
+            "disaggregation_mode": "null",
+            "internal_states": [
+                {"effective_max_running_requests_per_dp": engine.running, "waiting": each.waiting}
+                for each in place.engines
+            ],
+            "version": SGLANG,
+        }
+    )
 
 
 async def _tokenize(request: web.Request) -> web.Response:

@@ -27,6 +27,8 @@ from headgate.live.emulate.api import (
     MOST_CHOICES,
     Body,
     Extras,
+    GeneratedStream,
+    GeneratedWhole,
     Head,
     ProblemError,
     StreamedAnswer,
@@ -38,6 +40,7 @@ from headgate.live.emulate.api import (
     prompts_of,
     read_body,
     read_bytes,
+    read_generate,
     stops_of,
     turns_of,
 )
@@ -52,7 +55,7 @@ from headgate.live.engine.requests import promises
 from headgate.live.engine.settings import Settings, read_settings
 from headgate.live.vllm import VLLM
 from headgate.methods.make import make_policy, split_name
-from headgate.sim.engine.engine import Engine, engine_of_card
+from headgate.sim.engine.engine import NEWEST, SHORTEST, Engine, engine_of_card
 from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
 from headgate.workloads.traces import BUNDLED, bundled, read_trace
 
@@ -60,16 +63,17 @@ UNPRINTED = re.compile("[^!-~]")
 
 
 async def complete(request: web.Request) -> web.StreamResponse:
-    """Both endpoints."""
+    """Both endpoints of OpenAI's, and SGLang's own."""
     place = request.app[PLACE]
     if place.inside >= place.setup.options.max_requests:
         raise busy()
     place.inside += 1
     try:
         fault = _fault(request, place)
-        chat = request.path.startswith("/v1/chat/")
+        chat, own = request.path.startswith("/v1/chat/"), request.path == "/generate"
         with place.reading() as count:
-            call = Call(read_body(await read_bytes(request, count), chat), chat)
+            data = await read_bytes(request, count)
+            call = Call(read_generate(data) if own else read_body(data, chat), chat, own)
         if fault is not None and (struck := await _strike_early(request, fault, call, place)) is not None:
             return struck
         prompts, rank = await _admit(request, place, call)
@@ -83,6 +87,7 @@ class Call(NamedTuple):
 
     body: Body
     chat: bool
+    own: bool = False  # it came to SGLang's /generate
 
     @property
     def each(self) -> int:
@@ -131,7 +136,7 @@ async def _answer(
                 job.export = f"{answer.head.id}-{job.choice}"
             answer.add(job)
         for job in answer.jobs:
-            if failed or place.draining:
+            if failed or (place.draining and not place.setup.sglang):  # SGLang says it by its health alone
                 job.fail(failed)
             else:
                 engine.submit(job, _arrival(request) if place.clock.virtual else None)
@@ -192,12 +197,15 @@ async def _open(
     """Where the tokens go. A stream is answered 200 at once, whatever happens later."""
     body, chat = call.body, call.chat
     base = request.headers.get("x-request-id") or body.request_id or uuid4().hex[:16]
-    id = ("chatcmpl-" if chat else "cmpl-") + UNPRINTED.sub("", base[:LONGEST_ID])
+    prefix = "" if call.own else "chatcmpl-" if chat else "cmpl-"
+    id = prefix + UNPRINTED.sub("", base[:LONGEST_ID])
     head = Head(id, int(time.time()), body.model or place.setup.model, place.fingerprint, chat)
     ids = [prompt.ids for prompt in prompts]
     wanted = _wanted(body, chat, place, ids)
+    if call.own:
+        wanted = wanted._replace(ids=True)  # so that each event is made for itself
     if not body.stream:
-        return WholeAnswer(head, wanted, ids, call.each), None
+        return (GeneratedWhole if call.own else WholeAnswer)(head, wanted, ids, call.each), None
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     if fault is not None and fault.kind == "wrong-length":
         response.content_length = int(fault.at) + 1_000_000
@@ -206,7 +214,8 @@ async def _open(
     writer.send_headers()
     chunked = "chunked" in response.headers.get("Transfer-Encoding", "")
     struck = fault if fault is not None and fault.kind in IN_STREAM else None
-    return StreamedAnswer(head, wanted, ids, call.each, request.transport, chunked, struck), response
+    streamed = GeneratedStream if call.own else StreamedAnswer
+    return streamed(head, wanted, ids, call.each, request.transport, chunked, struck), response
 
 
 async def _close(
@@ -234,7 +243,7 @@ async def _strike_late(request: web.Request, fault: EmulatedFault) -> None:
         raise ConnectionResetError
 
 
-def _whole(body: dict[str, Any], fault: EmulatedFault | None) -> web.Response:
+def _whole(body: Any, fault: EmulatedFault | None) -> web.Response:
     data = msgspec.json.encode(body)
     response = web.Response(body=data, content_type="application/json")
     if fault is not None and fault.kind == "wrong-length":
@@ -543,11 +552,15 @@ class EmulatorSetup:
     """Options turned into objects, checked before anything listens."""
 
     def __init__(self, options: Options) -> None:
+        self.sglang = options.engine == "sglang"
+        if self.sglang:  # its own scheduling unless another is named; it hands no KV over
+            own = {} if "policy" in options.model_fields_set else {"policy": "sglang"}
+            options = options.model_copy(update={"kv_connector": False, **own})
         self.options = options
         self.card: Card = load_card(options.card)
         self.engine: Engine = engine_of_card(
             self.card, options.slots, options.budget, options.kv_tokens, options.model_len, options.block
-        )._replace(prefix_cache=options.prefix_cache)
+        )._replace(prefix_cache=options.prefix_cache, retraction=SHORTEST if self.sglang else NEWEST)
         asked = options.asynchronous
         self.asynchronous = self.card.host is not None if asked is None else asked
         self.parameters: dict[str, Any]  # of the policy
@@ -569,10 +582,10 @@ class EmulatorSetup:
         return self.settings.policy if self.options.config else split_name(self.options.policy)[0]
 
     def from_settings(self, settings: Settings) -> tuple[BatchPolicy, dict[str, Any]]:
-        """The policy as the plug-in would make it; vLLM's own scheduling is `mixed`."""
+        """The policy as the plug-in would make it; vLLM's own scheduling is `mixed`, SGLang's `sglang`."""
         engine = self.engine
-        if settings.policy == VLLM.name:
-            return make_policy("mixed", {}, engine)
+        if settings.policy in (VLLM.name, "sglang"):
+            return make_policy("sglang" if self.sglang else "mixed", {}, engine)
         return build_policy(
             settings,
             VLLM,

@@ -1,4 +1,4 @@
-"""`headgate advise`: the answer, plain vLLM beside it, and the lines to paste."""
+"""`headgate advise`: the answer, the plain engine beside it, and the lines to paste."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shlex import quote
 from headgate.advisor.advice import Advice, Advised
 from headgate.advisor.capacity.plan import PolicyRate, apart
 from headgate.advisor.capacity.traffic import promised_gap
-from headgate.advisor.flags import FLAG, WHY, graph_flag, loaded_with, model_of
+from headgate.advisor.flags import FLAG, WHY, graph_flag, loaded_with, model_of, sglang_words
 from headgate.cost.laws.terms import DraftTerms
 from headgate.cost.laws.work import WorkCost
 from headgate.cost.likeness import throughput_error
@@ -35,21 +35,22 @@ def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> do
     bars = doc.Drawn(lambda: (rate_bars("holds", finals, advice.bound.rate, HELD),))
     card = advice.start.card
     loaded = model or model_of(card, advice.start.settings.card) or UNNAMED
-    plain = pasted([f"vllm serve {quote(loaded)}", *_limits(advice, advice.plain)])
+    engine = advice.served_by
+    plain = pasted([f"{engine.serve} {quote(loaded)}", *_limits(advice, advice.plain)])
     stands_for = (f"{unnamed(card.model)} --model puts it there.",) if loaded == UNNAMED else ()
-    lines = (
-        doc.Section("With headgate", (serve_line(advice, advice.best, loaded),)),
-        doc.Section("Plain vLLM at its best flags", (plain, *stands_for)),
-    )
+    lines = [doc.Section(f"Plain {engine.title} at its best flags", (plain, *stands_for))]
+    if engine.title == "vLLM" or not advice.is_plain(advice.best):
+        lines.insert(0, doc.Section("With headgate", (serve_line(advice, advice.best, loaded),)))
     sections = (
         doc.Section("", (_facts(advice),)),
-        doc.Section("Beside plain vLLM", (_beside(advice, rows), bars)),
+        doc.Section(f"Beside plain {engine.title}", (_beside(advice, rows), bars)),
         *([] if advice.declined else lines),
         doc.Section("Every policy at its best flags", (_finals(advice),)),
         doc.Section("Flags tried on short runs", (_shorts(advice.first_round),), doc.PAGE_ONLY),
     )
     about = f"card {advice.start.card.name}, {advice.start.workload}"
-    graphs = (f"{FLAG}: {WHY} {SIMULATED}",) if promised_gap(advice.levels) is not None else ()
+    graphed = engine.title == "vLLM" and promised_gap(advice.levels) is not None
+    graphs = (f"{FLAG}: {WHY} {SIMULATED}",) if graphed else ()
     notes = (*advice.notes, *graphs, *([OTHER_DRAFTS] if advice.start.engine.speculation else []))
     return doc.plan_page("Advice", about, answer(advice), sections, notes, command, CARE, answer_first=True)
 
@@ -62,16 +63,21 @@ def answer(advice: Advice) -> str:
         return f"No policy keeps {levels} at any rate on one engine: ask for less, or for a faster card."
     if advice.declined:
         return f"No answer: {advice.declined}."
-    flags = f"--max-num-seqs {best.slots} --max-num-batched-tokens {best.budget}"
-    name = "plain vLLM, without a plug-in," if best.plain else _named(best)
+    engine = advice.served_by
+    flags = f"{engine.slots} {best.slots} {engine.budget} {best.budget}"
+    if engine.title == "SGLang" and advice.is_plain(best):
+        flags = " ".join(sglang_words(best.policy, best.settings, best.slots, best.budget))
+    name = f"plain {engine.title}, without a plug-in," if advice.is_plain(best) else _named(best)
     error = throughput_error(advice.start.card)
     verdict = f"Run {name} with {flags}: one engine holds {doc.number(rate.value)} requests/s"
     if rate.low is not None:
         verdict += f" (95 % interval {doc.number(rate.low)} to {doc.number(rate.high or 0.0)})"
     way = best.found.limited_by
     verdict += bar_of(error) + (f", then {way} gives way first" if way else ", as many as any policy can")
-    if error and not best.plain and advice.plain.found.rate.value >= (1 - error) * rate.value:
-        verdict += ". Cannot tell it from plain vLLM at its best flags: the card cannot separate them"
+    if error and not advice.is_plain(best) and advice.plain.found.rate.value >= (1 - error) * rate.value:
+        verdict += (
+            f". Cannot tell it from plain {engine.title} at its best flags: the card cannot separate them"
+        )
     if advice.load is None:
         return f"{verdict}."
     needs = ("" if best.engines else "more than ") + doc.plural(best.engines or advice.most, "engine")
@@ -86,12 +92,12 @@ def _also_plain(advice: Advice) -> str:
     best = advice.best
     for other, flags in ((advice.default, "at its defaults"), (advice.plain, "at its best flags")):
         if best.engines and other.engines == best.engines and other.name != best.name:
-            return f"; plain vLLM {flags} bears it with as many"
-    if not best.engines or best.plain or apart(best.found, advice.plain.found):
+            return f"; plain {advice.served_by.title} {flags} bears it with as many"
+    if not best.engines or advice.is_plain(best) or apart(best.found, advice.plain.found):
         return ""
     return (
-        f"; plain vLLM at its best flags needs {_engines(advice, advice.plain)}, though its rate is not "
-        "significantly lower: the load is near the limit"
+        f"; plain {advice.served_by.title} at its best flags needs {_engines(advice, advice.plain)}, "
+        "though its rate is not significantly lower: the load is near the limit"
     )
 
 
@@ -113,7 +119,7 @@ def _facts(advice: Advice) -> doc.Facts:
     facts = asked(advice.levels, advice.start.traffic.classes)
     if not advice.declined:
         plain, default = (_against(advice, other) for other in (advice.plain, advice.default))
-        facts["Plain vLLM"] = f"at its own best flags {plain}; at its defaults {default}"
+        facts[f"Plain {advice.served_by.title}"] = f"at its own best flags {plain}; at its defaults {default}"
     if advice.beside:
         facts["Background"] = left_said(advice.beside)
     facts["No policy"] = f"above λ* = {doc.number(advice.bound.rate)} requests/s on one engine"
@@ -173,7 +179,8 @@ def _shorts(found: Sequence[PolicyRate]) -> doc.Grid:
 
 def serve_line(advice: Advice, each: Advised, model: str) -> doc.Code:
     """What to paste to run it; promises of classes need a settings file."""
-    parts = [f"headgate serve {quote(model)}", f"--policy {quote(each.policy)}"]
+    sglang = ["--engine sglang"] if advice.served_by.title == "SGLang" else []
+    parts = [f"headgate serve {quote(model)}", *sglang, f"--policy {quote(each.policy)}"]
     parts += [f"--set {quote(f'{key}={value}')}" for key, value in each.settings.items()]
     parts.append(f"--card {quote(advice.start.settings.card)}")
     for flag, metrics in (("--ttft", ("ttft",)), ("--tbt", ("tbt", "tpot"))):
@@ -191,8 +198,12 @@ def drafting(advice: Advice) -> DraftTerms:
 
 
 def _limits(advice: Advice, each: Advised) -> list[str]:
-    flags = loaded_with(advice.start.card, advice.start.engine.longest)
-    flags += [f"--max-num-seqs {each.slots}", f"--max-num-batched-tokens {each.budget}"]
+    engine = advice.served_by
+    flags = loaded_with(advice.start.card, advice.start.engine.longest, advice.start.settings.engine)
+    if engine.title == "SGLang":
+        words = sglang_words(each.policy, each.settings, each.slots, each.budget)
+        return flags + (words or [f"{engine.slots} {each.slots}", f"{engine.budget} {each.budget}"])
+    flags += [f"{engine.slots} {each.slots}", f"{engine.budget} {each.budget}"]
     if speculation := advice.start.engine.speculation:
         words = json.dumps({"method": drafting(advice).method, "num_speculative_tokens": speculation.drafts})
         flags.append(f"--speculative-config {quote(words)}")

@@ -1,17 +1,28 @@
-"""`plan flags`: what to set in plain vLLM, and the simulated check of that advice."""
+"""`plan flags`: what to set in plain vLLM or SGLang, and the simulated check of that advice."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from shlex import quote
+from typing import Any
 
 from headgate.advisor.budget_search import FlagsTried
 from headgate.advisor.capacity.plan import apart
 from headgate.advisor.capacity.traffic import Level
-from headgate.advisor.flags import LIMITED, QUEUE_SINCE, Checked, FlagsPlan, loaded_with, model_of
+from headgate.advisor.flags import (
+    LIMITED,
+    NO_PLUG_IN,
+    QUEUE_SINCE,
+    Checked,
+    FlagsPlan,
+    loaded_with,
+    model_of,
+    sglang_words,
+)
 from headgate.report import document as doc
 from headgate.report.plans.capacity import asked
 from headgate.report.plans.threshold import lengths
+from headgate.sim.engine.engine import Engine
 
 UNNAMED = "MODEL"  # where no name is known that vLLM can load
 LINE = 76  # characters of a line to paste
@@ -20,10 +31,10 @@ LINE = 76  # characters of a line to paste
 def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[doc.Section] = ()) -> doc.Page:
     """Each flag with its reason, and the whole command; then the check, where there was one."""
     about = plan.situation
-    rows = (doc.row(f"{each.name} {each.value}", doc.Cell(each.why, tone="prose")) for each in plan.flags)
+    rows = (doc.row(each.text, doc.Cell(each.why, tone="prose")) for each in plan.flags)
     blocks: list[doc.Block] = [f"{plan.card.model} on {plan.card.gpu}; {lengths(about)}"]
     blocks.append(doc.Grid("", ("flag", "why"), tuple(rows)))
-    if plan.waiting is not None:
+    if plan.waiting is not None and plan.served_by.title == "vLLM":
         blocks.append(
             "With --max-num-queued-tokens vLLM answers 503 to requests that come while so many prompt tokens "
             f"wait: clients must retry or go elsewhere. Known to vLLM from {QUEUE_SINCE} on. With an older "
@@ -31,18 +42,20 @@ def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[doc.Secti
             f"{plan.decoding + plan.waiting:,} requests at a time: {plan.decoding:,} decode, "
             f"{plan.waiting:,} are before their first token."
         )
-    words = [f"{flag.name} {flag.value}" for flag in plan.flags]
+    words = [flag.text for flag in plan.flags]
     sections = (doc.Section("", tuple(blocks)), doc.Section("Command", _command(plan, words)), *more)
     rate = f"{doc.number(plan.rate)} requests/s at {doc.number(1000 * plan.per_token)} ms per token"
     bar = f", ±{100 * about.error:.0f} % (derived card)" if about.error else ""
     verdict, named = f"Set {' '.join(words)}: saturated, {rate}{bar}.", f"{about.source}, {about.workload}"
-    return doc.plan_page("Flags for plain vLLM", named, verdict, sections, about.notes, command)
+    return doc.plan_page(
+        f"Flags for plain {plan.served_by.title}", named, verdict, sections, about.notes, command
+    )
 
 
 def _command(plan: FlagsPlan, words: Sequence[str]) -> tuple[doc.Block, ...]:
     loaded = model_of(plan.card, plan.settings.card)
-    engine = loaded_with(plan.card, plan.situation.lost.longest)
-    code = pasted([f"vllm serve {quote(loaded or UNNAMED)}", *engine, *words])
+    engine = loaded_with(plan.card, plan.situation.lost.longest, plan.settings.engine)
+    code = pasted([f"{plan.served_by.serve} {quote(loaded or UNNAMED)}", *engine, *words])
     return (code,) if loaded else (code, unnamed(plan.card.model))
 
 
@@ -104,6 +117,15 @@ def _against_own(tried: FlagsTried) -> str:
     return f"{said}; vLLM's own {own.slots} and {own.budget} hold {abs(change):.1f} % less{told}."
 
 
+def sglang_said(made: Mapping[str, tuple[str, Mapping[str, Any]]], engine: Engine) -> list[str]:
+    """SGLang's flags for each of the policies that were run, by what the user called them."""
+    lines = []
+    for text, (policy, parameters) in made.items():
+        words = sglang_words(policy, parameters, engine.running, engine.batch_tokens)
+        lines.append(f"SGLang, {text}: {' '.join(words) or NO_PLUG_IN}")
+    return lines
+
+
 def check_section(runs: Sequence[Checked], load: str, plan: FlagsPlan) -> doc.Section:
     """The simulated runs, one line each."""
     promised = any(run.metrics.goodput for run in runs)
@@ -116,10 +138,18 @@ def check_section(runs: Sequence[Checked], load: str, plan: FlagsPlan) -> doc.Se
         rows.append(doc.row(run.label, run.slots, run.budget, found.request_rate.value, *cells, *kept))
     heads: tuple[str, ...] = ("setting", "slots", "budget", "requests\nper s", "TTFT\nmean", "TTFT\np99")
     heads += ("TPOT\nmean", "TPOT\np99", "gap", *(("kept",) if promised else ()))
-    said = f"Mixed batching under {load}; times in ms, gap: the longest between two tokens"
+    sglang = plan.served_by.title == "SGLang"
+    said = f"{'SGLang' if sglang else 'Mixed batching'} under {load}; "
+    said += "times in ms, gap: the longest between two tokens"
     said += "; kept: requests that met both targets." if promised else "."
     if any(run.label == "vLLM's" for run in runs):
         said += " vLLM's: what `vllm serve` takes by itself on GPUs of 70 GiB or more."
+    if sglang and len(runs) > 1:
+        mine, own = (run.metrics for run in runs[:2])
+        gain = 100 * (mine.request_rate.value / own.request_rate.value - 1)
+        said += f" These flags serve {abs(gain):.1f} % {'more' if gain > 0 else 'less'} than SGLang without "
+        said += f"a flag, the longest gap is {1000 * mine.longest_gap:,.0f} instead of "
+        said += f"{1000 * own.longest_gap:,.0f} ms; requests name no max_tokens."
     for run in runs:
         if run.label == LIMITED:
             counts = run.metrics.counts

@@ -5,10 +5,12 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple
 
-from headgate.core.errors import InputError
+from headgate.core.errors import InputError, unknown
 from headgate.cost.card import Card
 from headgate.cost.laws.speculation import Acceptance
 from headgate.cost.model import StepCost
+
+NEWEST, SHORTEST = "newest", "shortest"  # whose KV goes first where decodes find none, as in vLLM and SGLang
 
 
 class Speculation(NamedTuple):
@@ -68,6 +70,9 @@ class Engine(NamedTuple):
     block: int = 16
     prefix_cache: bool = True  # keep KV of prompts and outputs, and find it where requests share content
     speculation: Speculation | None = None
+    retraction: str = (
+        NEWEST  # SHORTEST: the decode with the shortest output, which then waits behind all others
+    )
 
     @property
     def width(self) -> int:
@@ -87,7 +92,7 @@ class Engine(NamedTuple):
     @property
     def limits(self) -> dict[str, int]:
         """The numbers by name, for records."""
-        left_out = ("cost", "prefix_cache", "speculation")
+        left_out = ("cost", "prefix_cache", "speculation", "retraction")
         return {name: value for name, value in self._asdict().items() if name not in left_out}
 
     def checked(self) -> Engine:
@@ -95,6 +100,8 @@ class Engine(NamedTuple):
         for name in ("kv_tokens", "max_model_len", "batch_tokens", "running", "block"):
             if getattr(self, name) < 1:
                 raise InputError(f"engine: {name}={getattr(self, name)}; must be at least 1")
+        if self.retraction not in (NEWEST, SHORTEST):
+            raise unknown("retraction of the engine", self.retraction, (NEWEST, SHORTEST))
         if self.batch_tokens < self.running:
             raise InputError(
                 f"engine: a budget of {self.batch_tokens} tokens is below {self.running} running requests; "

@@ -20,7 +20,7 @@ from headgate.kv.blocks import Blocks
 from headgate.kv.prefix import Pieces, PrefixBlocks
 from headgate.kv.siblings import Chain, Siblings
 from headgate.sim.engine.bursts import Bursts, spread
-from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.engine import SHORTEST, Engine
 from headgate.sim.engine.steps import StepClock
 
 STOPPED: Final = End.STOPPED
@@ -59,6 +59,7 @@ class Residents:
             self.blocks.follow()
             self.ledger.growth = []
         self.longest = engine.longest
+        self._shortest = engine.retraction == SHORTEST
         self._lengths = lengths  # true output lengths, by request number; no policy sees them
         self._ends: list[tuple[int, int, int]] = []  # heap: tick of its last token, rank, request
 
@@ -158,6 +159,8 @@ class Residents:
         if entry.deliveries is not None:
             entry.drawn += entry.deliveries.at
             entry.deliveries = None
+        if self._shortest:
+            self.ledger.waiting.move_to_end(entry.id)
         if self.cache is not None:
             self._look(entry)
 
@@ -238,6 +241,17 @@ class Residents:
             if entry is not None and entry.end == end:
                 return end
             heappop(ends)
+
+    def _victim(self) -> Entry:
+        """Whose KV is dropped where some is short: see `Engine.retraction`. Of equals the last one goes."""
+        victim: Entry | None = None
+        if self._shortest:
+            for entry in self.ledger.decoding.values():
+                if entry.rolls and (
+                    victim is None or (entry.generated, -entry.prompt) <= (victim.generated, -victim.prompt)
+                ):
+                    victim = entry
+        return self._newest() if victim is None else victim
 
     def _newest(self) -> Entry:
         running = (*self.ledger.prefilling.values(), *self.ledger.decoding.values())
@@ -581,11 +595,11 @@ class VirtualEngine(Residents):
                     hook(entry, self.now)
 
     def _make_room(self) -> bool:
-        """KV is short of what the decodes need: ask the policy first, then evict the newest."""
+        """KV is short of what the decodes need: ask the policy first, then evict."""
         if not self.asked_now:
             return False
         while self.ledger.rolling and self.blocks.due(self.ledger.tick) > self.blocks.free:
-            self.evict(self._newest())
+            self.evict(self._victim())
         return self.ledger.rolling > 0
 
     def _starved_prompt(self, chosen: Sequence[object]) -> None:
@@ -593,7 +607,7 @@ class VirtualEngine(Residents):
         if chosen:
             return
         if self.asked_now:
-            self.evict(self._newest())
+            self.evict(self._victim())
         else:
             self.lease.ended = True
 
