@@ -30,7 +30,7 @@ COMMANDS = {
     "check": "Test whether a policy or router of your own keeps the laws.",
     "doctor": "Say what is installed, and what would run inside vLLM.",
     "reproduce": "Run a published experiment; print published and our numbers.",
-    "serve": "Run `vllm serve MODEL` with a headgate policy.",
+    "serve": "Run `vllm serve MODEL`, or `sglang serve MODEL`, with a headgate policy.",
     "warm-up": "Load a server that has just started, before users come.",
     "emulate": "Answer as a loaded vLLM server would, without a GPU.",
     "trial": "Compare policies on a running server, by turns.",

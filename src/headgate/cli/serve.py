@@ -1,4 +1,4 @@
-"""`headgate serve`: `vllm serve` with our scheduler plugged in; everything else is passed through."""
+"""`headgate serve`: `vllm serve` or `sglang serve` with our scheduler; all else is passed through."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ import typer
 from headgate.cli.flags import takes_settings
 from headgate.core.durations import duration
 from headgate.core.errors import InputError
+from headgate.live.engine.process import EngineNames
 from headgate.live.engine.settings import AUTO, PANEL, Settings, check_words, merge
+from headgate.live.sglang import LOADED, SGLANG
+from headgate.live.sglang.fit import MIXED_CHUNK, check_fit, mixes
 from headgate.live.vllm import VLLM
 from headgate.live.vllm.refusals import OURS, WARM_FILE
 from headgate.live.vllm.settings import ADDITIONAL_CONFIG, VllmSettings, own_table, read_settings
@@ -44,9 +47,9 @@ ON, OFF = "--async-scheduling", "--no-async-scheduling"
 PASSES = {"allow_extra_args": True, "ignore_unknown_options": True}  # what click calls it
 
 
-EXAMPLES = """Run `vllm serve MODEL` with a headgate policy.
+EXAMPLES = """Run `vllm serve MODEL`, or `sglang serve MODEL`, with a headgate policy.
 
-Options that are not ours go to vLLM untouched. vLLM's own --config goes behind --: headgate serve MODEL
+Options that are not ours go to the engine untouched. vLLM's own --config goes behind --: headgate serve MODEL
 --policy mixed -- --config vllm.yaml
 
 \b
@@ -55,6 +58,7 @@ Examples:
   headgate serve Qwen/Qwen3-8B --policy eb+ --card cal-h200-qwen3-8b --max-num-seqs 512
   headgate serve Qwen/Qwen3-8B --policy eb --set refill=48 --trace steps.jsonl --port 8001
   headgate serve Qwen/Qwen3-8B --config headgate.toml --tensor-parallel-size 2
+  headgate serve Qwen/Qwen3-8B --engine sglang --policy eb --set refill=48
 """
 
 
@@ -62,6 +66,7 @@ FILE = "all of these from a JSON or TOML file, read again when it changes"
 DRY_RUN = "print the command and its environment, and leave"
 GRAPHS = "capture larger CUDA graphs where a gap is promised (default: on)"
 WARM = "send load before /health says ready, where anything is promised (default: on)"
+ENGINE = "vllm (default) or sglang"
 
 
 @takes_settings
@@ -69,12 +74,17 @@ def serve(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="the model, as `vllm serve` takes it")],
     given: Annotated[dict[str, Any], VllmSettings],
+    engine: Annotated[str, typer.Option(help=ENGINE, rich_help_panel=PANEL)] = VLLM.name,
     config: Annotated[str | None, typer.Option(help=FILE, rich_help_panel=PANEL)] = None,
     graphs: Annotated[bool, typer.Option(help=GRAPHS, rich_help_panel=PANEL)] = True,
     warm: Annotated[bool, typer.Option("--warm-up/--no-warm-up", help=WARM, rich_help_panel=PANEL)] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN, rich_help_panel=PANEL)] = False,
 ) -> None:
-    """Check the settings, and let vLLM serve."""
+    """Check the settings, and let the engine serve."""
+    if engine not in (VLLM.name, SGLANG.name):
+        raise InputError(f"--engine {engine} is not known; write vllm or sglang")
+    if engine == SGLANG.name:
+        raise typer.Exit(_run_sglang(model, list(context.args), given, config, dry_run))
     raise typer.Exit(_run(model, list(context.args), given, config, (graphs, warm), dry_run))
 
 
@@ -154,6 +164,95 @@ def _settings(own: str | None, given: dict[str, Any], rest: list[str]) -> Settin
     return settings
 
 
+# -- SGLang
+
+SGLANG_LIMITS = ("--max-running-requests", "--chunked-prefill-size", "--context-length")
+PLUGINS = "SGLANG_PLUGINS"
+USES_RAY = "--use-ray"
+
+
+def _run_sglang(model: str, rest: list[str], given: dict[str, Any], config: str | None, dry_run: bool) -> int:
+    """Check everything, then hand over to SGLang and see that headgate is in it; its exit code."""
+    from headgate.live.engine.policy import check_policy
+    from headgate.live.engine.settings import read_settings as read_plain
+    from headgate.live.sglang.seams import TESTED, home, problem
+
+    if model.startswith("-"):
+        raise InputError(f"the model comes first, not {model}; write headgate serve MODEL {model} ...")
+    if USES_RAY in rest:
+        raise InputError(f"SGLang with {USES_RAY} loads no plug-ins; drop it")
+    chosen = [name.strip() for name in os.environ.get(PLUGINS, "").split(",") if name.strip()]
+    if chosen and "headgate" not in chosen:
+        raise InputError(f"{PLUGINS} names other plug-ins only; add headgate to it or unset it")
+    own = _own_file(config, given)
+    settings = read_plain(own) if own else merge(check_words(given, ""), None, "")
+    given = Settings.renamed(given)
+    slots, budget, _ = SGLANG_LIMITS
+    check_policy(settings, SGLANG, _number(rest, budget), _number(rest, slots))
+    name = settings.named()[0]
+    if settings.policy != SGLANG.name:
+        check_fit(name, mixed_chunk=True)
+    command = executable("sglang")
+    if command is None and not dry_run:
+        raise InputError(f"no sglang command here; install SGLang ({TESTED}) into the environment of headgate")
+    if home() is not None and (why := problem()) and not settings.force:
+        raise InputError(why)
+    more = []
+    if settings.policy != SGLANG.name and mixes(name) and MIXED_CHUNK not in rest:
+        more.append(MIXED_CHUNK)
+    if settings.metrics and "--enable-metrics" not in rest:
+        more.append("--enable-metrics")
+    words = [command or "sglang", "serve", model, *more, *rest]
+    url = _where(rest, port="30000")
+    with ExitStack() as scratch:
+        folder = Path(tempfile.gettempdir(), "headgate-XXXX")
+        if not dry_run:
+            folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="headgate-")))
+        environment = _environment(settings, own, given, folder, dry_run)
+        environment.pop(SHARED, None)  # SGLang makes its own
+        environment[LOADED] = str(folder / "loaded")
+        shown = " ".join(f"{name}={quote(value)}" for name, value in environment.items())
+        limits = ", ".join(f"{flag[2:]} {_value(rest, flag) or 'as SGLang chooses'}" for flag in SGLANG_LIMITS)
+        lines = [f"{_policy_said(settings, model, SGLANG)}; {limits}"]
+        lines += [_classes_said(settings)] if settings.classes else []
+        for line in lines:
+            print(f"headgate: {line}", file=sys.stdout if dry_run else sys.stderr)
+        print(f"headgate: {shown} {join(_without_keys(words))}", flush=True)
+        if dry_run:
+            if own is None:
+                print(f"headgate: {environment[CONFIG]} would say {json.dumps(given)}")
+            return 0
+        presence = _Presence(url, folder / "loaded")
+        code = _wait(words, {**os.environ, **environment}, folder, None, presence)
+    if presence.missing:
+        raise InputError("SGLang had started without headgate, and was stopped; its log says why (plugin headgate)")
+    return code
+
+
+class _Presence(threading.Thread):
+    """Ends a server that answers although our scheduler has not said its first word."""
+
+    def __init__(self, url: str, file: Path) -> None:
+        super().__init__(name="headgate-presence", daemon=True)
+        self.missing = False
+        self.ended = threading.Event()
+        self.child: subprocess.Popen[bytes] | None = None
+        self._url, self._file = url, file
+
+    def run(self) -> None:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        while not self.ended.wait(1.0) and not self._file.exists():
+            try:
+                with direct.open(f"{self._url}/health", timeout=5) as answer:
+                    up = answer.status == 200
+            except (OSError, HTTPException):
+                continue
+            if up and not self._file.exists() and self.child is not None:
+                self.missing = True
+                self.child.send_signal(signal.SIGTERM)
+                return
+
+
 def _check_model(model: str, settings: Settings, rest: list[str]) -> None:
     """A card of another model or number of GPUs, as far as the command tells; the engine compares both later.
 
@@ -179,10 +278,10 @@ def _check_model(model: str, settings: Settings, rest: list[str]) -> None:
         )
 
 
-def _policy_said(settings: Settings, model: str) -> str:
+def _policy_said(settings: Settings, model: str, names: EngineNames = VLLM) -> str:
     """The policy that will run and whose step times it uses, in one line."""
-    if settings.policy == VLLM.name:
-        return "vLLM decides; headgate watches"
+    if settings.policy == names.name:
+        return f"{names.title} decides; headgate watches"
     name, values = settings.named()
     chosen = f"policy {name}{' (auto)' if settings.policy == AUTO else ''}"
     chosen += f" with {', '.join(f'{key}={value}' for key, value in values.items())}" if values else ""
@@ -253,15 +352,20 @@ def _warm_up(settings: Settings, rest: list[str]) -> tuple[_Warm | None, str]:
     first = (settings.ttft, *(promise.ttft for promise in settings.classes.values()))
     if settings.tightest() == inf and not any(first):
         return None, ""
-    host, port = _value(rest, "--host") or "", _value(rest, "--port") or "8000"
-    host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    url = f"http://{host}:{port}"
+    url = _where(rest, port="8000")
     if any(word.partition("=")[0].replace("_", "-") in ELSEWHERE for word in rest):
         return None, "the first minute is slow: send load before users come, headgate warm-up URL"
     key = _value(rest, "--api-key") or os.environ.get("VLLM_API_KEY", "")
     most = min(_number(rest, "--max-num-seqs") or MOST_WARM, MOST_WARM)
     said = f"/health answers 503 until {url} is warm, at most {SECONDS_WARM:.0f} s (--no-warm-up)"
     return _Warm(url, key, most), said
+
+
+def _where(rest: list[str], port: str) -> str:
+    """The server, as it is seen from here; `port` is the engine's own default."""
+    host, port = _value(rest, "--host") or "", _value(rest, "--port") or port
+    host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    return f"http://{host}:{port}"
 
 
 class _WarmUp(threading.Thread):
@@ -343,10 +447,10 @@ def _additional(rest: list[str]) -> Any:
         return None
 
 
-def executable() -> str | None:
-    """VLLM's command: beside this Python, where headgate is installed too, or on the path."""
-    beside = Path(sys.executable).with_name("vllm")
-    return str(beside) if beside.is_file() else shutil.which("vllm")
+def executable(name: str = "vllm") -> str | None:
+    """The engine's command: beside this Python, where headgate is installed too, or on the path."""
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.is_file() else shutil.which(name)
 
 
 def _check_release(settings: Settings) -> None:
@@ -374,8 +478,14 @@ def _environment(
     return environment
 
 
-def _wait(command: list[str], environment: dict[str, str], folder: Path, server: _Warm | None) -> int:
-    """Run it in a group of its own and pass signals on: one Ctrl-C reaches vLLM once, not twice."""
+def _wait(
+    command: list[str],
+    environment: dict[str, str],
+    folder: Path,
+    server: _Warm | None,
+    presence: _Presence | None = None,
+) -> int:
+    """Run it in a group of its own and pass signals on: one Ctrl-C reaches the engine once, not twice."""
     reaper = Reaper(str(folder))
     warming = None if server is None else _WarmUp(server, folder / "warm")
     early: list[int] = []  # signals that came before there was a process to pass them to
@@ -385,16 +495,21 @@ def _wait(command: list[str], environment: dict[str, str], folder: Path, server:
         reaper.watch(child.pid)
         if warming is not None:
             warming.start()
+        if presence is not None:
+            presence.child = child
+            presence.start()
         for number in PASSED_ON:
             signal.signal(number, lambda got, frame: child.send_signal(got))
         for got in early:
             child.send_signal(got)
         code = child.wait()
     except OSError as error:
-        raise InputError(f"cannot run {command[0]}: {error.strerror}; install vLLM again") from None
+        engine = VLLM.title if presence is None else SGLANG.title
+        raise InputError(f"cannot run {command[0]}: {error.strerror}; install {engine} again") from None
     finally:
-        if warming is not None:
-            warming.ended.set()
+        for watcher in (warming, presence):
+            if watcher is not None:
+                watcher.ended.set()
         for number, handler in before.items():
             signal.signal(number, handler)
         reaper.close()

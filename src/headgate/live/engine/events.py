@@ -90,6 +90,9 @@ class LiveObserver(Observer):
     def wasted(self, tokens: int, now: float) -> None:
         """Tokens were scheduled for a request that had gone when they came."""
 
+    def bent(self, now: float) -> None:
+        """The engine cannot run a step as planned, and runs the nearest."""
+
 
 class Events:
     """The hooks of one policy and of any number of observers.
@@ -250,6 +253,9 @@ class Events:
     def wasted(self, tokens: int, now: float) -> None:
         self.tell()
         self._to_all([observer.wasted for observer in self._live()], tokens, now)
+
+    def bent(self, now: float) -> None:
+        self._to_all([observer.bent for observer in self._live()], now)
 
     def _live(self) -> list[LiveObserver]:
         return [observer for observer in self._observers if isinstance(observer, LiveObserver)]

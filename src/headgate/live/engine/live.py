@@ -161,6 +161,10 @@ class Live:
         """A request left while a step with these tokens of its own was in flight."""
         self._news.wasted(tokens, self.now)
 
+    def bent(self) -> None:
+        """The engine cannot run the plan as it is, and runs the nearest."""
+        self._news.bent(self.now)
+
     def tell(self) -> None:
         self._news.tell()
 

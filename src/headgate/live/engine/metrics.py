@@ -51,6 +51,7 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "headgate_tenant_tokens": ("Tokens served, by tenant.", ("tenant", "kind")),
     "headgate_wasted_tokens": ("Tokens computed in vain, by cause.", ("cause",)),
     "headgate_rescues": ("Plans whose prompts the engine all refused.", ()),
+    "headgate_bent_plans": ("Steps that the engine could not run as planned; it ran the nearest.", ()),
     "headgate_fallbacks": ("Times the policy was relieved, and why; the log says more.", ("reason",)),
     "headgate_renewals": ("Times the settings were read again and another policy took over.", ()),
     "headgate_ignored_words": ("Wrong headgate_* words of requests.", ("word",)),
@@ -214,7 +215,7 @@ class Board:
         for name, counts in by_label.items():
             for label, count in list(counts.items()):
                 self._raise(name, count, label)
-        for name in ("plans", "rescues", "renewals"):
+        for name in ("plans", "rescues", "renewals", "bent_plans"):
             self._raise(f"headgate_{name}", getattr(tally, name))
         by_class = tally.by_class.shown()
         for name in BY_CLASS:

@@ -63,7 +63,7 @@ class Tally(LiveObserver):
         self.lost: defaultdict[str, int] = defaultdict(int)  # tokens computed in vain, by eviction and gone
         self.left: defaultdict[str, int] = defaultdict(int)  # requests, by how they left
         self.reasons: defaultdict[str, int] = defaultdict(int)  # fallbacks, by cause
-        self.plans = self.evictions = self.rescues = self.renewals = 0
+        self.plans = self.evictions = self.rescues = self.renewals = self.bent_plans = 0
         self.kv = 0
         self.gauges: Mapping[str, float] = {}
         self.counts: Mapping[str, int] = {}  # the driver's own; only it knows of empty steps
@@ -226,6 +226,9 @@ class Tally(LiveObserver):
 
     def rescued(self, now: float) -> None:
         self.rescues += 1
+
+    def bent(self, now: float) -> None:
+        self.bent_plans += 1
 
     def wasted(self, tokens: int, now: float) -> None:
         self.lost["gone"] += tokens

@@ -1,0 +1,392 @@
+"""SGLang's `Scheduler` with a policy in charge. Nothing of SGLang's own code is repeated.
+
+Before each step the plan becomes the few values that SGLang's code reads (`Turn`); they go back after it. When
+the policy is relieved there is no turn, none of them is touched, and SGLang's own scheduling goes on from that
+step. With tensor parallelism every rank schedules: rank 0 alone has the policy and its books and sends each
+turn to the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.managers.schedule_policy import PrefillAdder
+from sglang.srt.managers.scheduler import Scheduler, _make_abort_req
+from sglang.srt.utils import broadcast_pyobj
+
+from headgate.core.errors import InputError
+from headgate.core.ledger import Entry
+from headgate.core.policy import BatchPolicy, End
+from headgate.core.view import Limits
+from headgate.cost.likeness import Likeness, shape_of
+from headgate.live.engine.live import Guard, Live
+from headgate.live.engine.plug_in import EngineFacts, PlugIn
+from headgate.live.engine.policy import build_policy
+from headgate.live.engine.process import LOG
+from headgate.live.engine.requests import RequestTerms
+from headgate.live.engine.settings import Settings, read_settings
+from headgate.live.sglang import LOADED, SGLANG
+from headgate.live.sglang.fit import check_engine, check_fit
+from headgate.live.sglang.request_map import RequestMap
+from headgate.live.sglang.seams import doubt, installed, problem
+from headgate.live.sglang.turn import PlanAdder, PlanOrder, Turn, TurnMaker
+
+LOG.logger = logging.getLogger("sglang.headgate")
+LATE = "the first token could not come within the promised time; try again or elsewhere"
+# What a turn changes of SGLang while it composes prompts.
+CHANGED = (
+    "waiting_queue", "policy", "is_mixed_chunk", "chunked_prefill_size", "enable_priority_preemption",
+    "prefill_delayer", "min_free_slots_delayer",
+)  # fmt: skip
+
+
+class HeadgateScheduler(Scheduler):
+    """All our attributes begin with `_headgate`. They are there before SGLang's own constructor runs."""
+
+    _headgate: Live | None = None  # on rank 0, once all is made
+    _headgate_turn: Turn | None = None
+    _headgate_plug_in: PlugIn | None = None
+
+    def __init__(self, server_args: Any, port_args: Any) -> None:
+        try:
+            settings = read_settings()
+            _check_release(settings)
+            super().__init__(server_args, port_args)
+            check_engine(self)
+            self._headgate_begin(settings)
+        except InputError as error:
+            LOG.error("headgate: %s", error)
+            raise
+
+    def _headgate_begin(self, settings: Settings) -> None:
+        self._headgate_own_order = PlanOrder(self.policy)
+        self._headgate_refuse = settings.refuse or 503
+        self._headgate_evicting: list[Any] = []
+        self._headgate_rejected: list[str] = []
+        self._headgate_mixes = bool(self.is_mixed_chunk)
+        shared = self.tp_size > 1
+        self._headgate_follows = shared and bool(self.tp_group.rank_in_group)
+        self._headgate_group = self.tp_group if shared else None
+        if self._headgate_follows:
+            return  # no policy, no books: it runs rank 0's turns
+        plug_in = PlugIn(settings, _facts(self), lambda settings: _policy(settings, self))
+        plug_in.follow(lambda file: read_settings(file))
+        duties = plug_in.duties(lambda request: _terms(request, plug_in))
+        live = Live(
+            duties.policy,
+            Limits(_budget(self), _slots(self), self.page_size),
+            self.max_total_num_tokens,
+            duties.observers,
+            watchdog=duties.watchdog,
+            evict=lambda entry: self._headgate_evicting.append(self._headgate_books.requests[entry.id]),
+            reject=self._headgate_reject,
+            look=lambda entry: self._headgate_books.look(entry),
+        )
+        self._headgate_books = books = RequestMap(self, live, duties.promises)
+        least = max(1, self.truncation_align_size or 1)
+        self._headgate_turns = TurnMaker(
+            live.ledger, books.requests, _budget(self), least, self._headgate_mixes
+        )
+        self._headgate_renew = duties.renew
+        self._headgate_guard = Guard(live, SGLANG.title, self._headgate_restore)
+        self._headgate, self._headgate_plug_in = live, plug_in
+        plug_in.begin(live)
+        if file := os.environ.get(LOADED):
+            Path(file).touch()
+
+    @property
+    def _headgate_broken(self) -> bool:
+        return self._headgate is not None and self._headgate_guard.broken
+
+    def _headgate_do(self, part: Any, *args: Any) -> None:
+        if self._headgate is not None:
+            self._headgate_guard.guarded(part, *args)
+
+    # -- what happens to requests
+
+    def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
+        super()._add_request_to_queue(req, is_retracted)
+        if self._headgate is not None and self.waiting_queue and self.waiting_queue[-1] is req:
+            self._headgate_guard.guarded(self._headgate_books.arrive, req)
+
+    def _release_aborted_request(self, req: Any) -> None:
+        super()._release_aborted_request(req)
+        if self._headgate is not None:
+            self._headgate_guard.guarded(self._headgate_books.left, req, End.ABORTED)
+
+    def abort_request(self, recv_req: Any) -> None:
+        super().abort_request(recv_req)
+        if self._headgate is not None:
+            self._headgate_books.look_for_lost = True
+
+    def continue_generation(self, recv_req: Any) -> Any:
+        answer = super().continue_generation(recv_req)
+        if self._headgate is not None:
+            self._headgate_guard.guarded(self._headgate.paused)
+        return answer
+
+    def _headgate_reject(self, entry: Entry) -> None:
+        """Not by `abort_request`, which takes every request whose name begins alike."""
+        request = self._headgate_books.requests[entry.id]
+        reason = {"type": "abort", "status_code": self._headgate_refuse, "message": LATE}
+        abort = _make_abort_req(request, finished_reason=reason)
+        self._headgate_books.left(request, End.REFUSED)
+        self._headgate_rejected.append(request.rid)
+        self._headgate_drop(request)
+        if hasattr(self, "send_abort_output"):
+            self.send_abort_output(abort, request)
+        else:  # until 0.5.22
+            self.ipc_channels.send_to_tokenizer.send_output(abort, request)
+
+    def _headgate_drop(self, request: Any) -> None:
+        """Out of the queue, as SGLang's own abort does it."""
+        self.waiting_queue.remove(request)
+        self._release_aborted_request(request)
+        self.beam_coordinator.retire_group(request)
+
+    # -- one step
+
+    def get_next_batch_to_run(self, running_batch: Any, last_batch: Any) -> Any:
+        self._headgate_turn = None
+        self._headgate_do(self._headgate_prepare, running_batch, last_batch)
+        if self._headgate_group is not None:
+            self._headgate_share(running_batch, last_batch)
+        answer = super().get_next_batch_to_run(running_batch=running_batch, last_batch=last_batch)
+        turn, self._headgate_turn = self._headgate_turn, None
+        self._headgate_do(self._headgate_ran, answer.batch_to_run, turn)
+        return answer
+
+    def _headgate_prepare(self, running_batch: Any, last_batch: Any) -> None:
+        """Ask for the plan; without one SGLang decides."""
+        live, books = self._headgate, self._headgate_books
+        assert live is not None
+        ledger = live.ledger
+        if books.look_for_lost:
+            books.find_lost((running_batch, last_batch))
+        if live.lease.ended or live.plan is None:
+            renewal = self._headgate_renew()
+            if renewal is not None:
+                self._headgate_refuse = renewal.settings.refuse or 503
+                live.take_over(renewal.policy)
+        if not live.occupied:
+            return
+        books.tidy()
+        free = self.token_to_kv_pool_allocator.available_size() + self.tree_cache.evictable_size()
+        short = free < ledger.rolling * self.page_size
+        if short:
+            books.look_for_lost = True  # SGLang may retract, and drop one that can never fit
+        self._headgate_evicting.clear()
+        plan = live.begin(free, short)
+        if plan is None:
+            return
+        self._headgate_turn = self._headgate_turns.make(plan, [*self._headgate_evicting])
+        if self._headgate_turns.bent:
+            live.bent()
+
+    def _headgate_ran(self, batch: Any, turn: Turn | None) -> None:
+        """What SGLang composed is the truth, planned or not."""
+        live = self._headgate
+        assert live is not None
+        self._headgate_books.ran(batch, turn is not None)
+        if turn is not None and turn.tokens and (batch is None or not batch.forward_mode.is_extend()):
+            live.lease.ended = True  # every prompt was refused, and SGLang decodes instead: ask again
+
+    def _headgate_restore(self) -> None:
+        self._headgate_turn = None
+
+    def _should_defer_prefill(self, *args: Any) -> bool:
+        turn = self._headgate_turn
+        if turn is None:
+            return bool(super()._should_defer_prefill(*args))
+        if turn.tokens:
+            return False
+        if self.grammar_manager.has_waiting_grammars():  # SGLang looks only where it looks for prompts
+            for request in self.grammar_manager.get_ready_grammar_requests():
+                self._add_request_to_queue(request)
+        return True
+
+    def get_prefill_adder_class(self) -> Any:
+        turn = self._headgate_turn
+        return PrefillAdder if turn is None else partial(PlanAdder, due=self._headgate_due)
+
+    def get_new_batch_prefill(self, running_batch: Any) -> Any:
+        """SGLang's own, which sees the plan's prompts and tokens; then all is as before, but for those that
+        entered.
+        """
+        turn = self._headgate_turn
+        if turn is None:
+            return super().get_new_batch_prefill(running_batch)
+        self._headgate_evict(running_batch, turn)
+        self._headgate_due = self._headgate_decodes_take(running_batch) if turn.mixed else 0
+        own = {name: getattr(self, name) for name in CHANGED}
+        queue = self.waiting_queue
+        self.waiting_queue = visible = list(turn.visible)
+        self.policy, self.is_mixed_chunk = self._headgate_own_order, turn.mixed
+        self.chunked_prefill_size = turn.tokens + (len(running_batch.reqs) if turn.mixed else 0)
+        self.enable_priority_preemption = False
+        self.prefill_delayer = self.min_free_slots_delayer = None  # they would fight the policy
+        running_batch.batch_is_full = False  # it remembers that another prompt did not fit
+        try:
+            return super().get_new_batch_prefill(running_batch)
+        finally:
+            seen, left = {*visible}, {*self.waiting_queue}
+            came = [request for request in self.waiting_queue if request not in seen]  # grammars became ready
+            own["waiting_queue"] = [r for r in queue if r not in seen or r in left] + came
+            for name, value in own.items():
+                setattr(self, name, value)
+
+    def _headgate_decodes_take(self, batch: Any) -> int:
+        """Tokens of the pages that its decodes need in this step, but for those that end with the last one."""
+        ending = {*self._reqs_finishing_inflight(batch)}
+        places = [place for place, request in enumerate(batch.reqs) if request not in ending]
+        return int(batch.new_tokens_required_next_decode(places))
+
+    def update_running_batch(self, batch: Any) -> Any:
+        turn = self._headgate_turn
+        if turn is not None:
+            self._headgate_evict(batch, turn)
+            if not turn.decodes:
+                return None  # the plan holds all of them
+        return super().update_running_batch(batch)
+
+    def _headgate_evict(self, batch: Any, turn: Turn) -> None:
+        """As SGLang preempts for a higher priority. Only decodes: a half-done prompt goes on."""
+        gone = {request for request in turn.evict if not request.finished()}
+        turn.evict.clear()
+        kept = []
+        for place, request in enumerate(batch.reqs):
+            if request in gone:
+                batch.release_req(place, len(batch.reqs) - len(gone))
+            else:
+                kept.append(place)
+        if len(kept) == len(batch.reqs):
+            return
+        evicted = [request for request in batch.reqs if request in gone]
+        batch.filter_batch(keep_indices=kept)
+        for request in evicted:
+            self._add_request_to_queue(request)
+
+    def process_batch_result(self, batch: Any, result: Any) -> None:
+        super().process_batch_result(batch, result)
+        if self._headgate is not None:
+            self._headgate_guard.guarded(self._headgate_books.done, batch)
+
+    # -- several ranks
+
+    def _headgate_share(self, running_batch: Any, last_batch: Any) -> None:
+        """Rank 0's turn becomes that of all ranks, at each step; also that there is none. Each rank has the
+        same requests in the same places, because SGLang sends it the same messages.
+        """
+        group, turn = self._headgate_group, self._headgate_turn
+        said = None
+        if turn is not None:
+            visible, evict = ([request.rid for request in some] for some in (turn.visible, turn.evict))
+            said = visible, turn.mixed, turn.tokens, turn.decodes, evict
+        rejected, self._headgate_rejected = self._headgate_rejected, []
+        said, rejected = broadcast_pyobj(
+            [said, rejected], group.rank, self.tp_cpu_group, src=group.ranks[0]
+        )
+        if not self._headgate_follows:
+            return
+        queue = {request.rid: request for request in self.waiting_queue}
+        for rid in rejected:
+            self._headgate_drop(queue.pop(rid))
+        if said is not None:
+            visible, mixed, tokens, decodes, evict = said
+            batches = [batch for batch in (running_batch, last_batch) if batch is not None]
+            running = {request.rid: request for batch in batches for request in batch.reqs} if evict else {}
+            self._headgate_turn = Turn(
+                [queue[rid] for rid in visible], mixed, tokens, decodes, [running[rid] for rid in evict]
+            )
+
+    def release_host_resources(self) -> None:
+        if self._headgate_plug_in is not None:
+            self._headgate_plug_in.close()
+        super().release_host_resources()
+
+
+# -- what the engine is
+
+
+def _check_release(settings: Settings) -> None:
+    why, newer = problem(), doubt()
+    if why and not settings.force:
+        raise InputError(why)
+    if why or newer:
+        LOG.warning("headgate: %s", f"forced, although {why}" if why else newer)
+
+
+def _budget(scheduler: Any) -> int:
+    return int(min(scheduler.chunked_prefill_size, scheduler.max_prefill_tokens))
+
+
+def _slots(scheduler: Any) -> int:
+    """A step must hold a token for each decode beside a prompt."""
+    return int(min(scheduler.max_running_requests, _budget(scheduler)))
+
+
+def _policy(settings: Settings, scheduler: Any) -> tuple[BatchPolicy, dict[str, Any]]:
+    check_fit(settings.named()[0], scheduler._headgate_mixes)
+    if settings.card:
+        LOG.warning("headgate: built-in cards were measured in vLLM; SGLang's steps may take other times")
+    return build_policy(
+        settings,
+        SGLANG,
+        kv_tokens=scheduler.max_total_num_tokens,
+        block=scheduler.page_size,
+        max_model_len=scheduler.model_config.context_len,
+        batch_tokens=_budget(scheduler),
+        running=_slots(scheduler),
+        like=_like(scheduler),
+    )
+
+
+def _like(scheduler: Any) -> Likeness:
+    model = scheduler.model_config
+    settings = {
+        "tensor parallel": str(scheduler.tp_size),
+        "quantization": str(model.quantization),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "asynchronous scheduling": str(bool(scheduler.enable_overlap)),
+    }
+    try:
+        import torch
+
+        gpu = str(torch.cuda.get_device_name()) if torch.cuda.is_available() else ""
+    except Exception:  # a platform that cannot say what it is
+        gpu = ""
+    return Likeness(model_shape=shape_of(model.hf_text_config), gpu=gpu, settings=settings)
+
+
+def _terms(request: Any, plug_in: PlugIn) -> RequestTerms:
+    given = request.sampling_params.custom_params
+    return plug_in.promises(given if isinstance(given, dict) else None)
+
+
+def _facts(scheduler: Any) -> EngineFacts:
+    if scheduler.max_running_requests > _slots(scheduler):
+        LOG.warning(
+            "headgate: %d of SGLang's %d slots are used: a step holds no more tokens; raise --chunked-prefill-size",
+            _slots(scheduler),
+            scheduler.max_running_requests,
+        )
+    limits = {
+        SGLANG.slots: _slots(scheduler),
+        SGLANG.budget: _budget(scheduler),
+        SGLANG.longest: scheduler.model_config.context_len,
+        "page_size": scheduler.page_size,
+    }
+    return EngineFacts(
+        names=SGLANG,
+        version=installed() or "unknown",
+        model=str(scheduler.server_args.model_path),
+        kv_tokens=scheduler.max_total_num_tokens,
+        limits=limits,
+        engine=int(getattr(scheduler.server_args, "dp_rank", None) or 0),
+        asynchronous=bool(scheduler.enable_overlap),
+        priorities=bool(scheduler.enable_priority_scheduling),
+    )

@@ -1,0 +1,25 @@
+"""Tests against the real SGLang; without it (the fast suite's environment) there is nothing to collect."""
+
+import os
+from importlib.util import find_spec
+
+from hypothesis import HealthCheck, Phase, settings
+
+from same_examples import freeze_examples
+
+collect_ignore_glob = [] if find_spec("sglang") else ["test_*.py"]
+if find_spec("sglang"):
+    import kernels
+
+    kernels.stand_in()
+
+COMMON = {
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+    "phases": [Phase.explicit, Phase.generate],  # worlds come from a seed: there is nothing to shrink
+    "print_blob": False,
+}
+WORLDS = int(os.environ.get("WORLDS", "0"))  # make sglang-worlds: so many in all
+settings.register_profile("sglang", max_examples=WORLDS or 25, derandomize=not WORLDS, **COMMON)
+settings.load_profile("sglang")
+freeze_examples()

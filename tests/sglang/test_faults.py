@@ -1,0 +1,234 @@
+"""A policy that fails, and we ourselves: SGLang goes on from the same step, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+import virtual
+from bench import Bench
+from sglang.srt.managers.io_struct import AbortReq
+
+import headgate
+from headgate.core.errors import InputError
+from headgate.live.engine.events import LiveObserver
+from headgate.live.sglang.scheduler import HeadgateScheduler
+
+LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["synchronous", "overlap"])
+CAUSES = {"raise": "raised", "nonsense": "nonsense", "hold": "starved"}
+
+
+class Failing(headgate.Mixed):
+    """Behaves for twenty plans."""
+
+    plans, what = 0, "raise"
+
+    def plan(self, view):
+        self.plans += 1
+        if self.plans <= 20:
+            return super().plan(view)
+        if self.what == "raise":
+            raise RuntimeError("boom")
+        return headgate.Plan(prefill=(99999,)) if self.what == "nonsense" else headgate.Plan(headgate.NONE)
+
+
+class Heard(LiveObserver):
+    def __init__(self):
+        self.causes, self.ends, self.bends = [], {}, 0
+
+    def fell_back(self, reason, now, cause="raised"):
+        self.causes.append(cause)
+
+    def finished(self, request, now, how):
+        self.ends[request.id] = how.value
+
+    def bent(self, now):
+        self.bends += 1
+
+
+def served(policy, overlap, hooks=None, count=60, **more):
+    heard = Heard()
+    bench = virtual.planned(policy, overlap=overlap, observers=(heard,), **more)
+    bench.hooks.update({at: lambda act=act: act(bench) for at, act in (hooks or {}).items()})
+    bench.serve(virtual.requests(bench, virtual.workload(count)))
+    bench.check_whole()
+    assert len(bench.finished.keys() | bench.aborted.keys()) == count
+    if not bench.scheduler._headgate_broken:
+        assert not bench.scheduler._headgate.occupied
+        assert not bench.scheduler._headgate_books.entries
+    return bench, heard
+
+
+@LOOPS
+@pytest.mark.parametrize("what", CAUSES)
+def test_a_policy_that_fails_is_relieved(what, overlap):
+    policy = Failing(16, 512)
+    policy.what = what
+    bench, heard = served(policy, overlap, {1: lambda bench: _patience(bench, 2.0)})
+    assert heard.causes == [CAUSES[what]]
+    assert len(bench.finished) == 60
+    assert len(heard.ends) == 60  # the books are kept on
+
+
+def _patience(bench, seconds):
+    """A held engine launches nothing: its clock goes on by itself."""
+    live = bench.scheduler._headgate
+    live._watchdog.limit, live._watchdog.next_look = seconds, live.now + seconds
+    begin = live.begin
+
+    def later(*args):
+        bench.now += 0.01
+        return begin(*args)
+
+    live.begin = later
+
+
+@LOOPS
+@pytest.mark.parametrize("part", ["_headgate_prepare", "_headgate_ran"])
+def test_our_own_fault_ends_our_part_only(part, overlap):
+    bench = virtual.planned(headgate.Exclusive(16, 4), overlap=overlap)
+    own, calls = getattr(bench.scheduler, part), [0]
+
+    def faulty(*args):
+        calls[0] += 1
+        if calls[0] == 40:
+            raise KeyError("ours")
+        return own(*args)
+
+    setattr(bench.scheduler, part, faulty)
+    bench.serve(virtual.requests(bench, virtual.workload()))
+    bench.check_whole()
+    assert len(bench.finished) == 60
+    assert bench.scheduler._headgate_broken
+    assert "KeyError" in bench.scheduler._headgate.fallen
+    assert calls[0] == 40
+
+
+@LOOPS
+def test_aborts_waiting_half_done_and_running(overlap):
+    def hang_up(bench):
+        for rid in ("r50", "r2", "r12"):
+            bench.scheduler.abort_request(AbortReq(rid=rid))
+
+    bench, heard = served(headgate.Exclusive(16, 4), overlap, {6: hang_up})
+    assert "r50" in bench.aborted  # it waited
+    assert [*heard.ends.values()].count("aborted") == 3
+
+
+@LOOPS
+def test_rejected_requests_are_answered_503(overlap):
+    class Refusing(headgate.Mixed):
+        def plan(self, view):
+            plan = super().plan(view)
+            late = tuple(id for id in view.waiting if id % 7 == 3 and id not in plan.prefill)
+            return plan._replace(reject=late)
+
+    bench, heard = served(Refusing(16, 512), overlap)
+    assert len(bench.aborted) > 3
+    assert {reason["status_code"] for reason in bench.aborted.values()} == {503}
+    assert [*heard.ends.values()].count("refused") == len(bench.aborted)
+
+
+@LOOPS
+def test_evictions_of_the_plan(overlap):
+    class Evicting(headgate.Mixed):
+        plans = 0
+
+        def plan(self, view):
+            self.plans += 1
+            plan = super().plan(view)
+            if self.plans % 9 == 0 and len(view.decoding) > 3:
+                return plan._replace(evict=(next(iter(view.decoding)),))
+            return plan
+
+    bench, heard = served(Evicting(16, 512), overlap)
+    assert len(bench.finished) == 60
+    assert heard.causes == []
+
+
+@LOOPS
+def test_short_of_kv_requests_are_retracted_and_come_back(overlap):
+    bench, heard = served(headgate.PrefillFirst(16), overlap, kv=2200)
+    assert len(bench.finished) == 60
+    assert heard.causes == []
+
+
+def test_own_policy_gets_the_nearest_plan():
+    class Half(headgate.Mixed):
+        def plan(self, view):
+            plan = super().plan(view)
+            return plan._replace(decode=frozenset([*view.decoding][::2]) or plan.decode)
+
+    bench, heard = served(Half(16, 512), False)
+    assert heard.bends > 0
+    assert heard.causes == []
+
+
+def test_a_new_settings_file_brings_the_policy_back(tmp_path):
+    source = tmp_path / "own.py"
+    source.write_text(
+        "import headgate\n\n\nclass Own(headgate.Mixed):\n    plans = 0\n\n    def plan(self, view):\n"
+        "        self.plans += 1\n        if self.plans > 20:\n            raise RuntimeError('boom')\n"
+        "        return super().plan(view)\n"
+    )
+    file = virtual.configured(policy=f"{source}:Own", set={"slots": 16, "budget": 512})
+    bench = Bench(HeadgateScheduler, virtual.Line(), enable_mixed_chunk=True)
+    live = bench.scheduler._headgate
+    bench.serve(virtual.requests(bench, virtual.workload(30)))
+    assert "boom" in live.fallen
+    Path(file).write_text(json.dumps({**virtual.QUIET, "policy": "eb:refill=2"}))
+    deadline = time.monotonic() + 30
+    while not bench.scheduler._headgate_plug_in._renewals.waiting and time.monotonic() < deadline:
+        time.sleep(0.1)
+    bench.serve([(bench.now, bench.request(f"s{i}", 100, 5)) for i in range(30)])
+    assert live.fallen is None
+    assert type(live.policy).__name__ == "Exclusive"
+    bench.check_whole()
+
+
+def test_terms_of_a_request():
+    virtual.configured(policy="keep", classes={"chat": {"ttft": "1s", "tbt": "50ms"}})
+    bench = Bench(HeadgateScheduler, virtual.Line(), enable_mixed_chunk=True)
+    seen = []
+    bench.scheduler._headgate._news._tell = None
+    live = bench.scheduler._headgate
+    live.take_over(None)
+
+    class Arrivals(headgate.Observer):
+        def arrived(self, request, now):
+            seen.append((request.kind, request.slo.ttft, request.slo.tbt))
+
+    live.listen(Arrivals(), True)
+    chat = {"headgate_class": "chat", "headgate_tbt": "nonsense"}
+    bench.serve([(0.0, bench.request("a1", 50, 3, custom_params=chat)), (0.0, bench.request("a2", 50, 3))])
+    assert seen == [("chat", 1.0, 0.04), ("", None, None)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags", "said"),
+    [
+        ({"policy": "slai"}, {"enable_mixed_chunk": True}, "names the decodes"),
+        ({"policy": "rad-smooth"}, {"enable_mixed_chunk": True}, "half done"),
+        ({"policy": "mixed"}, {}, "--enable-mixed-chunk"),
+        ({"policy": "eb"}, {"chunked_prefill_size": -1}, "--chunked-prefill-size -1"),
+    ],
+)
+def test_refused_at_the_start(settings, flags, said):
+    virtual.configured(**settings)
+    with pytest.raises(InputError, match=said):
+        Bench(HeadgateScheduler, **flags)
+
+
+def test_without_a_policy_sglang_decides_and_we_watch():
+    load = virtual.workload()
+    plain = Bench(None, virtual.Line())
+    plain.serve(virtual.requests(plain, load))
+    virtual.configured(policy="sglang")
+    watched = Bench(HeadgateScheduler, virtual.Line())
+    watched.serve(virtual.requests(watched, load))
+    assert watched.steps == plain.steps
+    assert sum(watched.scheduler._headgate.counts.values()) == len(plain.steps)
+    assert os.environ["HEADGATE_CONFIG"]

@@ -1,0 +1,103 @@
+"""SGLang's real scheduler under a policy takes the simulator's steps, one by one, at the same times."""
+
+from __future__ import annotations
+
+import pytest
+import virtual
+from hypothesis import given
+from hypothesis import strategies as st
+
+import headgate
+from headgate.live.sglang.fit import EXCLUSIVE, MIXING
+
+POLICIES = (
+    "eb:refill=4", "eb:refill=4,max_gap=0.1", "eb-online", "v0", "request-level", "rad", "mixed", "sarathi",
+    "sarathi-spf", "look-ahead", "eb+", "keep", "keep:ttft=1,tbt=0.05",
+)  # fmt: skip
+SOME = ("eb:refill=4", "mixed", "keep:ttft=1,tbt=0.05")
+LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["synchronous", "overlap"])
+
+
+def test_every_fit_policy_is_tried():
+    assert {name.partition(":")[0] for name in POLICIES} == (EXCLUSIVE | MIXING) - {"auto"}
+
+
+def compare(name, load, size, overlap=False, **more):
+    """The same to the end, or to the first eviction: SGLang retracts another request, and with overlap it may
+    wait for one that is about to end. Nothing is lost either way.
+    """
+    ours = virtual.simulated(headgate.make_policy(name, size), load, size, overlap)
+    bench, seen = virtual.in_sglang(headgate.make_policy(name, size), load, size, overlap, **more)
+    theirs, upto = virtual.totals(bench.steps), None
+    if ours.evicted_at or seen.evicted_at:
+        upto = min(ours.evicted_at + seen.evicted_at)
+    assert theirs[:upto] == ours.steps[:upto]
+    assert bench.ends[:upto] == ours.ends[:upto]
+    return bench, seen
+
+
+@LOOPS
+@pytest.mark.parametrize("rate", [None, 40.0], ids=["all at once", "Poisson"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_same_steps(name, rate, overlap):
+    bench, _ = compare(name, virtual.workload(rate=rate), virtual.engine(), overlap)
+    assert len(bench.finished) == 60
+
+
+@LOOPS
+@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("name", SOME)
+def test_same_steps_with_pages(name, page, overlap):
+    compare(name, virtual.workload(40, seed=2, rate=40.0), virtual.engine(page=page), overlap)
+
+
+@LOOPS
+@pytest.mark.parametrize(("page", "kv"), [(1, 4000), (16, 5008), (64, 5056)])
+@pytest.mark.parametrize("name", SOME)
+def test_same_steps_until_one_is_evicted(name, page, kv, overlap):
+    bench, seen = compare(name, virtual.workload(seed=3, rate=60.0), virtual.engine(kv=kv, page=page), overlap)
+    assert len(bench.finished) == 60
+
+
+@LOOPS
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("name", ["eb:refill=4", "mixed"])
+def test_prompts_in_the_radix_cache_are_not_counted(name, page, overlap):
+    """All begin with 320 tokens that an earlier request left: the steps are those of prompts without them."""
+    load, size, prefix = virtual.workload(40, seed=4, longest=500), virtual.engine(page=page), list(range(3, 323))
+    bench = virtual.planned(headgate.make_policy(name, size), overlap=overlap, page=page, radix=True)
+    bench.cost = None  # context is another
+    bench.serve([(0.0, bench.request("first", prefix, 2))])
+    first = len(bench.steps)
+    waiting = []
+    hook = bench.scheduler._headgate.policy.plan
+    bench.scheduler._headgate.policy.plan = lambda view: waiting.append(next(iter(view.waiting.values()), None)) or hook(view)
+    bench.serve([(bench.now, request) for _, request in virtual.requests(bench, load, prefix)])
+    ours = virtual.simulated(headgate.make_policy(name, size), load, size, overlap)
+    assert virtual.totals(bench.steps[first:]) == ours.steps
+    seen = [entry for entry in waiting if entry is not None]
+    assert seen and all(entry.cached == 320 for entry in seen)  # told before the plan
+    bench.check_whole()
+
+
+@given(data=st.data())
+def test_random_worlds(data):
+    """WORLDS=1000 for many."""
+    page = data.draw(st.sampled_from([1, 1, 16, 64]), "page")
+    longest = data.draw(st.integers(40, 900), "longest")
+    pages = data.draw(st.integers(3 * (longest + 64) // page + 3, 20_000 // page), "pages")
+    slots = data.draw(st.integers(1, 24), "slots")
+    budget = data.draw(st.sampled_from([64, 200, 512, 2048]), "budget")
+    size = virtual.engine(slots=slots, kv=pages * page, page=page, budget=max(slots, budget))
+    load = virtual.workload(
+        data.draw(st.integers(1, 40), "requests"),
+        data.draw(st.integers(0, 10**6), "seed"),
+        data.draw(st.sampled_from([None, 10.0, 40.0, 200.0]), "rate"),
+        longest,
+        data.draw(st.integers(3, 60), "outputs"),
+    )
+    refill = data.draw(st.integers(1, slots), "refill")
+    name = data.draw(st.sampled_from(POLICIES), "policy").replace("refill=4", f"refill={refill}")
+    overlap, radix = data.draw(st.booleans(), "overlap"), data.draw(st.booleans(), "radix")
+    bench, _ = compare(name, load, size, overlap, radix=radix)
+    assert len(bench.finished) == len(load)
