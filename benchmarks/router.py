@@ -1,6 +1,7 @@
 """What the router costs: CPU per relayed event, transit added, CPU of a short request, time of a hang-up.
 
 Run: python -m benchmarks.router [--streams 100 --rate 2000 --seconds 10 --engines 1]
+     python -m benchmarks.router --table [--seconds 5 --repeats 3], for ratios at 20, 100 and 500 streams
 On a quiet machine with four cores: make bench-route (500 streams, 10,000 events/s, four engines).
 
 Engines, the router and the client are processes of their own; `direct` is the client at the engines. Where
@@ -19,18 +20,23 @@ import time
 import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from importlib.util import find_spec
+from statistics import median
 from typing import Any
 
-TICKS = os.sysconf("SC_CLK_TCK")
+LEVELS = 20, 100, 500  # streams, or short requests, at a time
+PACE = 20.0  # events a second of a stream
 WARM = 10  # tries
 SERVE = "from headgate.cli import main; main()"
 
 
 def cpu(process: subprocess.Popen[str]) -> float:
-    """Seconds of CPU it has used."""
-    with open(f"/proc/{process.pid}/stat") as file:
-        fields = file.read().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    """Seconds of CPU that its threads have used, to the microsecond."""
+    used = 0
+    for thread in os.listdir(f"/proc/{process.pid}/task"):
+        with suppress(FileNotFoundError), open(f"/proc/{process.pid}/task/{thread}/schedstat") as file:
+            used += int(file.read().split()[0])
+    return used / 1e9
 
 
 def memory(process: subprocess.Popen[str], which: str) -> int:
@@ -137,6 +143,46 @@ def race(
     return found
 
 
+def relay(part_name: str) -> Callable[[list[int]], tuple[subprocess.Popen[str], int]]:
+    """A relay without any safety, for what Python and its libraries take at least."""
+
+    def make(engines: list[int]) -> tuple[subprocess.Popen[str], int]:
+        process = started(part(part_name, "--port", str(engines[0])))
+        assert process.stdout is not None
+        return process, int(process.stdout.readline())
+
+    return make
+
+
+def table(seconds: float, repeats: int) -> None:
+    """CPU per event and per short request of all that are installed, in turn, with ratios to vllm-router."""
+    makers = {"headgate route": ours, "vllm-router": vllm_router, "aiohttp alone": relay("aiohttp")}
+    makers |= {"httptools alone": relay("bare")} if find_spec("httptools") else {}
+    if not shutil.which("vllm-router"):
+        raise SystemExit("vllm-router is not installed: pip install vllm-router")
+    print(f"CPU in us, median (least to most of {repeats}); ratio of the medians\n")
+    print(f"| at a time | per | {' | '.join(makers)} | ratio |\n|---|---|{'---|' * len(makers)}---|")
+    for streams in LEVELS:
+        for what, tokens in (("short request", 1), ("event", 100)):
+            with ExitStack() as stack:
+                engine = started(part("engine", "--tokens", str(tokens), "--gap", str(1 / PACE)))
+                stack.callback(_ended, engine)
+                assert engine.stdout is not None
+                port = int(engine.stdout.readline())
+                runs = {name: make([port]) for name, make in makers.items()}
+                for process, _ in runs.values():
+                    stack.callback(_ended, process)
+                used: dict[str, list[float]] = {name: [] for name in makers}
+                for repeat in range(repeats + 1):  # the first warms up
+                    for name, (process, at) in runs.items():
+                        took = measured([at], process, streams, seconds if repeat else 2.0)
+                        if repeat:
+                            used[name].append(took["us_per_request" if tokens == 1 else "us_per_event"])
+            shown = [f"{median(each):.0f} ({min(each):.0f} to {max(each):.0f})" for each in used.values()]
+            ratio = median(used["headgate route"]) / median(used["vllm-router"])
+            print(f"| {streams} | {what} | {' | '.join(shown)} | {ratio:.2f} |", flush=True)
+
+
 def hung_up(tries: int) -> dict[str, float]:
     """How long after a client's hang-up the engine's connection is closed, one stream at a time."""
     command = part("hangups", "--tries", str(tries))
@@ -190,7 +236,12 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2000.0, help="events per second")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--engines", type=int, default=1, help="processes")
+    parser.add_argument("--table", action="store_true", help="ratios to vllm-router at low and high load")
+    parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
+    if given.table:
+        table(given.seconds, given.repeats)
+        return
     long = race(given.streams, given.rate, given.seconds, tokens=100, engines=given.engines)
     show(f"{given.streams} streams, {given.rate:.0f} events/s: CPU per event", long, "us_per_event")
     short = race(8, 4000.0, given.seconds, tokens=1)

@@ -8,6 +8,8 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
+from typing import cast
 
 EVENT = 280  # bytes
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -139,9 +141,117 @@ async def client(ports: list[int], streams: int, seconds: float) -> None:
     print(json.dumps({"events": counts[0], "requests": counts[1], "p50_ms": middle, "p99_ms": high}))
 
 
+# -- floors: relays to one engine without queue, limits, retries or any other safety
+
+
+class BareClient(asyncio.Protocol):
+    """A client's connection of a relay that only parses (httptools, a parser in C) and copies."""
+
+    def __init__(self, pool: list[BareEngine], port: int) -> None:
+        self.pool, self.port, self.body = pool, port, b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It has come."""
+        self.transport = cast(asyncio.Transport, transport)
+        self.parser = import_module("httptools").HttpRequestParser(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse."""
+        self.parser.feed_data(data)
+
+    def on_body(self, data: bytes) -> None:
+        """Some of the body."""
+        self.body += data
+
+    def on_message_complete(self) -> None:
+        """Send it on."""
+        body, self.body = self.body, b""
+        asked = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        asked += b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        if self.pool:
+            self.pool.pop().send(self, asked)
+        else:
+            task = asyncio.get_running_loop().create_task(self._connect(asked))
+            task.add_done_callback(lambda done: done.result())
+
+    async def _connect(self, asked: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        _, engine = await loop.create_connection(lambda: BareEngine(self.pool), "127.0.0.1", self.port)
+        engine.send(self, asked)
+
+
+class BareEngine(asyncio.Protocol):
+    """An engine's connection of it."""
+
+    def __init__(self, pool: list[BareEngine]) -> None:
+        self.pool = pool
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is there."""
+        self.transport = cast(asyncio.Transport, transport)
+
+    def send(self, client: BareClient, asked: bytes) -> None:
+        """Ask for this client."""
+        self.client, self.parser = client, import_module("httptools").HttpResponseParser(self)
+        self.transport.write(asked)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and write what came at once."""
+        self.out: list[bytes] = []
+        self.parser.feed_data(data)
+        self.client.transport.write(b"".join(self.out))
+
+    def on_headers_complete(self) -> None:
+        """The head."""
+        self.out.append(HEAD)
+
+    def on_body(self, data: bytes) -> None:
+        """An event."""
+        self.out.append(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def on_message_complete(self) -> None:
+        """The end."""
+        self.out.append(b"0\r\n\r\n")
+        self.pool.append(self)
+
+
+async def bare(port: int) -> None:
+    pool: list[BareEngine] = []
+    await _listen(lambda: BareClient(pool, port))
+
+
+async def bare_aiohttp(port: int) -> None:
+    """The same with aiohttp's server and client, as their documentation has it."""
+    import aiohttp
+    from aiohttp import web
+
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session:
+
+        async def relay(request: web.BaseRequest) -> web.StreamResponse:
+            body = await request.read()
+            kind = {"Content-Type": "application/json"}
+            url = f"http://127.0.0.1:{port}/v1/completions"
+            async with session.post(url, data=body, headers=kind) as answer:
+                response = web.StreamResponse(headers={"Content-Type": answer.content_type})
+                await response.prepare(request)
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
+                await response.write_eof()
+                return response
+
+        await _listen(web.Server(relay))
+
+
+async def _listen(protocol: Callable[[], asyncio.BaseProtocol]) -> None:
+    server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0, backlog=2048)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.Event().wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("part", choices=["engine", "client", "hangups"])
+    parser.add_argument("part", choices=["engine", "client", "hangups", "bare", "aiohttp"])
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--gap", type=float, default=0.05)
     parser.add_argument("--port", type=int, action="append", default=[])
@@ -154,6 +264,10 @@ def main() -> None:
             asyncio.run(engine(given.tokens, given.gap))
         elif given.part == "hangups":
             asyncio.run(hangups(given.tries))
+        elif given.part in ("bare", "aiohttp"):
+            import uvloop
+
+            uvloop.run(bare(given.port[0]) if given.part == "bare" else bare_aiohttp(given.port[0]))
         else:
             asyncio.run(client(given.port, given.streams, given.seconds))
 

@@ -15,20 +15,24 @@ from aiohttp.typedefs import Handler
 from headgate.core.errors import InputError
 from headgate.core.version import VERSION
 from headgate.live.route.classes import Key, tenant_of
-from headgate.live.route.config import address, client_at
+from headgate.live.route.config import address
 from headgate.live.route.deliver.connections import decoded
 from headgate.live.route.deliver.legs import Allowance, RoutedRequest
 from headgate.live.route.deliver.service import abort, write_out
 from headgate.live.route.engines import Upstream
 from headgate.live.route.request import (
+    APIS,
     NAMED,
     TURN,
     AskedRequest,
+    Body,
     RefusedError,
     Shares,
+    Steps,
     answer,
     loops,
     reading,
+    reading_form,
     request_id,
     telling,
 )
@@ -38,10 +42,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("headgate.route")
-GENERATIONS = frozenset(
-    ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
-     "/v1/embeddings", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize")
-)  # fmt: skip
 HURRY = 1.0  # seconds to read an answer beyond the client's share
 OWN = frozenset(("/health", "/ping", "/version", "/v1/models"))
 GONE = 499  # in logs: the client hung up
@@ -69,12 +69,12 @@ class Front:
         except RefusedError as refused:
             if not refused.written:  # one that never became a request of a class
                 self.app.wrote_refusal(request, refused, began)
-            response = self._refuse(refused)
+            response = self._refuse(refused, request)
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception:
             log.exception("a request failed inside the router")
-            response = self._refuse(RefusedError(500, "internal", "the router failed"))
+            response = self._refuse(RefusedError(500, "internal", "the router failed"), request)
         if not response.prepared:
             await self._write_own(request, response)
         return response
@@ -95,7 +95,7 @@ class Front:
             if request.method not in ("GET", "HEAD"):
                 raise RefusedError(405, "method", f"{path} takes GET")
             return await self._own(request, path)
-        if path not in GENERATIONS:
+        if path not in APIS:
             raise RefusedError(404, "path", "this path is not served here")
         if request.method != "POST":
             raise RefusedError(405, "method", f"{path} takes POST")
@@ -130,7 +130,7 @@ class Front:
         if loops(request.headers):
             raise RefusedError(508, "loop", "the request has been through this kind of router already")
         key = self._key(request)
-        client = _client(request, key)
+        client = f"key {key.name}" if key is not None else app.server.client(request.protocol)
         if not self.requests.take(client):
             if self.inflight >= self.requests.most:
                 raise RefusedError(429, "inflight", "too many requests in flight", 1)
@@ -142,7 +142,7 @@ class Front:
                 app.token_limits.check_key(name, arrived)
                 body = await self._read(request, client)
                 held = len(body)
-                asked = await app.legs.turns.finish(reading(body, path, app.config.front.allow_kv_params))
+                asked = await app.legs.turns.finish(self._reading(request, body, path))
                 job = self._job(request, path, asked, key, tenant, arrived, wall)
                 if words := app.words_for(job):
                     job.asked = await app.legs.turns.finish(telling(asked, path, words))
@@ -153,6 +153,11 @@ class Front:
         finally:
             self.requests.give_back(client)
             app.body_bytes.give_back(client, held)
+
+    def _reading(self, request: web.BaseRequest, body: Body, path: str) -> Steps[AskedRequest]:
+        if APIS[path].form:
+            return reading_form(body, ",".join(request.headers.getall("Content-Type", ())))
+        return reading(body, path, self.app.config.front.allow_kv_params)
 
     def _tenant(self, request: web.BaseRequest, key: Key | None) -> str:
         header = self.app.config.tenants.header
@@ -213,7 +218,7 @@ class Front:
             queue_none=headers.get("x-headgate-queue", "").lower() == "none",
         )
 
-    async def _read(self, request: web.BaseRequest, client: str) -> bytes | bytearray:
+    async def _read(self, request: web.BaseRequest, client: str) -> Body:
         """The body within its limits; its bytes are counted until the request is gone."""
         front, length = self.app.config.front, self._announced(request, client)
         taken = length or 0
@@ -258,20 +263,14 @@ class Front:
             raise RefusedError(429, "client", "the router holds too many bytes of this client", 1)
         return more
 
-    def _refuse(self, refused: RefusedError) -> web.StreamResponse:
+    def _refuse(self, refused: RefusedError, request: web.BaseRequest) -> web.StreamResponse:
         self.app.metrics.refused.labels(refused.reason).inc()
-        status, headers, body = answer(refused)
+        status, headers, body = answer(refused, request.raw_path)
         response = web.Response(status=status, body=body, headers=headers)
         if refused.status in (408, 413, 415) or self.refusing:
             response.force_close()
             response.headers["Connection"] = "close"
         return response
-
-
-def _client(request: web.BaseRequest, key: Key | None) -> str:
-    if key is not None:
-        return f"key {key.name}"
-    return client_at(request.transport.get_extra_info("peername")) if request.transport is not None else ""
 
 
 # -- the models of all engines, as one list

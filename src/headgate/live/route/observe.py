@@ -77,6 +77,7 @@ class RouterMetrics:
         }
         self.gauges: dict[str, Gauge] = {}
         self._ended: dict[str, Ended] = {}
+        self._outcomes: dict[tuple[str, str], Counter] = {}
 
     def ended(self, kind: str) -> Ended:
         """The metrics of requests of a class that have ended; looking labels up costs more than counting."""
@@ -85,6 +86,12 @@ class RouterMetrics:
             metrics = (getattr(self, name).labels(kind) for name in Ended._fields)
             ended = self._ended[kind] = Ended(*metrics)
         return ended
+
+    def request_ended(self, kind: str, outcome: str) -> None:
+        counter = self._outcomes.get((kind, outcome))
+        if counter is None:
+            counter = self._outcomes[kind, outcome] = self.requests.labels(kind, outcome)
+        counter.inc()
 
     def served(self, tenant: str, prompt: int, output: int) -> None:
         """Tokens of a tenant; those beyond the first thousand share one label."""

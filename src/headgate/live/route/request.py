@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import secrets
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, TypeVar
+from os import urandom
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,28 +30,69 @@ KINDS = bytearray(256)  # of structure that a byte is, 0 for all others
 for _byte, _kind in zip(b'"[{]}:,', (QUOTE, OPEN, OPEN, CLOSE, CLOSE, COLON, COMMA), strict=True):
     KINDS[_byte] = _kind
 STEPS = np.array([0, 0, 1, -1, 0, 0], dtype=np.int8)  # what each kind adds to the depth
-LOOKED_AT = (
-    "model", "prompt", "messages", "input", "max_tokens", "max_completion_tokens", "max_output_tokens",
-    "stream", "n", "best_of", "use_beam_search", "echo", "prompt_logprobs", "kv_transfer_params", "metadata",
-    "cache_salt", "tools", "prompt_cache_key", "user", "ec_transfer_params", "vllm_xargs",
-    "prompt_embeds", "system", "instructions", "priority",
-)  # fmt: skip
-QUOTED = [(name, b'"%b"' % name.encode()) for name in LOOKED_AT]
 WHOLE_ONLY = frozenset(("kv_transfer_params", "prompt_logprobs", "n", "best_of", "use_beam_search", "echo"))
-TEXTS: dict[str, tuple[str, ...]] = {  # what prompts are made of, the main field first
-    "/v1/completions": ("prompt", "prompt_embeds"),
-    "/v1/chat/completions": ("messages", "tools"),
-    "/v1/messages": ("messages", "system", "tools"),
-    "/v1/responses": ("input", "instructions", "tools"),
+
+
+SPLITTABLE = ("/v1/completions", "/v1/chat/completions")
+
+
+class Api(NamedTuple):
+    """What the router knows of one path of vLLM's server."""
+
+    texts: tuple[str, ...]  # what prompts are made of, the main field first
+    limits: tuple[
+        str, ...
+    ] = ()  # of output tokens: the first that is given counts; none: it generates nothing
+    either: bool = False  # of the texts only the first that is given counts
+    streams: bool = False  # its streams end with [DONE] or with one of `ends`
+    ends: frozenset[bytes] = frozenset()  # names of last events
+    opens: frozenset[bytes] = frozenset()  # names of events that come before the engine has done anything
+    form: bool = False  # its body is multipart/form-data
+
+
+_EMBEDS, _SCORES = Api(("messages", "input"), either=True), Api(("query", "documents"))
+_AUDIO = Api(("prompt",), ("max_completion_tokens",), streams=True, form=True)
+APIS: dict[str, Api] = {
+    "/v1/completions": Api(("prompt", "prompt_embeds"), ("max_tokens",), streams=True),
+    "/v1/chat/completions": Api(("messages", "tools"), ("max_completion_tokens", "max_tokens"), streams=True),
+    "/v1/messages": Api(
+        ("messages", "system", "tools"),
+        ("max_tokens",),
+        streams=True,
+        ends=frozenset((b"message_stop", b"error")),
+        opens=frozenset((b"message_start", b"ping")),
+    ),
+    "/v1/responses": Api(
+        ("input", "instructions", "tools"),
+        ("max_output_tokens",),
+        streams=True,
+        ends=frozenset((b"response.completed", b"response.failed", b"response.incomplete", b"error")),
+        opens=frozenset((b"response.created", b"response.queued", b"response.in_progress")),
+    ),
+    "/v1/audio/transcriptions": _AUDIO,
+    "/v1/audio/translations": _AUDIO,
+    "/v1/messages/count_tokens": Api(("messages", "system", "tools")),
+    "/v1/embeddings": _EMBEDS,
+    "/v2/embed": Api(("texts", "inputs", "images")),
+    "/classify": _EMBEDS,
+    "/pooling": Api(("messages", "input", "data"), either=True),
+    "/v1/rerank": _SCORES,
+    "/v2/rerank": _SCORES,
+    "/rerank": _SCORES,
+    "/v1/score": Api(
+        ("queries", "documents", "items", "text_1", "text_2", "data_1", "data_2"),
+    ),
+    "/tokenize": Api(("prompt", "messages"), either=True),
+    "/detokenize": Api(("tokens",)),
 }
-LIMITS: dict[str, tuple[str, ...]] = {  # of output tokens: the first that is given counts
-    "/v1/completions": ("max_tokens",),
-    "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
-    "/v1/messages": ("max_tokens",),
-    "/v1/responses": ("max_output_tokens",),
-}
-OTHER_TEXTS = ("prompt", "messages", "input")  # of all other paths: the first that is given
-OTHER_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+APIS["/score"] = APIS["/v1/score"]
+NO_API = Api(("prompt", "messages", "input"), either=True)
+_NAMES = frozenset(
+    ("model", "stream", "n", "best_of", "use_beam_search", "echo", "prompt_logprobs", "kv_transfer_params",
+     "metadata", "cache_salt", "prompt_cache_key", "user", "ec_transfer_params", "vllm_xargs", "priority",
+     *(name for api in APIS.values() for name in api.texts + api.limits))
+)  # fmt: skip
+LOOKED_AT = {name: b'"%b"' % name.encode() for name in _NAMES}  # as they stand in a body
 UNBOUNDED = 1 << 20  # output tokens of a request without a limit
 ABSENT = msgspec.Raw()
 CLIENTS_OWN = ("headgate_class", "headgate_tenant")  # where the router has no word for it
@@ -69,6 +110,7 @@ class _Handed(msgspec.Struct):
     ec_transfer_params: Any = None
 
 
+HANDED = frozenset(("vllm_xargs", *_Handed.__struct_fields__))
 _TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _HANDED = msgspec.json.Decoder(_Handed | None)
 _ANY = msgspec.json.Decoder()
@@ -137,7 +179,10 @@ def reading(body: Body, path: str, allow_kv_params: bool = False) -> Steps[Asked
     if not allow_kv_params:
         _check_handed(fields)
     get = fields.get
-    names = TEXTS.get(path) or [name for name in OTHER_TEXTS if name in fields][:1]
+    api = APIS.get(path, NO_API)
+    names: Sequence[str] = api.texts
+    if api.either:
+        names = [name for name in names if name in fields][:1]
     texts = {name: fields[name] for name in names if name in fields}
     model = _value(fields, "model")
     return AskedRequest(
@@ -145,10 +190,10 @@ def reading(body: Body, path: str, allow_kv_params: bool = False) -> Steps[Asked
         model=model if isinstance(model, str) else "",
         stream=_value(fields, "stream") is True,
         prompt_bytes=sum(len(memoryview(text)) for text in texts.values()),
-        limit=_limit(fields, path),
-        splittable=_splittable(fields, path),
+        limit=_limit(fields, api),
+        splittable=path in SPLITTABLE and _splittable(fields),
         field_class=_field_class(fields),
-        prompt_tokens=(yield from _token_ids(texts["prompt"] if [*texts] == ["prompt"] else ABSENT)),
+        prompt_tokens=(yield from _token_ids(*texts.values() if len(texts) == 1 else (ABSENT,))),
         text=texts.get(names[0], ABSENT) if names else ABSENT,
         salt=(get("cache_salt", ABSENT), get("tools", ABSENT)),
         session=get("prompt_cache_key") or get("user", ABSENT),
@@ -164,9 +209,12 @@ def telling(asked: AskedRequest, path: str, words: Mapping[str, str]) -> Steps[A
     are written anew: what a client says under such a name, escaped or twice, is never passed on. Nor is any
     other `headgate_` word, such as a promise: where the router names class or tenant, these decide.
     """
-    if path not in TEXTS or not words:
+    api = APIS.get(path, NO_API)
+    if not api.limits or not words:
         return asked
     said = {name: word for name, word in words.items() if word}
+    if api.form:
+        return msgspec.structs.replace(asked, body=_with_part(asked.body, said)) if said else asked
     if _begins(asked.extra) != b"{":
         if not said:
             return asked
@@ -243,6 +291,8 @@ def _begins(raw: msgspec.Raw) -> bytes:
 
 
 def _check_handed(fields: Fields) -> None:
+    if HANDED.isdisjoint(fields):
+        return
     given = fields.get("vllm_xargs", b"null")
     if len(memoryview(given)) > EXTRA:
         raise RefusedError(400, "json", f"vllm_xargs is larger than {EXTRA} bytes")
@@ -256,25 +306,27 @@ def _check_handed(fields: Fields) -> None:
 
 
 def _field_class(fields: Fields) -> str | None:
-    given = fields.get("metadata", b"{}")
+    given = fields.get("metadata")
+    if given is None:
+        return None
     try:
         return _METADATA.decode(given).named if len(memoryview(given)) <= EXTRA else None
     except (msgspec.DecodeError, ValueError):  # what else it may be is the engine's matter
         return None
 
 
-def _limit(fields: Fields, path: str) -> int:
-    for name in LIMITS.get(path, OTHER_LIMITS):
+def _limit(fields: Fields, api: Api) -> int:
+    if not api.limits:
+        return 1  # what no request is without
+    for name in api.limits:
         value = _value(fields, name)
         if value is not None:  # an engine may take a text for a number, and not the next field
             return min(value, UNBOUNDED) if type(value) is int and value > 0 else UNBOUNDED
     return UNBOUNDED
 
 
-def _splittable(fields: Fields, path: str) -> bool:
+def _splittable(fields: Fields) -> bool:
     """Whether KV parameters describe this request fully: one prompt, one output, nothing about the prompt."""
-    if path not in ("/v1/completions", "/v1/chat/completions"):
-        return False
     if not WHOLE_ONLY.isdisjoint(fields):  # are they there without effect?
         if "kv_transfer_params" in fields or _value(fields, "prompt_logprobs") is not None:
             return False
@@ -418,8 +470,103 @@ def _check_duplicates(body: Body, fields: Fields) -> None:
     """
     if b"\\" in body and body.count(b"\\") != sum(bytes(raw).count(b"\\") for raw in fields.values()):
         raise RefusedError(400, "duplicate", "field names must stand once and without escapes")
-    if any(name in fields and body.count(quoted) > 1 for name, quoted in QUOTED):
-        at_once(_scan(body))
+    for name in fields:
+        if name in LOOKED_AT and body.count(LOOKED_AT[name]) > 1:
+            at_once(_scan(body))
+            return
+
+
+# -- forms, of which all but a few small fields passes unread
+
+FORM = re.compile(r"""multipart/form-data; *boundary=("?)([\w'()+,./:=?-]{1,70})\1""", re.ASCII | re.I)
+FILE_HEAD = 1 << 12  # bytes of the headers of a part
+PARTS_OF_FORM = 64
+SAID = rb'; *(name|filename|filename\*)=("[^"\\]*"|[^" \\;]+)'
+IN_PART, SAID_IN_PART = re.compile(rb"form-data(?:%b)+" % SAID, re.I), re.compile(SAID)
+HEADERS_OF_PART = {b"content-disposition", b"content-type", b"content-length", b"content-transfer-encoding"}
+CONTROL = re.compile(rb"[\0-\x08\x0a-\x1f]")
+READ_IN_FORM = frozenset(("model", "stream", "prompt", "max_completion_tokens"))
+NOT_IN_FORM = frozenset(("vllm_xargs", "kv_transfer_params", "ec_transfer_params", "priority"))
+TRUE = frozenset((b"true", b"1", b"yes", b"on", b"t", b"y"))
+BYTES_OF_AUDIO = 640  # of one token: 16-bit samples at 16 kHz, 50 tokens a second
+NO_FORM = "the body is not the form that its Content-Type says"
+
+
+def reading_form(body: Body, kind: str) -> Steps[AskedRequest]:
+    """Understand a form of audio. Only its parts' heads and a few fields are read, the file is stepped over.
+
+    Parsers differ in what they forgive. So nothing is forgiven: where another parser might see other parts,
+    the form is refused, and no field that this one does not see reaches an engine.
+    """
+    written = FORM.fullmatch(kind.strip())
+    if written is None:
+        raise RefusedError(400, "form", "this path takes multipart/form-data with a boundary")
+    line = b"--" + written[2].encode()
+    if not body.startswith(line + b"\r\n"):
+        raise RefusedError(400, "form", NO_FORM)
+    fields: dict[str, bytes] = {}
+    at, parts, audio = len(line), 0, 0
+    while body[at : at + 2] == b"\r\n":
+        end = body.find(b"\r\n\r\n", at, at + FILE_HEAD)
+        parts += 1
+        if end < 0 or parts > PARTS_OF_FORM:
+            raise RefusedError(400, "form", NO_FORM if end < 0 else f"more than {PARTS_OF_FORM} parts")
+        name, is_file = _part(bytes(body[at + 2 : end]))
+        start = end + 4
+        at = yield from _find(body, b"\r\n" + line, start)
+        if name in NOT_IN_FORM:
+            raise RefusedError(400, "form", f"{name} is not accepted in a form")
+        if is_file:
+            audio += at - start
+        elif name in READ_IN_FORM:
+            if name in fields or at - start > EXTRA:
+                raise RefusedError(400, "form", f"{name} is there twice or too long")
+            fields[name] = bytes(body[start:at])
+        at += 2 + len(line)
+    if bytes(body[at:]) not in (b"--", b"--\r\n"):
+        raise RefusedError(400, "form", NO_FORM)
+    limit = fields.get("max_completion_tokens", b"")
+    return AskedRequest(
+        body=body,
+        model=fields.get("model", b"").decode(errors="replace"),
+        stream=fields.get("stream", b"").lower() in TRUE,
+        prompt_bytes=0,
+        limit=max(1, min(int(limit), UNBOUNDED)) if limit.isdigit() and len(limit) < 9 else UNBOUNDED,
+        splittable=False,
+        field_class=None,
+        prompt_tokens=1 + audio // BYTES_OF_AUDIO + len(fields.get("prompt", b"")) // BYTES,
+    )
+
+
+def _part(head: bytes) -> tuple[str, bool]:
+    """The name of a part, and whether it is a file."""
+    headers = [line.partition(b":") for line in head.split(b"\r\n")]
+    values = {name.lower(): value.strip() for name, _, value in headers}
+    said = values.get(b"content-disposition", b"")
+    names = SAID_IN_PART.findall(said) if IN_PART.fullmatch(said) else []
+    found = {name: value.strip(b'"') for name, value in names}
+    unclear = (
+        len(values) != len(headers) or not HEADERS_OF_PART.issuperset(values) or len(found) != len(names)
+    )
+    lines = b"".join(values.values())
+    if unclear or not found.get(b"name") or not found[b"name"].isascii() or CONTROL.search(lines):
+        raise RefusedError(400, "form", NO_FORM)
+    return found[b"name"].decode(), len(found) > 1
+
+
+def _find(body: Body, what: bytes, start: int) -> Steps[int]:
+    for first in range(start, len(body), 4 * TURN):
+        found = body.find(what, first, first + 4 * TURN + len(what) - 1)
+        if found >= 0:
+            return found
+        yield
+    raise RefusedError(400, "form", NO_FORM)
+
+
+def _with_part(body: Body, said: Mapping[str, str]) -> bytes:
+    line = bytes(body[: body.index(b"\r\n") + 2])
+    head = b'Content-Disposition: form-data; name="vllm_xargs"\r\n\r\n'
+    return b"".join((line, head, msgspec.json.encode(said), b"\r\n", body))
 
 
 # -- keys of the first parts of a prompt, for prefix caches
@@ -547,10 +694,12 @@ def to_engine(
     tenant_header: str = "",
 ) -> CIMultiDict[str]:
     """The headers of an upstream call: the client's end-to-end ones, ours instead of what it may not say."""
-    kept = _passed(headers, FROM_CLIENT | {tenant_header}, FROM_CLIENT_PREFIX)
+    kept = _passed(headers, FROM_CLIENT, FROM_CLIENT_PREFIX)
+    if tenant_header:
+        kept.popall(tenant_header, None)
     kept["Accept-Encoding"] = "identity"  # compressed events could not be read
     kept["X-Request-Id"] = request_id
-    kept["Via"] = ", ".join((*headers.getall("Via", ()), VIA))
+    kept["Via"] = ", ".join((*headers.getall("Via"), VIA)) if "Via" in headers else VIA
     if authorization is not None:
         kept["Authorization"] = authorization
     elif passes_key and "Authorization" in headers:
@@ -567,23 +716,26 @@ def to_client(headers: MultiMapping[str]) -> CIMultiDict[str]:
 
 def _passed(headers: MultiMapping[str], not_these: frozenset[str], nor: tuple[str, ...]) -> CIMultiDict[str]:
     """All but these, those that begin so, and further hop-by-hop ones, which `Connection` names."""
-    named = {name.strip().lower() for name in ",".join(headers.getall("Connection", ())).split(",")}
-    kept: CIMultiDict[str] = CIMultiDict()
-    for name, value in headers.items():
-        low = name.lower()
-        if low not in not_these and low not in named and not low.startswith(nor):
-            kept.add(name, value)
-    return kept
+    if "Connection" in headers:
+        named = ",".join(headers.getall("Connection")).lower().split(",")
+        not_these = not_these.union(name.strip() for name in named)
+    return CIMultiDict(
+        [
+            (name, value)
+            for name, value in headers.items()
+            if (low := name.lower()) not in not_these and not low.startswith(nor)
+        ]
+    )
 
 
 def request_id(shown: str | None) -> str:
     """The client's own id if it is harmless, else a new one."""
-    return shown if shown is not None and REQUEST_ID.fullmatch(shown) else "hg-" + secrets.token_hex(12)
+    return shown if shown is not None and REQUEST_ID.fullmatch(shown) else f"hg-{urandom(12).hex()}"
 
 
 def loops(headers: MultiMapping[str]) -> bool:
     """Whether the request has been through a router of ours already."""
-    return any("headgate-route" in via for via in headers.getall("Via", ()))
+    return "Via" in headers and any("headgate-route" in via for via in headers.getall("Via"))
 
 
 # -- what clients share: connections, requests, memory
@@ -639,13 +791,19 @@ class BodyBytes(Shares):
             self.give_back(client, many)
 
 
-# -- refusals, in OpenAI's shape
+# -- refusals, in the shape of the path's clients
 
 INVALID = "invalid_request_error"
 TYPES = {
     400: INVALID, 401: "authentication_error", 404: "not_found_error", 405: INVALID, 408: "timeout_error",
     411: INVALID, 413: INVALID, 415: INVALID, 429: "rate_limit_error", 431: INVALID, 502: "server_error",
     503: "overloaded_error", 504: "timeout_error", 508: "server_error",
+}  # fmt: skip
+
+
+ANTHROPIC_TYPES = {
+    401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 413: "request_too_large",
+    429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
 
 
@@ -661,8 +819,11 @@ class RefusedError(Exception):
         self.written = False  # is it in the access log?
 
 
-def error_object(status: int, message: str) -> dict[str, object]:
-    """`{"error": ...}` as OpenAI's clients read it."""
+def error_object(status: int, message: str, path: str = "") -> dict[str, object]:
+    """An error as OpenAI's clients read it, or Anthropic's on their path."""
+    if path.startswith("/v1/messages"):
+        kind = ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else INVALID)
+        return {"type": "error", "error": {"type": kind, "message": message}}
     kind = TYPES.get(status, "server_error" if status >= 500 else INVALID)
     return {"error": {"message": message, "type": kind, "param": None, "code": status}}
 
@@ -670,20 +831,17 @@ def error_object(status: int, message: str) -> dict[str, object]:
 NAMED = {"Server": "headgate"}  # else aiohttp names itself and its version
 
 
-def answer(error: RefusedError) -> tuple[int, dict[str, str], bytes]:
+def answer(error: RefusedError, path: str) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of a refusal."""
     headers = {"Content-Type": "application/json", **own_headers(error.tries, error.waited)}
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
-    return error.status, headers, json.dumps(error_object(error.status, error.message)).encode()
+    return error.status, headers, json.dumps(error_object(error.status, error.message, path)).encode()
 
 
 def own_headers(tries: int, waited: float) -> dict[str, str]:
     """What every answer says: engines tried, and milliseconds in the queue."""
     return {**NAMED, "x-headgate-tries": str(tries), "x-headgate-wait-ms": f"{1000 * waited:.1f}"}
-
-
-ANTHROPIC_TYPES = {503: "overloaded_error", 504: "timeout_error"}
 
 
 def error_event(status: int, message: str, path: str = "", torn: bool = False, number: int = 0) -> bytes:
@@ -696,8 +854,7 @@ def error_event(status: int, message: str, path: str = "", torn: bool = False, n
     body: dict[str, object] = {"error": error}
     name = b"event: error\n"
     if path == "/v1/messages":
-        error = {"type": ANTHROPIC_TYPES.get(status, "api_error"), "message": message}
-        body = {"type": "error", "error": error}
+        body = error_object(status, message, path)
     elif path == "/v1/responses":
         flat = {"code": "server_error", "message": message, "param": None, "sequence_number": number}
         body = {"type": "error", **flat, **body}

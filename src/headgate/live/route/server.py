@@ -249,14 +249,14 @@ class RouterApp:
 
     def wrote(self, job: RoutedRequest) -> None:
         now, kind = self.now(), job.kind.name
-        self.metrics.requests.labels(kind, job.outcome).inc()
+        self.metrics.request_ended(kind, job.outcome)
         ended = self.metrics.ended(kind)
         ended.total.observe(now - job.arrived)
         if job.placed is not None:
             ended.queued.observe(job.placed - job.arrived)
         if job.first_token is not None and job.asked.stream:
             ended.first_token.observe(job.first_token - job.arrived)
-        if job.output:
+        if job.output or job.counted:
             ended.prompt_tokens.inc(job.prompt)
             ended.output_tokens.inc(job.output)
             if job.tenant:
@@ -411,6 +411,10 @@ class GuardedServer(web.Server):
         guard = self._guards.pop(handler, None)
         if guard is not None:
             guard.cancel()
+
+    def client(self, handler: RequestHandler) -> str:
+        """Whose connection it is; "" of one that is lost already."""
+        return self._clients.get(handler, "")
 
     def _gone(self, handler: RequestHandler) -> None:
         client = self._clients.pop(handler, None)

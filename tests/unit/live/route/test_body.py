@@ -309,4 +309,4 @@ def test_the_limit_is_that_of_the_path() -> None:
     assert read(CHAT, max_tokens=1, max_completion_tokens="2000").limit == UNBOUNDED  # pydantic takes texts
     assert read("/v1/messages", max_tokens=9, max_completion_tokens=1).limit == 9
     assert read("/v1/responses", max_output_tokens=9, max_tokens=1).limit == 9
-    assert read("/v1/score", max_output_tokens=9).limit == 9
+    assert read("/v1/score", max_output_tokens=9).limit == 1

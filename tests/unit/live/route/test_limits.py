@@ -138,7 +138,7 @@ def test_a_client_of_ipv6_is_its_network() -> None:
 
 
 def test_error_bodies() -> None:
-    _, headers, body = answer(RefusedError(429, "queue", "later", 7))
+    _, headers, body = answer(RefusedError(429, "queue", "later", 7), "/v1/completions")
     assert headers["Retry-After"] == "7"
     assert b'"type": "rate_limit_error"' in body
     assert error_event(502, 'a"\n\nb').count(b"\n\n") == 1

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.helpers import _EXC_SENTINEL
-from aiohttp.http import HttpProcessingError, StreamWriter
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict
 
 from headgate.live.route.request import TURN, Body
 
 log = logging.getLogger("headgate.route")
 KEEP_ALIVE = 4.0  # seconds: below the 5 s after which vLLM's server closes an idle connection
+NOT_HTTP = "the engine's answer is not HTTP"
 GOODBYE = b"HTTP/1.1 408"  # what proxies say before they close an idle connection
 
 
@@ -41,26 +38,15 @@ class Connections:
         address = self._addresses.get(url) or self._addresses.setdefault(url, _address(url))
         pool = self._pools.get(url) or self._pools.setdefault(url, IdleConnections(url))
         connection = pool.take()
-        if connection is None:  # it has a length, so that `or` will not do
+        if connection is None:
             connection = await self._connected(address, connect)
         try:
-            connection.set_response_params(read_until_eof=True, auto_decompress=False)
-            headers["Host"], headers["Content-Length"] = address.named, str(len(body))
-            writer = StreamWriter(connection, asyncio.get_running_loop())
-            await writer.write_headers(f"POST {address.path}{path} HTTP/1.1", headers)
-            if len(body) > TURN:
-                writer.send_headers()  # else both are copied into one
-            await writer.write(body, drain=False)
-            while True:
-                message, content = await connection.read()
-                if not 100 <= message.code < 200 or message.code == 101:
-                    return EngineAnswer(message.code, message.headers, content, connection, pool)
-        except HttpProcessingError:
-            connection.close()
-            raise LegError(Fault.GARBAGE, "the engine's answer is not HTTP") from None
+            answer = connection.send(_asked(address, path, headers, len(body)), body, pool)
+            await answer.has_head()
         except BaseException:
             connection.close()
             raise
+        return answer
 
     def forget_idle(self, seconds: float = KEEP_ALIVE) -> None:
         oldest = asyncio.get_running_loop().time() - seconds
@@ -75,7 +61,7 @@ class Connections:
         try:
             async with asyncio.timeout(limit):
                 _, connection = await loop.create_connection(
-                    partial(EngineConnection, loop),
+                    EngineConnection,
                     address.host,
                     address.port,
                     ssl=self._tls if address.secure else None,
@@ -87,87 +73,318 @@ class Connections:
         return connection
 
 
-class EngineAnswer:
-    """An engine's answer whose head was read. `close` ends it and its connection, `keep` only the answer."""
+HEADS = 1 << 16  # bytes of an answer's head, or of what follows its last chunk
+SIZE_LINE = 256  # bytes of the line before a chunk
+FULL = 1 << 17  # bytes of an answer above which no more is read until some are taken
+STATUS = re.compile(rb"HTTP/1[.]([01]) ([0-9]{3})(?: [^\r\n]*)?")
+HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\0-\x08\x0a-\x1f\x7f]*)")
+SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})(?:[ \t]*;[\t -~]*)?")
+LENGTH = re.compile("[0-9]{1,15}")
 
-    def __init__(
-        self,
-        status: int,
-        headers: CIMultiDictProxy[str],
-        content: aiohttp.StreamReader,
-        connection: EngineConnection,
-        pool: IdleConnections,
-    ) -> None:
-        self.status, self.headers, self.content, self.connection = status, headers, content, connection
+
+def _asked(address: Address, path: str, headers: CIMultiDict[str], length: int) -> bytes:
+    lines = [f"POST {address.path}{path} HTTP/1.1", f"Host: {address.named}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    lines += [f"Content-Length: {length}", "", ""]
+    head = "\r\n".join(lines)
+    if head.count("\r") != len(lines) - 1 or head.count("\n") != len(lines) - 1 or "\0" in head:
+        raise LegError(Fault.GARBAGE, "a header holds a line's end", retry=False)  # no parser lets it through
+    return head.encode("utf-8", "surrogateescape")
+
+
+class EngineAnswer:
+    """The answer to one request. `close` ends it and its connection, `keep` only the answer."""
+
+    __slots__ = ("_paused", "_pool", "_waiter", "connection", "ended", "error", "headers", "on_data",
+                 "parts", "status")  # fmt: skip
+
+    def __init__(self, connection: EngineConnection, pool: IdleConnections) -> None:
+        self.status = 0  # before its head is there
+        self.headers: CIMultiDict[str] = CIMultiDict()
+        self.connection = connection
+        self.parts: list[bytes] = []  # of the body, not taken yet
+        self.ended = False  # its last byte has come
+        self.error: Exception | None = None
+        self.on_data: Callable[[], None] | None = None  # called after each read of the socket, and at the end
         self._pool: IdleConnections | None = pool
+        self._waiter: asyncio.Future[None] | None = None
+        self._paused = False
+
+    @property
+    def at_end(self) -> bool:
+        return self.ended and not self.parts
+
+    async def has_head(self) -> None:
+        while not self.status:
+            self._raise()
+            await self._wait()
+
+    async def read(self) -> bytes:
+        """What has come of its body, b"" at its end."""
+        while not self.parts:
+            self._raise()
+            if self.ended:
+                return b""
+            await self._wait()
+        return self.take()
+
+    def take(self) -> bytes:
+        """The same without waiting."""
+        parts = self.parts
+        if self._paused:
+            self._paused = False
+            self.connection.resume()
+        if not parts:
+            return b""
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        return data
+
+    def told(self) -> None:
+        """Something has come, or nothing will."""
+        if self.on_data is not None:
+            self.on_data()
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        if len(self.parts) > 1 and not self._paused and sum(map(len, self.parts)) > FULL:
+            self._paused = self.connection.pause()
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _raise(self) -> None:
+        """No frame of the traceback may hold the error, which would be a cycle."""
+        if self.error is not None:
+            raise type(self.error)(*self.error.args)
 
     def keep(self) -> None:
         """Its body was read to the end: the connection may be used again where both sides allow it."""
         pool, self._pool, connection = self._pool, None, self.connection
         if pool is None:
             return
-        transport = connection.transport
         if connection.has_more:
             pool.distrust()
-        closing = transport is None or connection.should_close or transport.get_write_buffer_size()
-        if closing or not pool.trusted:
-            connection.close()
-        else:
+        if connection.is_reusable and pool.trusted:
+            connection.answer = None
             pool.put(connection)
+        else:
+            connection.close()
 
     def close(self) -> None:
         """Hang up; reading the body raises an error from now on."""
         if self._pool is not None:
             self._pool = None
-            if self.content.exception() is None:
-                self.content.set_exception(aiohttp.ClientConnectionError("the connection is closed"))
+            self.error = self.error or ConnectionResetError("the connection is closed")
+            self.parts.clear()
             self.connection.close()
 
 
-class EngineConnection(ResponseHandler):
-    """One connection. `on_read` is called after each read of the socket was parsed, and when it is lost."""
+class EngineConnection(asyncio.Protocol):
+    """One connection: requests go out, answers are parsed. Whatever is not plainly HTTP/1 ends it.
 
-    on_read: Callable[[], None] | None = None
-    idle_since = 0.0
-    pool: IdleConnections | None = None  # in which it waits for its next call
+    What stands in the way of one reading is refused: a length and chunks at once, two lengths, any coding
+    but `chunked`, folded lines, bare line feeds.
+    """
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.answer: EngineAnswer | None = None
+        self.pool: IdleConnections | None = None  # in which it waits for its next call
+        self.idle_since = 0.0
+        self.has_more = False  # bytes have followed the answer that was read
+        self._buffer = b""  # not parsed yet
+        self._read: Callable[[bytes], bytes] = self._head
+        self._left = 0  # bytes that the body, or its chunk, still has
+        self._keeps = False  # both sides will use the connection again
+
+    def send(self, head: bytes, body: Body, pool: IdleConnections) -> EngineAnswer:
+        assert self.transport is not None
+        self.answer = answer = EngineAnswer(self, pool)
+        self._read = self._head
+        if len(body) > TURN:
+            self.transport.write(head)
+            self.transport.write(body)
+        else:
+            self.transport.write(head + body)
+        return answer
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self.pool is not None:  # nothing was asked
-            if not data.startswith(GOODBYE):
+        answer = self.answer
+        if answer is None or answer.ended:  # nothing was asked, or all was answered
+            self.has_more = True
+            if self.pool is not None and not data.startswith(GOODBYE):
                 self.pool.distrust()
             self.close()
             return
-        super().data_received(data)
-        if data and self.on_read is not None:  # without data it is a parser that goes on after a pause
-            self.on_read()
+        if self._buffer:
+            data, self._buffer = self._buffer + data, b""
+        try:
+            while data and not answer.ended:
+                before = self._read
+                data = before(data)
+                if self._read is before:
+                    break
+            if answer.ended:
+                self.has_more = bool(data)
+            else:
+                self._buffer = data
+        except LegError as error:
+            error.__traceback__ = None
+            self._end(error if not answer.status else ConnectionResetError(error.message))
+            return
+        answer.told()
 
-    def connection_lost(self, exc: BaseException | None) -> None:
-        super().connection_lost(exc)
-        if self.on_read is not None:
-            self.on_read()
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is None and self._read == self._until_end and self.answer is not None:
+            self.answer.ended = True
+            self.answer.told()
+        self._end(exc if isinstance(exc, OSError) else ConnectionResetError("the connection is closed"))
+        self.transport = self.answer = None  # no cycle may stay for the collector
+        self._read = bytes
 
-    def set_exception(self, exc: BaseException, exc_cause: BaseException = _EXC_SENTINEL) -> None:
-        """Bytes that are no HTTP end the body too, which would be waited for otherwise."""
-        super().set_exception(exc, exc_cause)
-        if self._payload is not None and not self._payload.is_eof() and self._payload.exception() is None:
-            self._payload.set_exception(aiohttp.ClientPayloadError("the body is not HTTP"))
+    def _end(self, error: Exception) -> None:
+        answer = self.answer
+        if answer is not None and not answer.ended and answer.error is None:
+            answer.error = error
+            answer.told()
+        self.close()
 
     def close(self) -> None:
         """Hang up at once: what an engine has not read yet is not waited for, nor kept."""
-        if self.transport is not None and self.transport.get_write_buffer_size():
-            self.abort()
-        else:
-            super().close()
+        if self.transport is not None:
+            if self.transport.get_write_buffer_size():
+                self.transport.abort()
+            else:
+                self.transport.close()
+
+    def pause(self) -> bool:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+        return True
+
+    def resume(self) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     @property
-    def has_more(self) -> bool:
-        """Whether another answer has come behind the one that was read."""
-        return bool(self._buffer)
+    def is_connected(self) -> bool:
+        return self.transport is not None and not self.transport.is_closing()
 
-    def resume_reading(self, resume_parser: bool = True) -> None:
-        """Streams ask for it after every read; without a pause there is nothing to do."""
-        if self._reading_paused:
-            super().resume_reading(resume_parser)
+    @property
+    def is_reusable(self) -> bool:
+        """Whether the answer ended as it should, and nothing is left of its request."""
+        transport = self.transport
+        idle = self.is_connected and transport is not None and not transport.get_write_buffer_size()
+        return idle and self._keeps and not self.has_more
+
+    # -- parts of an answer; each returns what it has not used, and says which part is next
+
+    def _head(self, data: bytes) -> bytes:
+        end = data.find(b"\r\n\r\n")
+        if end < 0 or end > HEADS:
+            if len(data) > HEADS:
+                raise LegError(Fault.GARBAGE, NOT_HTTP)
+            return data
+        answer = self.answer
+        assert answer is not None
+        first, *lines = data[:end].split(b"\r\n")
+        said = STATUS.fullmatch(first)
+        headers: CIMultiDict[str] = CIMultiDict()
+        for line in lines:
+            match = HEADER.fullmatch(line)
+            if match is None or said is None:
+                raise LegError(Fault.GARBAGE, NOT_HTTP)
+            headers.add(match[1].decode(), match[2].rstrip(b" \t").decode("utf-8", "surrogateescape"))
+        if said is None:
+            raise LegError(Fault.GARBAGE, NOT_HTTP)
+        status, data = int(said[2]), data[end + 4 :]
+        if 100 <= status < 200 and status != 101:
+            return self._head(data) if data else b""
+        self._frame(status, headers, said[1] == b"1")
+        answer.status, answer.headers = status, headers
+        return data
+
+    def _frame(self, status: int, headers: CIMultiDict[str], newer: bool) -> None:
+        """How the body is told from what follows it."""
+        lengths, codings = headers.getall("Content-Length", []), headers.getall("Transfer-Encoding", [])
+        self._keeps = newer and "close" not in ",".join(headers.getall("Connection", ())).lower()
+        if codings:
+            if lengths or not newer or len(codings) > 1 or codings[0].lower() != "chunked":
+                raise LegError(Fault.GARBAGE, NOT_HTTP)
+            self._read, self._left = self._chunks, 0
+        elif lengths:
+            if len(lengths) > 1 or LENGTH.fullmatch(lengths[0]) is None:
+                raise LegError(Fault.GARBAGE, NOT_HTTP)
+            self._read, self._left = self._length, int(lengths[0])
+        else:
+            self._read, self._keeps = self._until_end, False
+        assert self.answer is not None
+        if status in (101, 204, 304) or (lengths and not self._left):
+            self.answer.ended = True
+
+    def _length(self, data: bytes) -> bytes:
+        assert self.answer is not None
+        part, rest = data[: self._left], data[self._left :]
+        self.answer.parts.append(part)
+        self._left -= len(part)
+        self.answer.ended = not self._left
+        return rest
+
+    def _until_end(self, data: bytes) -> bytes:
+        assert self.answer is not None
+        self.answer.parts.append(data)
+        return b""
+
+    def _chunks(self, data: bytes) -> bytes:
+        """`_left` is what a chunk has left, with the end of its line."""
+        assert self.answer is not None
+        at, end, parts = 0, len(data), self.answer.parts
+        while at < end:
+            left = self._left
+            if not left:
+                line = data.find(b"\r\n", at, at + SIZE_LINE)
+                size = SIZE.fullmatch(data, at, line) if line >= 0 else None
+                if size is None:
+                    if line >= 0 or end - at >= SIZE_LINE:
+                        raise LegError(Fault.GARBAGE, NOT_HTTP)
+                    return data[at:]
+                left = int(size[1], 16)
+                if not left:
+                    self._read = self._trailer
+                    return data[line:]
+                at, left = line + 2, left + 2
+            if end - at >= left:
+                if data[at + left - 2 : at + left] != b"\r\n"[-left:]:
+                    raise LegError(Fault.GARBAGE, NOT_HTTP)
+                if left > 2:
+                    parts.append(data[at : at + left - 2])
+                at, self._left = at + left, 0
+            else:
+                more = min(end - at, left - 2)
+                if more > 0:
+                    parts.append(data[at : at + more])
+                self._left = left - max(more, 0)
+                return data[at + max(more, 0) :]
+        return b""
+
+    def _trailer(self, data: bytes) -> bytes:
+        """What stands behind the last chunk is not passed on."""
+        assert self.answer is not None
+        end = data.find(b"\r\n\r\n")
+        if end < 0:
+            if len(data) > HEADS:
+                raise LegError(Fault.GARBAGE, NOT_HTTP)
+            return data
+        self.answer.ended = True
+        return data[end + 4 :]
 
 
 class IdleConnections:
@@ -199,7 +416,7 @@ class IdleConnections:
         while self.idle:
             connection = self.idle.pop()
             connection.pool = None
-            if connection.idle_since > oldest and connection.is_connected() and not connection.should_close:
+            if connection.idle_since > oldest and connection.is_connected:
                 return connection
             connection.close()
         return None
@@ -232,48 +449,37 @@ class Tap:
     """
 
     def __init__(self, answer: EngineAnswer, send: Callable[[bytes, bool], bytes]) -> None:
-        self._content, self._connection, self._send = answer.content, answer.connection, send
+        self._answer, self._send = answer, send
         self._left = b""
         self._woken: asyncio.Future[None] | None = None
 
     async def run(self) -> bytes:
         """Pass on until the end, an error or a client that lags; what is left to be written."""
         self._left = b""
-        self._pour()
-        if not self._stopped():
+        if not self._poured():
             self._woken = asyncio.get_running_loop().create_future()
-            self._connection.on_read = self._on_read
+            self._answer.on_data = self._on_data
             try:
                 await self._woken
             finally:
-                self._connection.on_read = self._woken = None
+                self._answer.on_data = self._woken = None
         return self._left
 
     def wake(self) -> None:
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
-    def _on_read(self) -> None:
-        self._pour()
-        if self._stopped():
-            self._connection.on_read = None
+    def _on_data(self) -> None:
+        if self._poured():
+            self._answer.on_data = None
             self.wake()
 
-    def _stopped(self) -> bool:
-        content = self._content
-        return bool(
-            self._left
-            or content.at_eof()
-            or content.exception() is not None
-            or not self._connection.connected
-        )
-
-    def _pour(self) -> None:
-        content, seen = self._content, -1
-        while not self._left and content.total_bytes != seen and content.exception() is None:
-            seen = content.total_bytes  # a read may let a parser go on that had stopped, which brings more
-            if chunk := content.read_nowait():
-                self._left = self._send(chunk, content.at_eof())
+    def _poured(self) -> bool:
+        """Pass on what is there; has the task something to do?"""
+        answer = self._answer
+        if answer.parts:
+            self._left = self._send(answer.take(), answer.ended)
+        return bool(self._left) or answer.ended or answer.error is not None
 
 
 # -- a token, a refusal, or an error to try elsewhere
@@ -358,16 +564,30 @@ def decoded(data: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+AUDIO_TOKENS = 50  # a second, where an engine tells seconds
+
+
 def usage_of(data: bytes | None) -> Usage | None:
-    """The usage an event or a body tells, None where it tells none."""
-    usage = decoded(data).get("usage") if data else None
+    """The usage an event or a body tells, None where it tells none.
+
+    OpenAI's newer interface has it in the response, Anthropic's first event in the message. Anthropic counts
+    what a cache had beside the input, the others within it.
+    """
+    told = decoded(data) if data else {}
+    inside = told.get("response") or told.get("message")
+    usage = told.get("usage") or (inside.get("usage") if isinstance(inside, dict) else None)
     if not isinstance(usage, dict):
         return None
-    prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
-    output = usage.get("completion_tokens", usage.get("output_tokens", 0))
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-    return Usage(prompt=_tokens(prompt), output=_tokens(output), cached=_tokens(cached))
+    output = _tokens(usage.get("completion_tokens", usage.get("output_tokens")))
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    cached = _tokens(details.get("cached_tokens")) if isinstance(details, dict) else 0
+    prompt = _tokens(usage.get("prompt_tokens", usage.get("input_tokens")))
+    if usage.get("type") == "duration":
+        prompt = AUDIO_TOKENS * _tokens(usage.get("seconds"))
+    elif "cache_read_input_tokens" in usage:
+        cached = _tokens(usage["cache_read_input_tokens"])
+        prompt += cached + _tokens(usage.get("cache_creation_input_tokens"))
+    return Usage(prompt=prompt, output=output, cached=cached)
 
 
 def _tokens(told: object) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil, inf
 from types import TracebackType
@@ -137,6 +137,8 @@ class Legs:
         self._connections, self._upstreams = connections, upstreams
         self.stopping = False
         self.open_calls: set[OpenLeg] = set()
+        self._times_of: Config | None = None  # the configuration that `_times` is from
+        self._times: CallLimits
         self.turns = Turns()  # for all work on bodies
 
     def open(self, upstream: Upstream, path: str, last: bool = False) -> OpenLeg:
@@ -146,15 +148,19 @@ class Legs:
         """
         if self.stopping and not last:
             raise LegError(Fault.CUT, SHUTTING_DOWN, retry=False)
-        limits = self.config.limits
-        times = CallLimits(
-            limits.connect,
-            limits.first_token,
-            limits.idle,
-            limits.answer_buffer,
-            limits.event,
-            limits.retry_500 or upstream.breaker.suspected,
-        )
+        if self._times_of is not self.config:
+            limits, self._times_of = self.config.limits, self.config
+            self._times = CallLimits(
+                limits.connect,
+                limits.first_token,
+                limits.idle,
+                limits.answer_buffer,
+                limits.event,
+                limits.retry_500,
+            )
+        times = self._times
+        if upstream.breaker.suspected:
+            times = times._replace(retry_500=True)
         return OpenLeg(self, upstream, Leg(self._connections, upstream.url, path, times))
 
     def break_off(self) -> None:
@@ -208,7 +214,7 @@ class Legs:
         )
 
 
-class OpenLeg(AbstractContextManager["OpenLeg"]):
+class OpenLeg:
     """One call as a context: its connection is closed before its place is free."""
 
     def __init__(self, legs: Legs, upstream: Upstream, leg: Leg) -> None:
@@ -256,6 +262,9 @@ class OpenLeg(AbstractContextManager["OpenLeg"]):
             if not self._told:
                 self.upstream.breaker.gone()
             self._legs.changed(self.upstream)
+
+    def __enter__(self) -> OpenLeg:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -383,6 +392,9 @@ class TokenLimits:
             "tenant": of_tenant,
         }
         limits = {what: allowance for what, allowance in named.items() if allowance is not None}
+        if not limits:
+            yield
+            return
         expected = job.prompt + min(estimates.output(job.kind.name), job.asked.limit)
         for what, allowance in limits.items():
             _check(what, allowance, expected, now())
@@ -433,6 +445,9 @@ class TenantBounds(NamedTuple):
     inflight: int | None = None
 
 
+UNBOUND = TenantBounds()
+
+
 class TenantUse:
     """What a key or a tenant has here, and may still have."""
 
@@ -475,6 +490,9 @@ class TenantLimits:
     @contextmanager
     def inside(self, key: str, tenant: str, now: float) -> Iterator[Allowance | None]:
         """While a request is here; 429 where it must not be. Yields its tenant's tokens."""
+        if not self._keys and self._every == UNBOUND:
+            yield None
+            return
         own, every = self._keys.get(key, TenantBounds()), self._every
         uses: list[tuple[str, TenantUse]] = []
         if tenant == key:

@@ -7,9 +7,10 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-import aiohttp
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
+from aiohttp.helpers import rfc822_formatted_time
+from aiohttp.http import HttpVersion11
 from multidict import CIMultiDict
 
 from headgate.live.route.deliver.connections import (
@@ -26,7 +27,7 @@ from headgate.live.route.deliver.connections import (
     judge_status,
     usage_of,
 )
-from headgate.live.route.request import Body, error_object, to_client
+from headgate.live.route.request import APIS, NO_API, Body, error_object, to_client
 
 ERROR_BODY = 1 << 20  # bytes of an engine's error that are passed on
 HELD_EVENTS = 2  # events without text that are held back at most
@@ -82,7 +83,7 @@ class Leg:
                 await self._begin()
         except TimeoutError:
             raise self._broken(Fault.FIRST_TOKEN, f"no token within {limit:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
             error.__traceback__ = None  # the body keeps the error, a frame of the traceback keeps the body
             raise self._broken(
                 Fault.RESET, "the engine closed the connection before its first token"
@@ -100,7 +101,7 @@ class Leg:
         assert self._answer is not None
         try:
             last = await self._copy(self._answer, client, progress, counted)
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
             error.__traceback__ = None
             if progress.writing:
                 raise ConnectionResetError("the client is gone") from error
@@ -112,7 +113,7 @@ class Leg:
         rest = self.scanner.rest()
         self._sent_rest = bool(rest)
         last += rest
-        if self.scans and not self.scanner.done and self._path in LAST_EVENTS:
+        if self.scans and not self.scanner.done and APIS.get(self._path, NO_API).streams:
             await client.write(last)
             raise LegError(Fault.RESET, "the engine ended the stream too early", 502)
         return last
@@ -121,7 +122,7 @@ class Leg:
         self, answer: EngineAnswer, client: ClientWriter, progress: Progress, counted: CountsEvents
     ) -> bytes:
         scanner, scans, write_now = self.scanner, self.scans, client.now
-        feed, touch, content = scanner.feed, progress.touch, answer.content
+        feed, touch = scanner.feed, progress.touch
 
         def send(chunk: bytes, last: bool) -> bytes:
             touch()
@@ -135,10 +136,10 @@ class Leg:
         try:
             while True:
                 left = await tap.run()
-                if content.at_eof():
+                if answer.at_end:
                     return left
                 if not left:
-                    raise content.exception() or aiohttp.ClientConnectionError("the connection is closed")
+                    raise ConnectionResetError("the connection is closed")
                 progress.writing = True
                 await client.write(left)
                 progress.writing = False
@@ -165,7 +166,7 @@ class Leg:
     def close(self) -> None:
         """End the call. A connection whose answer was read to its end is used again, any other is closed."""
         if self._answer is not None:
-            if self._answer.content.at_eof() and self._answer.content.exception() is None:
+            if self._answer.at_end and self._answer.error is None:
                 self._answer.keep()
             else:
                 self._close()
@@ -194,7 +195,7 @@ class Leg:
             if plain:
                 await self._first_event()
             else:
-                self.head = await self._answer.content.readany()
+                self.head = await self._answer.read()
         elif kind.startswith("text/"):  # a page of something before the engine
             raise LegError(Fault.GARBAGE, "the engine's answer is a text, not JSON or events")
         else:
@@ -205,7 +206,7 @@ class Leg:
         if body is None:
             # vLLM repeats what it does not understand: the length follows the request, not the engine
             message = f"the engine's error {self.status} is larger than {ERROR_BODY} bytes"
-            error = json.dumps(error_object(self.status, message)).encode()
+            error = json.dumps(error_object(self.status, message, self._path)).encode()
             raise LegError(Fault.STATUS, message, self.status, error, retry=False)
         after = self.headers.get("Retry-After")
         _raise(judge_status(self.status, body, kind, self._times.retry_500, after))
@@ -219,13 +220,13 @@ class Leg:
         if plain:
             _raise(judge_body(body))
         self.head, self.whole = body, True
-        self._usage = usage_of(body) if plain and self._path.startswith("/v1/") else None
+        self._usage = usage_of(body) if plain and b'"usage"' in body else None
 
     async def _read_up_to(self, most: int) -> bytes | None:
         """The body if it is no larger; otherwise what was read is put into `head` and None is returned."""
         assert self._answer is not None
         parts, many = [], 0
-        async for chunk in self._answer.content.iter_any():
+        while chunk := await self._answer.read():
             parts.append(chunk)
             many += len(chunk)
             if many > most:
@@ -236,16 +237,21 @@ class Leg:
     async def _first_event(self) -> None:
         """Read until the first event that says something; an event without text is held back with it."""
         assert self._answer is not None
-        content, scanner, held = self._answer.content, self.scanner, bytearray()
+        answer, scanner, held = self._answer, self.scanner, bytearray()
         while True:
-            chunk = await content.readany()
-            if not chunk and content.at_eof():
+            chunk = await answer.read()
+            if not chunk:
                 raise LegError(Fault.EMPTY, "the stream ended before its first token")
             held += scanner.feed(chunk)
             if scanner.first is None:
-                if len(held) > self._times.event:
+                if len(held) <= self._times.event:
+                    continue
+                if not scanner.events:
                     raise LegError(Fault.GARBAGE, "the stream brings comments and no token")
-                continue
+                self.head = bytes(held)  # events before the first token repeat much of the request
+                return
+            if scanner.failed and scanner.first == scanner.error:
+                raise LegError(Fault.ERROR_EVENT, "the engine's stream began with an error", 0)
             _raise(judge_event(scanner.first))
             if scanner.events >= HELD_EVENTS or scanner.done or not is_empty(scanner.first):
                 if scanner.events > 1 and is_empty(scanner.first):
@@ -281,12 +287,6 @@ EVENT_CAP = 1 << 20  # bytes of one event that are kept; a longer one is passed 
 DONE = b"[DONE]"
 HEAD = 256  # bytes of an event passed on unread in which its name is looked for
 ERROR_HEAD = 48  # an error event names its one key within so many bytes
-LAST_EVENTS: dict[str, frozenset[bytes]] = {  # how streams of a path end, besides with [DONE]
-    "/v1/completions": frozenset(),
-    "/v1/chat/completions": frozenset(),
-    "/v1/messages": frozenset((b"message_stop", b"error")),
-    "/v1/responses": frozenset((b"response.completed", b"response.failed", b"response.incomplete", b"error")),
-}
 FAILURES = frozenset((b"error", b"response.failed"))
 
 
@@ -299,17 +299,18 @@ class EventScanner:
     """
 
     __slots__ = (
-        "_cap", "_ends", "_head", "_last", "_raw", "_skipping", "_tail",
+        "_cap", "_ends", "_head", "_last", "_opens", "_raw", "_skipping", "_tail",
         "done", "error", "events", "first", "usage",
     )  # fmt: skip
 
     def __init__(self, cap: int = EVENT_CAP, path: str = "") -> None:
-        self._ends = LAST_EVENTS.get(path, frozenset())
+        api = APIS.get(path, NO_API)
+        self._ends, self._opens = api.ends, api.opens
         self.events = 0  # events with data
         self.done = False  # `[DONE]` came, or what else ends a stream of this path
         self.error: bytes | None = None  # the data of the newest event that looks like an error
         self.usage: bytes | None = None  # the data of the newest event with a usage object
-        self.first: bytes | None = None  # the data of the first event, None before it is complete
+        self.first: bytes | None = None  # the data of the first event that tells of the engine's work
         self._cap = cap
         self._tail = bytearray()  # of an event not yet ended, line ends as LF
         self._raw = False  # a carriage return was seen: nothing is held back
@@ -410,7 +411,7 @@ class EventScanner:
             if not data:
                 return
         self.events += 1
-        if self.first is None:
+        if self.first is None and not (self._opens and _name(piece) in self._opens):
             self.first = payload(data)
         if b'"usage"' in data and b'"usage":null' not in data:
             self.usage = payload(data)
@@ -431,6 +432,11 @@ class EventScanner:
         if name in FAILURES:
             self.error = data
         return name in self._ends
+
+    @property
+    def failed(self) -> bool:
+        """Whether an event with the name of a failure has ended the stream."""
+        return bool(self._ends) and self.done and self.error is not None
 
 
 def _data_lines(piece: bytes) -> bytes:
@@ -453,6 +459,34 @@ def payload(line: bytes) -> bytes:
 HIGH = 1 << 16  # bytes not yet sent above which the router waits for the client
 
 
+class Streamed(web.StreamResponse):
+    """An answer in chunks, whose head is written together with the first event.
+
+    To a client of HTTP/1.1 head and chunks are written here: aiohttp takes ten calls for what is one line.
+    """
+
+    _send_headers_immediately = False
+
+    def head_of(self, request: web.BaseRequest) -> bytes:
+        """The head; aiohttp takes the answer for one that it has begun itself."""
+        headers, self._keep_alive = self.headers, request.keep_alive
+        self._req, self._payload_writer = request, request._payload_writer
+        headers.setdefault("Content-Type", "application/octet-stream")
+        headers["Transfer-Encoding"] = "chunked"
+        headers.setdefault("Date", rfc822_formatted_time())
+        if not self._keep_alive:
+            headers["Connection"] = "close"
+        lines = [f"HTTP/1.1 {self.status} {self.reason}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        head = "\r\n".join([*lines, "", ""])
+        if head.count("\r") != len(lines) + 1 or head.count("\n") != len(lines) + 1:
+            raise RuntimeError("a header holds a line's end")  # no parser lets it through
+        return head.encode("utf-8", "surrogateescape")
+
+    def ended(self) -> None:
+        self._eof_sent, self._req, self._payload_writer = True, None, None
+
+
 class ClientWriter:
     """`now` writes a chunk without waiting and without a coroutine, which is most of the cost of an event.
 
@@ -460,26 +494,57 @@ class ClientWriter:
     not keep up, it says so and `write` waits.
     """
 
-    __slots__ = ("_chunked", "_response", "_transport", "_writer", "chunked")
+    __slots__ = ("_head", "_response", "_started", "_transport", "_writer", "chunked")
 
-    def __init__(
-        self, response: web.StreamResponse, writer: AbstractStreamWriter, transport: asyncio.Transport | None
-    ) -> None:
-        self._response, self._writer = response, writer
-        self.chunked: bool = response.chunked or getattr(writer, "chunked", False)
-        self._chunked = transport if self.chunked else None  # other answers are framed by their length
-        self._transport: asyncio.Transport | None = None  # None before the head is sent
+    def __init__(self, response: Streamed, request: web.BaseRequest) -> None:
+        self._response, self._transport = response, request.transport
+        self._writer: AbstractStreamWriter | None = request._payload_writer
+        self.chunked = request.version == HttpVersion11 and response.status not in (204, 304)
+        self._head = response.head_of(request) if self.chunked else b""
+        self._started = False
+
+    async def begin(self, request: web.BaseRequest) -> None:
+        """Other answers are framed by the end of the connection, by aiohttp."""
+        if not self.chunked:
+            self._writer = await self._response.prepare(request)
 
     async def write(self, data: bytes) -> None:
-        await self._response.write(data)
-        self._transport = self._chunked if data else self._transport
-        if self._transport is not None and self._transport.get_write_buffer_size() > HIGH:
+        if not self.chunked:
+            await self._response.write(data)
+        elif data:
+            self._send(b"%x\r\n%b\r\n" % (len(data), data))
+            await self._drain()
+
+    async def end(self, data: bytes = b"") -> None:
+        if not self.chunked:
+            await self._response.write_eof(data)
+            return
+        last = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+        self._send(last)
+        await self._drain()
+        self._response.ended()
+
+    def _send(self, data: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            raise ConnectionResetError("the client is gone")
+        self._transport.write(data if self._started else self._head + data)
+        self._started = True
+
+    async def _drain(self) -> None:
+        assert self._transport is not None and self._writer is not None
+        if self._transport.get_write_buffer_size() > HIGH:
             await self._writer.drain()
 
     def now(self, data: bytes) -> bool:
         """Write it at once; False: nothing was written."""
         transport = self._transport
-        if transport is None or transport.is_closing() or transport.get_write_buffer_size() > HIGH:
+        if (
+            transport is None
+            or not self._started
+            or not self.chunked
+            or transport.is_closing()
+            or transport.get_write_buffer_size() > HIGH
+        ):
             return False
         transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True

@@ -17,7 +17,7 @@ from headgate.core.policy import End
 from headgate.live.route.deliver.connections import Fault, LegError
 from headgate.live.route.deliver.handover import KvParams, Splitter
 from headgate.live.route.deliver.legs import SHUTTING_DOWN, Legs, OpenLeg, RetryBudget, RoutedRequest, backoff
-from headgate.live.route.deliver.relay import ClientWriter, CountsEvents, Progress
+from headgate.live.route.deliver.relay import ClientWriter, CountsEvents, Progress, Streamed
 from headgate.live.route.engines import Upstream
 from headgate.live.route.gate.gate import Gate, Lapsed, Refused, Ticket, TicketState
 from headgate.live.route.request import Estimates, RefusedError, content_of, error_event, own_headers
@@ -203,10 +203,10 @@ class _Handling:
 
     async def _place(self) -> Move:
         service, job = self.service, self.job
-        while True:
+        move: Move | None = None
+        while move is None:
             with suppress(Lapsed):
                 move = await service.gate.place(self.ticket)
-                break
         if job.placed is None:
             job.placed = service.now()
         job.engine = move.replica
@@ -292,12 +292,6 @@ NO_LINGER = struct.pack("ii", 1, 0)
 FAILED_STATUS = {Fault.IDLE: 504, Fault.CUT: 503}
 
 
-class _Streamed(web.StreamResponse):
-    """Its head is written together with the first event."""
-
-    _send_headers_immediately = False
-
-
 async def deliver(
     job: RoutedRequest, call: OpenLeg, service: Service, counted: CountsEvents | None = None
 ) -> web.StreamResponse:
@@ -312,14 +306,13 @@ async def deliver(
         _booked(job, call, service)
         call.close()
         return web.Response(status=leg.status, headers=headers, body=leg.head)
-    response = _Streamed(status=leg.status, headers=headers)
+    response = Streamed(status=leg.status, headers=headers)
     limits = service.legs.config.limits
     progress = Progress(limits.idle, limits.client_stall, leg.close, lambda: abort(job.request))
     progress.writing = True  # the head and the first event
     try:
-        writer = await response.prepare(job.request)
-        assert writer is not None
-        client = ClientWriter(response, writer, job.request.transport)
+        client = ClientWriter(response, job.request)
+        await client.begin(job.request)
         await _pass_on(job, call, response, client, progress, counted or job)
     except (ConnectionResetError, ConnectionAbortedError, BrokenPipeError):
         job.outcome = "client-gone"
@@ -354,7 +347,7 @@ async def _pass_on(
     leg = call.leg
     try:
         await client.write(leg.head)
-        await response.write_eof(await leg.pump(client, progress, counted))
+        await client.end(await leg.pump(client, progress, counted))
         job.outcome = "ok" if leg.scanner.error is None else "failed"
     except LegError as fault:
         progress.writing = True
@@ -363,14 +356,13 @@ async def _pass_on(
         whole = leg.scanner.done and leg.scanner.error is None
         job.fault, job.outcome = fault.fault.value, "ok" if whole else "failed"
         if leg.scanner.done:  # the client has everything
-            await response.write_eof()
+            await client.end()
         elif leg.scans:
             if not client.chunked:
                 response.force_close()  # its length was announced and is not kept
             status = FAILED_STATUS.get(fault.fault, 502)
             events = leg.scanner.events
-            await response.write(error_event(status, fault.message, job.path, leg.torn, events))
-            await response.write_eof()
+            await client.end(error_event(status, fault.message, job.path, leg.torn, events))
         else:
             abort(job.request)  # a body that ends early must not look whole
 
