@@ -1,9 +1,10 @@
 """A router before emulators for a long time, with 1 % faults and 5 % hang-ups: memory and books stay flat.
 
 Engines, clients and router have a process each, and the router runs on the loop of `headgate route`, so that
-what is measured is the memory of a router and nothing else.
+what is measured is the memory of a router and nothing else. With several replicas the Redis server between
+them is killed and started again four times.
 
-Run: make soak-route, or python -m benchmarks.soak_route --seconds 600 --streams 200
+Run: make soak-route, or python -m benchmarks.soak_route --seconds 600 --streams 200 [--replicas 2]
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import NamedTuple
 import aiohttp
 import numpy as np
 
+from benchmarks.redis_server import RedisServer
 from headgate.live.emulate import answer, emulated
 from headgate.live.route.config import checked
 from headgate.live.route.run import loop_factory
@@ -64,12 +66,13 @@ def growth(samples: Sequence[Sample]) -> tuple[float, float]:
 
 
 async def client(
-    session: aiohttp.ClientSession, url: str, draw: random.Random, counts: dict[str, int]
+    session: aiohttp.ClientSession, urls: list[str], draw: random.Random, counts: dict[str, int]
 ) -> None:
     """One client after the other; some hang up at a random moment."""
     number = 0
     while True:
         number += 1
+        url = urls[0] if len(urls) == 1 else draw.choice(urls)
         prompt, tokens = f"prompt {draw.random()} " * draw.randint(1, 40), draw.randint(1, 40)
         body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
         patience = draw.random() * 0.5 if draw.random() < 0.05 else None
@@ -117,7 +120,7 @@ def engines(pipe: Connection) -> None:
     asyncio.run(work())
 
 
-def router(pipe: Connection, urls: list[str], name: str, seconds: float) -> None:
+def router(pipe: Connection, urls: list[str], name: str, seconds: float, store: str | None) -> None:
     """The router; sends its port, then a sample now and then, at the end what it has left behind."""
 
     async def work() -> None:
@@ -127,6 +130,7 @@ def router(pipe: Connection, urls: list[str], name: str, seconds: float) -> None
             "kv": {"lease": LEASE},
             "engines": [{"url": url, "slots": 64} for url in urls],
             "health": {"fails": 1000, "timeout": 60},
+            "replicas": {"store": store},
         }
         app = RouterApp(checked(given))
         await app.start()
@@ -147,35 +151,42 @@ def router(pipe: Connection, urls: list[str], name: str, seconds: float) -> None
         runner.run(work())
 
 
-async def soak(pipe: Connection, streams: int) -> bool:
+async def soak(pipes: list[Connection], streams: int, store: RedisServer) -> bool:
     """Whether everything stayed flat."""
     counts: dict[str, int] = {}
-    samples: list[Sample] = []
-    port = await asyncio.to_thread(pipe.recv)
+    samples: list[list[Sample]] = [[] for _ in pipes]
+    ports = [await asyncio.to_thread(pipe.recv) for pipe in pipes]
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        url = f"http://127.0.0.1:{port}/v1/completions"
-        tasks = [asyncio.create_task(client(session, url, random.Random(n), counts)) for n in range(streams)]
-        while len(samples) < SAMPLES:
-            samples.append(await asyncio.to_thread(pipe.recv))
-            if len(samples) % (SAMPLES // 6) == 0:
-                requests, used, blocks, files = samples[-1]
-                print(
-                    f"{requests:8,} requests  {used:6.1f} MiB  {blocks:8,} objects  {files:4d} files",
-                    flush=True,
-                )
+        urls = [f"http://127.0.0.1:{port}/v1/completions" for port in ports]
+        tasks = [asyncio.create_task(client(session, urls, random.Random(n), counts)) for n in range(streams)]
+        for turn in range(1, SAMPLES + 1):
+            for pipe, of_router in zip(pipes, samples, strict=True):
+                of_router.append(await asyncio.to_thread(pipe.recv))
+                if turn % (SAMPLES // 6) == 0:
+                    requests, used, blocks, files = of_router[-1]
+                    print(
+                        f"{requests:8,} requests  {used:6.1f} MiB  {blocks:8,} objects  {files:4d} files",
+                        flush=True,
+                    )
+            if len(pipes) > 1 and turn % (SAMPLES // 4) == SAMPLES // 8:
+                store.kill()
+            if len(pipes) > 1 and turn % (SAMPLES // 4) == SAMPLES // 8 + 2:
+                store.start()
         for task in tasks:
             task.cancel()
         ends = await asyncio.gather(*tasks, return_exceptions=True)
         died = [end for end in ends if not isinstance(end, asyncio.CancelledError)]
-    pipe.send("gone")
-    left, faulty, refused = await asyncio.to_thread(pipe.recv)
-    leaked, kept = growth(samples)
-    print(f"memory: {leaked:.0f} bytes a request after the first third (limit {LEAK})")
-    print(f"objects: {kept:.2f} a request after the first third (limit {KEPT})")
-    print(f"left behind: {left}; books: {faulty or 'sound'}")
-    print(f"results: {counts}; refused {refused}; clients that broke: {died}")
-    wrong = counts.get("WRONG", 0) or died
-    return leaked <= LEAK and kept <= KEPT and left == (0, 0, 0) and not faulty and not wrong
+    flat = not (counts.get("WRONG", 0) or died)
+    for pipe, of_router in zip(pipes, samples, strict=True):
+        pipe.send("gone")
+        left, faulty, refused = await asyncio.to_thread(pipe.recv)
+        leaked, kept = growth(of_router)
+        print(f"memory: {leaked:.0f} bytes a request after the first third (limit {LEAK})")
+        print(f"objects: {kept:.2f} a request after the first third (limit {KEPT})")
+        print(f"left behind: {left}; books: {faulty or 'sound'}; refused {refused}")
+        flat &= leaked <= LEAK and kept <= KEPT and left == (0, 0, 0) and not faulty
+    print(f"results: {counts}; clients that broke: {died}")
+    return flat
 
 
 def main() -> None:
@@ -183,6 +194,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--router", default="split:prefill=1")
+    parser.add_argument("--replicas", type=int, default=1)
     given = parser.parse_args()
     logging.basicConfig(level=logging.CRITICAL)
     children = get_context("spawn")
@@ -190,15 +202,22 @@ def main() -> None:
     fleet = children.Process(target=engines, args=(theirs,), daemon=True)
     fleet.start()
     urls = ours.recv()
-    ours, theirs = children.Pipe()
-    routing = children.Process(target=router, args=(theirs, urls, given.router, given.seconds), daemon=True)
-    routing.start()
-    theirs.close()  # a router that dies is the end of the pipe
+    store, pipes, routing = RedisServer(), [], []
+    if given.replicas > 1:
+        store.start()
+    for _ in range(given.replicas):
+        ours, theirs = children.Pipe()
+        about = theirs, urls, given.router, given.seconds, store.url if given.replicas > 1 else None
+        routing.append(children.Process(target=router, args=about, daemon=True))
+        routing[-1].start()
+        theirs.close()  # a router that dies is the end of the pipe
+        pipes.append(ours)
     try:
-        flat = asyncio.run(soak(ours, given.streams))
+        flat = asyncio.run(soak(pipes, given.streams, store))
     finally:
-        routing.terminate()
-        fleet.terminate()
+        for process in (*routing, fleet):
+            process.terminate()
+        store.close()
     print("flat" if flat else "not flat")
     sys.exit(0 if flat else 1)
 

@@ -57,6 +57,12 @@ def route(
     host: Annotated[str | None, _option("address (127.0.0.1)", FRONT)] = None,
     port: Annotated[int | None, _option("port, 0 for any (8000)", FRONT)] = None,
     admin: Annotated[str | None, _option("address of metrics and drain (127.0.0.1:9300)", FRONT)] = None,
+    processes: Annotated[
+        int | None, _option("so many processes on one port, replaced without loss by SIGUSR2", FRONT)
+    ] = None,
+    store: Annotated[
+        str | None, _option("Redis or Valkey through which routers share engines (redis://HOST)", FRONT)
+    ] = None,
     key_file: Annotated[str | None, _option("API keys of clients", FRONT)] = None,
     open: Annotated[bool, _option("no keys on an address others reach", FRONT, "--open")] = False,
     access_log: Annotated[str | None, _option("JSON lines, to a file or -", FRONT)] = None,
@@ -76,9 +82,11 @@ def route(
     logging.basicConfig(format="headgate route: %(message)s", level=logging.WARNING)
     fronts = {
         "host": host, "port": port, "admin": admin, "key_file": key_file, "access_log": access_log,
-        "trace": trace, "open": open or None,
+        "trace": trace, "open": open or None, "processes": processes,
     }  # fmt: skip
     flags = {"front": _given(fronts), "router": _given({"name": router, "card": card})}
+    if store is not None:
+        flags["replicas"] = {"store": store}
     if seats is not None:
         logging.warning("--seats is the old name of --slots; rename it")
         slots = seats if slots is None else slots
@@ -148,6 +156,11 @@ def _check(config: Config) -> None:
         print(f"  {each.url}  {each.slots} slots, {prompts} prompts at once, role {each.role}{group}")
     names = ", ".join([*(each.name for each in config.classes), config.default.name])
     print(f"classes: {names}; queue of {config.limits.queue} each, {config.limits.queue_ttl:g} s at most")
+    if config.front.processes is not None:
+        print(f"processes: {config.front.processes}, each with an admin port of its own")
+    if config.replicas.store is not None:
+        where = config.replicas.store.rpartition("@")[2]
+        print(f"shared with other routers through {where} as {config.replicas.name!r}")
     for line in config.doubts(keys.names):
         print(f"warning: {line}")
     print(

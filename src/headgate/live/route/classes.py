@@ -19,7 +19,7 @@ from headgate.live.route.config import Class, GateConfig, Match, read_text
 LINE = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63})\s+(?P<digest>[0-9a-fA-F]{64})(?P<rest>(\s+\S+)*)\s*"
 )
-WORD = re.compile(r"(?P<name>tokens|inflight|requests)=(?P<value>[0-9]{1,15}(?:\.[0-9]{1,6})?)")
+WORD = re.compile(r"(?P<name>tokens|inflight|requests|queue)=(?P<value>[0-9]{1,15}(?:\.[0-9]{1,6})?)")
 LONGEST = 512  # characters of a key a client shows
 LONGEST_TENANT = 64  # characters of a tenant that a header names
 
@@ -28,7 +28,8 @@ LONGEST_TENANT = 64  # characters of a tenant that a header names
 class Key:
     """Whose key it is; `choose` lets its requests name their class, and their tenant where a header may.
 
-    It may use so many `tokens` a minute, send so many `requests` a second and have so many `inflight`.
+    It may use so many `tokens` a minute, send so many `requests` a second, have so many `inflight` and this
+    share of the `queue` of a class.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Key:
     tokens: int | None = None
     requests: float | None = None
     inflight: int | None = None
+    queue: float | None = None
 
 
 class Keys:
@@ -90,8 +92,8 @@ def read_keys(path: str | Path | None) -> Keys:
         limits = _limits([word for word in words if word != "choose"])
         if parts is None or limits is None:
             raise InputError(
-                f"key file {path}:{number}: write NAME SHA256 [choose] [tokens=N] [requests=N] [inflight=N]; "
-                "see headgate route --new-key"
+                f"key file {path}:{number}: write NAME SHA256 [choose] [tokens=N] [requests=N] [inflight=N] "
+                "[queue=SHARE]; see headgate route --new-key"
             )
         keys.append(Key(parts["name"], bytes.fromhex(parts["digest"]), "choose" in words, **limits))
     if not keys:
@@ -100,15 +102,18 @@ def read_keys(path: str | Path | None) -> Keys:
 
 
 def _limits(words: list[str]) -> dict[str, Any] | None:
-    """Each word once and above 0, all but requests a second in whole numbers; None: not so."""
+    """Each word once and above 0, tokens and inflight in whole numbers, queue up to 1; None: not so."""
     found: dict[str, Any] = {}
     for word in words:
         limit = WORD.fullmatch(word)
         if limit is None or limit["name"] in found or not float(limit["value"]):
             return None
-        if limit["name"] != "requests" and not limit["value"].isdigit():
+        fraction = limit["name"] in ("requests", "queue")
+        if not fraction and not limit["value"].isdigit():
             return None
-        kind = float if limit["name"] == "requests" else int
+        if limit["name"] == "queue" and float(limit["value"]) > 1:
+            return None
+        kind = float if fraction else int
         found[limit["name"]] = kind(limit["value"])
     return found
 

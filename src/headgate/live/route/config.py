@@ -6,9 +6,9 @@ import logging
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
-from ipaddress import IPv6Address, ip_address
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache, partial
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
@@ -57,6 +57,7 @@ Switch = Annotated[bool, Field(strict=True)]
 # -- URLs, addresses, names
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MOST_FORWARDED = 1024  # characters of X-Forwarded-For that are read, from its end
 ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^:\s/]*):(?P<port>[0-9]{1,5})")
 
 
@@ -102,6 +103,49 @@ def client_at(peer: object) -> str:
     return str(getattr(found, "ipv4_mapped", found))
 
 
+def forwarded_for(peer: object, shown: Sequence[str], proxies: Sequence[str]) -> str:
+    """The client of a request that a trusted proxy may have passed on, as `client_at` writes it.
+
+    Every proxy appends the address it was asked from, so the list counts from its end: the last address that
+    is no proxy of ours. What stands before it anyone may have written.
+    """
+    client = client_at(peer)
+    if not proxies or not _trusted(peer[0] if isinstance(peer, tuple) and peer else "", proxies):
+        return client
+    for hop in reversed(",".join(shown)[-MOST_FORWARDED:].split(",")):
+        host = hop.strip().strip("[]")
+        try:
+            ip_address(host)
+        except ValueError:
+            return client
+        client = client_at((host,))
+        if not _trusted(host, proxies):
+            return client
+    return client
+
+
+def _trusted(host: str, proxies: Sequence[str]) -> bool:
+    try:
+        found = ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    found = getattr(found, "ipv4_mapped", None) or found
+    return any(found in network for network in map(_network, proxies))
+
+
+@lru_cache(maxsize=256)
+def _network(text: str) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(text, strict=False)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a network; write 10.0.0.0/8 or an address") from None
+
+
+def _network_text(text: str) -> str:
+    _network(text)
+    return text
+
+
 def _address(text: str) -> str:
     address(text)
     return text
@@ -110,6 +154,7 @@ def _address(text: str) -> str:
 Url = Annotated[str, AfterValidator(_url)]
 Name = Annotated[str, AfterValidator(_name)]
 Address = Annotated[str, AfterValidator(_address)]
+Network = Annotated[str, AfterValidator(_network_text)]
 
 
 # -- the file
@@ -162,6 +207,8 @@ class FrontSettings(ConfigTable):
     headers: Count = 64
     connections: Count = 10_000
     client_connections: Count | None = None  # of one address
+    proxies: tuple[Network, ...] = ()  # whose X-Forwarded-For is believed
+    processes: Annotated[int, Field(strict=True, ge=1, le=256)] | None = None
     head_timeout: Seconds = 10.0
     body_timeout: Seconds = 30.0
     keep_alive: Seconds = 15.0
@@ -271,6 +318,38 @@ class Tenants(ConfigTable):
     queue: Annotated[float, Field(gt=0, le=1)] | None = None  # of the queue of a class
 
 
+class Addresses(ConfigTable):
+    """What one address may have, whatever keys it shows."""
+
+    requests: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None  # a second
+    tokens: Count | None = None  # a minute
+    inflight: Count | None = None
+    queue: Annotated[float, Field(gt=0, le=1)] | None = (
+        None  # of the queue of a class, where no tenant is known
+    )
+
+
+OPEN = Addresses(requests=20.0, inflight=128, queue=0.5)  # where everyone is let in without a key
+
+
+class Replicas(ConfigTable):
+    """Other routers before the same engines, with which slots and limits are shared."""
+
+    store: str | None = None  # redis://HOST:PORT, rediss:// with TLS, or unix:///PATH
+    name: Name = "headgate"  # of the fleet in the store
+    password_env: str | None = None  # the environment variable with the store's password
+    lease: Annotated[Seconds, Field(ge=1, le=300)] = 5.0  # after which a silent router's slots are free
+
+    @model_validator(mode="after")
+    def _is_redis(self) -> Replicas:
+        if self.store is not None and not self.store.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError(
+                "store is no address of Redis or Valkey; write redis://HOST:6379, rediss://HOST:6379 for "
+                "TLS, or unix:///PATH"
+            )
+        return self
+
+
 class EngineAt(ConfigTable):
     """One engine."""
 
@@ -361,6 +440,8 @@ class Config(GateConfig):
 
     front: FrontSettings = FrontSettings()
     tenants: Tenants = Tenants()
+    addresses: Addresses = Addresses()
+    replicas: Replicas = Replicas()
     engines: tuple[EngineAt, ...] = ()
     kv: Kv = Kv()
     discovery: Discovery = Discovery()
@@ -373,6 +454,13 @@ class Config(GateConfig):
     @property
     def tenant_queue(self) -> float:
         return self.tenants.queue or 1.0
+
+    @property
+    def address_bounds(self) -> Addresses:
+        """Those of the file. An open service without any has bounds that one client hardly reaches."""
+        front = self.front
+        open = front.open and not front.key_file and front.host not in LOOPBACK
+        return OPEN if open and self.addresses == Addresses() else self.addresses
 
     def doubts(self, key_names: Collection[str]) -> list[str]:
         doubts = []
@@ -401,6 +489,11 @@ class Config(GateConfig):
             raise ValueError("client_ca needs TLS; give tls_cert and tls_key, too")
         if front.port and address(front.admin) == (front.host, front.port):
             raise ValueError(f"front.admin {front.admin} is the address of the clients; give it another port")
+        if (front.processes or 1) > 1 and self.replicas.store is None:
+            raise ValueError(
+                f"{front.processes} processes would each fill the engines; give store = "
+                '"redis://HOST:6379" in [replicas], through which they share them'
+            )
         if front.host not in LOOPBACK and not (front.key_file or front.open or front.client_ca):
             raise ValueError(
                 f"{front.host} is open to others and there are no keys; "
@@ -489,7 +582,7 @@ FIXED = tuple(
     name
     for name in FrontSettings.model_fields
     if name not in ("key_file", "body_limit", "body_timeout", "pass_authorization", "allow_kv_params",
-                    "show_engine", "tell_engines", "drain_delay", "drain_timeout")
+                    "show_engine", "tell_engines", "drain_delay", "drain_timeout", "proxies")
 )  # fmt: skip
 
 
@@ -514,6 +607,8 @@ def changes(old: Config, new: Config) -> Changes:
     for name in FIXED:
         if getattr(old.front, name) != getattr(new.front, name):
             raise InputError(f"front.{name} cannot change while the router runs; restart it")
+    if old.replicas != new.replicas:
+        raise InputError("[replicas] cannot change while the router runs; restart it")
     if gone := sorted({known.name for known in old.classes} - {known.name for known in new.classes}):
         raise InputError(f"class {gone[0]!r} cannot be dropped while the router runs; restart it")
     before = {each.url: each for each in old.engines}
@@ -531,6 +626,7 @@ def changes(old: Config, new: Config) -> Changes:
                 "classes",
                 "default",
                 "tenants",
+                "addresses",
                 "kv",
                 "discovery",
                 "health",

@@ -126,7 +126,7 @@ class EngineWatch:
         engine.reads_words = any(mark in metrics for mark in PLUG_IN)
         engine.busy = False
         recent = self._differences.setdefault(engine.id, deque(maxlen=FOREIGN_WINDOW))
-        recent.append(engine.load.running + engine.load.waiting - engine.legs)
+        recent.append(engine.load.running + engine.load.waiting - engine.legs - engine.peers)
         engine.foreign = max(min(recent), 0)
         self._learn_tokens(engine)
         for name, value in engine.load.alarms.items():
@@ -144,7 +144,7 @@ class EngineWatch:
         """
         generated, events = self._counted.setdefault(engine.id, (engine.load.generated, engine.events))
         passed = engine.events - events
-        if engine.foreign or engine.load.generated < generated:
+        if engine.foreign or engine.peers or engine.load.generated < generated:
             self._counted.pop(engine.id)
         elif passed >= ENOUGH_EVENTS:
             engine.tokens_per_event = min(max((engine.load.generated - generated) / passed, 1.0), 100.0)
@@ -373,7 +373,8 @@ class Upstream:
     ejected_until: float = 0.0
     ejections: int = 0
     legs: int = 0  # calls of ours that are open there
-    foreign: int = 0  # requests there that are not ours
+    peers: int = 0  # requests there of routers with which we share it
+    foreign: int = 0  # requests there of neither
     load: EngineLoad = field(default_factory=EngineLoad)
     first_token: float = 0.0  # mean of the newest, seconds
     samples: int = 0  # of it since the last check for outliers

@@ -15,7 +15,7 @@ from aiohttp.typedefs import Handler
 from headgate.core.errors import InputError
 from headgate.core.version import VERSION
 from headgate.live.route.classes import Key, tenant_of
-from headgate.live.route.config import address
+from headgate.live.route.config import Addresses, address, forwarded_for
 from headgate.live.route.deliver.connections import decoded
 from headgate.live.route.deliver.legs import Allowance, RoutedRequest
 from headgate.live.route.deliver.service import abort, write_out
@@ -83,6 +83,8 @@ class Front:
         """Write an answer of the router's own, which is short; a client that reads none of them is cut."""
         try:
             response.headers["Server"] = "headgate"
+            if self.app.replaced:
+                response.force_close()
             async with asyncio.timeout(self.app.config.limits.client_stall):
                 await response.prepare(request)
                 await response.write_eof()
@@ -130,7 +132,8 @@ class Front:
         if loops(request.headers):
             raise RefusedError(508, "loop", "the request has been through this kind of router already")
         key = self._key(request)
-        client = f"key {key.name}" if key is not None else app.server.client(request.protocol)
+        origin = self._origin(request)
+        client = origin if key is None else f"key {key.name}"
         if not self.requests.take(client):
             if self.inflight >= self.requests.most:
                 raise RefusedError(429, "inflight", "too many requests in flight", 1)
@@ -138,17 +141,22 @@ class Front:
         arrived, wall, held = app.now(), time.time(), 0
         name, tenant = "" if key is None else key.name, self._tenant(request, key)
         try:
-            with app.tenant_limits.inside(name, tenant or client, arrived) as of_tenant:
-                app.token_limits.check_key(name, arrived)
+            if app.replicas is not None:
+                uses = app.tenant_limits.of(name, tenant or client, arrived, origin)
+                await app.replicas.ready(uses, app.token_limits.keys.get(name))
+            with app.tenant_limits.inside(name, tenant or client, arrived, origin) as of_tenant:
+                app.token_limits.check_key(name, app.now())
                 body = await self._read(request, client)
                 held = len(body)
                 asked = await app.legs.turns.finish(self._reading(request, body, path))
                 job = self._job(request, path, asked, key, tenant, arrived, wall)
+                self._queue_share(job, key, origin)
                 if words := app.words_for(job):
                     job.asked = await app.legs.turns.finish(telling(asked, path, words))
-                return await self._serve(job, client, of_tenant)
+                return await self._serve(job, client, of_tenant, app.tenant_limits.tokens_of(origin, arrived))
         except RefusedError as refused:
-            refused.key = name
+            refused.key, refused.tenant = name, tenant
+            refused.client = origin if self._by_address else ""
             raise
         finally:
             self.requests.give_back(client)
@@ -164,20 +172,49 @@ class Front:
         shown = request.headers.getall(header, []) if header is not None else []
         return tenant_of(key, self.app.keys.required, shown)
 
+    @property
+    def _by_address(self) -> bool:
+        return self.app.config.address_bounds != Addresses()
+
+    def _origin(self, request: web.BaseRequest) -> str:
+        """The address of the client, behind proxies that are trusted."""
+        if request.transport is None:
+            return ""
+        peer, proxies = request.transport.get_extra_info("peername"), self.app.config.front.proxies
+        return forwarded_for(peer, request.headers.getall("X-Forwarded-For", []) if proxies else (), proxies)
+
+    def _queue_share(self, job: RoutedRequest, key: Key | None, origin: str) -> None:
+        """Of the queue of its class: what its key says, or that of an address where no tenant is known."""
+        bounds = self.app.config.address_bounds
+        if self._by_address:
+            job.client = origin
+        if key is not None:
+            job.queue_share = key.queue
+        elif bounds.queue is not None and not job.tenant:
+            job.queues_as, job.queue_share = origin, bounds.queue
+
     async def _serve(
-        self, job: RoutedRequest, client: str, of_tenant: Allowance | None
+        self, job: RoutedRequest, client: str, of_tenant: Allowance | None, of_address: Allowance | None
     ) -> web.StreamResponse:
         app = self.app
         try:
-            with app.token_limits.charged(job, app.now, app.service.estimates, of_tenant):
+            if app.replicas is not None:
+                limits = app.token_limits.of(job, of_tenant, of_address)
+                expected = app.token_limits.expected(job, app.service.estimates)
+                await app.replicas.ready((), *limits.values(), tokens=expected)
+            with app.token_limits.charged(job, app.now, app.service.estimates, of_tenant, of_address):
                 response = await app.service.serve(job)
             job.status = job.status or response.status
+            if app.replaced and not response.prepared:
+                response.force_close()
             if isinstance(response, web.Response):  # whole, and no longer at an engine
                 with app.body_bytes.answer(client, response.body) as fits:
                     stall = app.config.limits.client_stall
                     await write_out(job, response, stall if fits else min(stall, HURRY))
             return response
         except RefusedError as refused:
+            if refused.reason == "tenant-queue" and not job.tenant:
+                refused.reason = "address-queue"
             job.status, job.outcome = refused.status, "refused"
             job.fault = job.fault or refused.reason
             refused.tries, refused.written = job.tries, True
@@ -211,6 +248,8 @@ class Front:
             kind=kind,
             key=key.name if key is not None else "",
             tenant=tenant,
+            queues_as=tenant,
+            queue_share=None,
             id=request_id(headers.get("x-request-id")),
             arrived=arrived,
             wall=wall,
@@ -265,9 +304,11 @@ class Front:
 
     def _refuse(self, refused: RefusedError, request: web.BaseRequest) -> web.StreamResponse:
         self.app.metrics.refused.labels(refused.reason).inc()
+        if refused.tenant:
+            self.app.metrics.refused_tenant(refused.tenant, refused.reason)
         status, headers, body = answer(refused, request.raw_path)
         response = web.Response(status=status, body=body, headers=headers)
-        if refused.status in (408, 413, 415) or self.refusing:
+        if refused.status in (408, 413, 415) or self.refusing or self.app.replaced:
             response.force_close()
             response.headers["Connection"] = "close"
         return response
@@ -436,6 +477,7 @@ def described(upstream: Upstream, app: RouterApp) -> dict[str, Any]:
         "decodes": member.decodes,
         "legs": upstream.legs,
         "foreign": upstream.foreign,
+        **({} if app.replicas is None else {"lease": app.replicas.held(upstream), "peers": upstream.peers}),
         "running": upstream.load.running,
         "waiting": upstream.load.waiting,
         "kv_usage": upstream.load.kv_usage,
@@ -476,6 +518,11 @@ def measure(app: RouterApp) -> None:
         }
         for name, value in values.items():
             metrics.engine[name].labels(str(upstream.id)).set(value)
+        if app.replicas is not None:
+            metrics.set("engine_lease", app.replicas.held(upstream), engine=str(upstream.id))
+            metrics.set("engine_peers", upstream.peers, engine=str(upstream.id))
+    for name, value in app.replicas.gauges().items() if app.replicas is not None else ():
+        metrics.set(name, value)
     for kind, queue in app.gate.roster.queues.items():
         metrics.set("queue", len(queue), **{"class": kind})
     metrics.set("handoff", len(app.gate.roster.handoff))

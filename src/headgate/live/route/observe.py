@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
+from io import RawIOBase
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, BinaryIO, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -49,6 +50,9 @@ class RouterMetrics:
         )  # fmt: skip
         self.tenant_tokens = self._counter(
             "tenant_tokens", "Tokens of ended requests, by tenant", "tenant", "kind"
+        )
+        self.tenant_refused = self._counter(
+            "tenant_refused", "Requests the router answered itself, by tenant", "tenant", "reason"
         )
         self._tenants: set[str] = set()
         self.unstreamed = self._counter("unstreamed", "Requests whose first token was assumed", "class")
@@ -93,13 +97,19 @@ class RouterMetrics:
             counter = self._outcomes[kind, outcome] = self.requests.labels(kind, outcome)
         counter.inc()
 
-    def served(self, tenant: str, prompt: int, output: int) -> None:
-        """Tokens of a tenant; those beyond the first thousand share one label."""
+    def refused_tenant(self, tenant: str, reason: str) -> None:
+        self.tenant_refused.labels(self._label(tenant), reason).inc()
+
+    def _label(self, tenant: str) -> str:
+        """Tenants beyond the first thousand share one label."""
         if tenant not in self._tenants:
             if len(self._tenants) >= MOST_TENANTS:
-                tenant = OTHER_TENANTS
-            else:
-                self._tenants.add(tenant)
+                return OTHER_TENANTS
+            self._tenants.add(tenant)
+        return tenant
+
+    def served(self, tenant: str, prompt: int, output: int) -> None:
+        tenant = self._label(tenant)
         self.tenant_tokens.labels(tenant, "prompt").inc(prompt)
         self.tenant_tokens.labels(tenant, "output").inc(output)
 
@@ -142,22 +152,26 @@ def refusal_record(wall: float, seconds: float, path: str, id: str, refused: Ref
         "status": refused.status,
         "outcome": "refused",
         "fault": refused.reason,
+        **({"client": refused.client} if refused.client else {}),
         "total_ms": round(1000 * seconds, 3),
     }
 
 
 class JsonLines:
-    """A file of JSON objects, one a line. A full disk stops the log, not the router."""
+    """A file of JSON objects, one a line. A full disk stops the log, not the router.
+
+    Whole lines are written at once, so that several processes may append to one file.
+    """
 
     def __init__(self, path: str | None) -> None:
         self.lost = 0
-        self._file: TextIO | None = None
-        self._since = 0
+        self._file: BinaryIO | RawIOBase | None = None
+        self._lines: list[bytes] = []
         if path == "-":
-            self._file = sys.stdout
+            self._file = sys.stdout.buffer
         elif path is not None:
             try:
-                self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (open as long as the router runs)
+                self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115 (open as long as the router runs)
             except (OSError, ValueError) as error:
                 why = error.strerror if isinstance(error, OSError) else error
                 raise InputError(f"{path}: cannot be written, {why}; choose another file") from None
@@ -170,22 +184,22 @@ class JsonLines:
         if self._file is None:
             return
         try:
-            self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
-            self._since += 1
-            if self._since >= FLUSH_EVERY:
-                self.flush()
-        except (OSError, ValueError):
+            self._lines.append(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+        except ValueError:
             self.lost += 1
+        if len(self._lines) >= FLUSH_EVERY:
+            self.flush()
 
     def flush(self) -> None:
-        self._since = 0
+        lines, self._lines = self._lines, []
         try:
-            if self._file is not None:
+            if self._file is not None and lines:
+                self._file.write(b"".join(lines))
                 self._file.flush()
         except (OSError, ValueError):
-            self.lost += 1
+            self.lost += len(lines)
 
     def close(self) -> None:
         self.flush()
-        if self._file is not None and self._file is not sys.stdout:
+        if self._file is not None and self._file is not sys.stdout.buffer:
             self._file.close()

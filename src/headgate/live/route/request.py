@@ -813,7 +813,8 @@ class RefusedError(Exception):
     def __init__(self, status: int, reason: str, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
-        self.key = ""  # whose key it came with
+        self.key = self.tenant = ""  # whose key it came with, and whose request it was
+        self.client = ""  # its address, where addresses have bounds
         self.tries = 0  # engines that were tried
         self.waited = 0.0  # seconds in the queue
         self.written = False  # is it in the access log?

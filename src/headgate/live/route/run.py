@@ -1,12 +1,20 @@
-"""Runs a router: SIGTERM and SIGINT drain, a second one exits, SIGHUP and a changed file reload; a demo."""
+"""Runs a router: SIGTERM and SIGINT drain, a second one exits, SIGHUP and a changed file reload; a demo.
+
+With `processes` a parent holds the listening sockets, one for each process (SO_REUSEPORT), and SIGUSR2
+replaces the processes one by one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
 import gc
+import logging
+import os
 import random
 import signal
+import socket
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -19,10 +27,11 @@ import aiohttp
 from headgate.core.errors import InputError
 from headgate.live.emulate import Emulators, emulated
 from headgate.live.files import more_files
-from headgate.live.route.config import Config, checked
+from headgate.live.route.config import Config, address, checked
 from headgate.live.route.gate.policy import rests_on
 from headgate.live.route.server import RouterApp
 
+log = logging.getLogger("headgate.route")
 LOOK_EVERY = 2.0  # seconds, for a changed file
 M_MMAP_THRESHOLD = -3  # glibc's name for the setting; once set, glibc no longer raises it by itself
 MAPPED = 1 << 17  # bytes from which on an allocation is mapped: less than the standard loop reads at once
@@ -30,6 +39,8 @@ MAPPED = 1 << 17  # bytes from which on an allocation is mapped: less than the s
 
 def serve(config: Config, read: Callable[[], Config], path: str | None, say: Callable[[str], None]) -> None:
     """Serve with uvloop where it is installed."""
+    if config.front.processes is not None and HANDED not in os.environ:
+        sys.exit(asyncio.run(Parent(config, config.front.processes, say).run()))
     more_files()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(config, read, path, say))
@@ -59,7 +70,8 @@ def _map_reads() -> None:
 async def _serve(
     config: Config, read: Callable[[], Config], path: str | None, say: Callable[[str], None]
 ) -> None:
-    app = RouterApp(config, read)
+    handed = Handed.taken() if HANDED in os.environ else None
+    app = RouterApp(config, read, () if handed is None else handed.sockets)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -83,11 +95,17 @@ async def _serve(
         gc.collect()
         gc.freeze()  # what is there now stays; collections look at the rest only
         watch = asyncio.create_task(_follow_file(path, reload))
+        if handed is not None:
+            await handed.ready(app, stop)
         await stop.wait()
-        say("draining; a second signal exits at once")
-        stop.clear()
         watch.cancel()
-        await _first(app.drain(), stop.wait())
+        if app.replaced:
+            stop.clear()
+            await _first(app.finish(), stop.wait())
+        if not app.replaced or stop.is_set():
+            say("draining; a second signal exits at once")
+            stop.clear()
+            await _first(app.drain(), stop.wait())
     finally:
         await app.stop()
 
@@ -120,6 +138,185 @@ async def _first(*works: Coroutine[Any, Any, object]) -> None:
     _, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in left:
         task.cancel()
+
+
+# -- several processes on one port, replaced without loss
+
+HANDED = "HEADGATE_HANDED_FDS"  # of a child: its number, its sockets for clients and operator, its channel
+READY, REPLACED = b"r", b"d"
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before a process that died is started again
+
+
+class Handed:
+    """What a child has from its parent: listening sockets, and a channel whose end is the parent's."""
+
+    def __init__(self, sockets: tuple[socket.socket, socket.socket], channel: socket.socket) -> None:
+        self.sockets, self.channel = sockets, channel
+
+    @classmethod
+    def taken(cls) -> Handed:
+        """Once: a process that this one starts has none of it."""
+        clients, operator, channel = (
+            socket.socket(fileno=int(each)) for each in os.environ.pop(HANDED).split()
+        )
+        for each in (clients, operator, channel):
+            each.set_inheritable(False)
+            each.setblocking(False)
+        return cls((clients, operator), channel)
+
+    async def ready(self, app: RouterApp, stop: asyncio.Event) -> None:
+        """Tell the parent that requests are served. It says when another process serves in place of this."""
+        loop = asyncio.get_running_loop()
+
+        def told() -> None:
+            loop.remove_reader(self.channel)
+            with suppress(OSError):
+                app.replaced = self.channel.recv(1) == REPLACED
+            stop.set()
+
+        await loop.sock_sendall(self.channel, READY)
+        loop.add_reader(self.channel, told)
+
+
+@dataclass(eq=False)
+class Child:
+    """One process of a parent."""
+
+    process: asyncio.subprocess.Process
+    channel: socket.socket
+
+    def send(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+
+class Parent:
+    """Holds the sockets, so that connections which wait on them outlive every process that accepts them.
+
+    The kernel spreads connections over one socket for each child. A child that dies is started again; one
+    that is replaced stops accepting when its successor serves, and ends with its last connection.
+    """
+
+    def __init__(self, config: Config, processes: int, say: Callable[[str], None]) -> None:
+        self.config, self.say = config, say
+        self.children: list[Child | None] = [None] * processes
+        self._sockets: list[tuple[socket.socket, socket.socket]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._living: set[Child] = set()  # those that finish what they have, too
+        self._ending = asyncio.Event()
+
+    async def run(self) -> int:
+        """Until a signal and the end of every child; the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end)
+        loop.add_signal_handler(signal.SIGHUP, self._to_all, signal.SIGHUP)
+        self._bind()
+        failed = await self._start(0)  # alone: what is wrong with the settings is said once
+        failed = failed or max(
+            await asyncio.gather(*map(self._start, range(1, len(self.children)))), default=0
+        )
+        if not failed:
+            loop.add_signal_handler(signal.SIGUSR2, self._restart)
+            await self._ending.wait()
+        else:
+            self._end()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        return failed
+
+    def _bind(self) -> None:
+        front = self.config.front
+        operator, first = address(front.admin)
+        port = front.port
+        for number in range(len(self.children)):
+            clients = _listening(front.host, port, reuse=True)
+            port = clients.getsockname()[1]
+            self._sockets.append((clients, _listening(operator, first + number if first else 0)))
+
+    async def _start(self, number: int) -> int:
+        """A new process serves here and the one before it finishes; 0, or what the new one ended with."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        handed = [each.fileno() for each in (*self._sockets[number], theirs)]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *sys.orig_argv[1:],
+            env={**os.environ, HANDED: " ".join(map(str, handed))},
+            pass_fds=handed,
+            start_new_session=True,  # Ctrl-C is the parent's to pass on
+        )
+        theirs.close()
+        child, before = Child(process, ours), self.children[number]
+        self._living.add(child)
+        if await asyncio.get_running_loop().sock_recv(ours, 1) != READY:
+            self._living.discard(child)
+            ours.close()
+            return await process.wait() or 1
+        self.children[number] = child
+        if before is not None:
+            with suppress(OSError):
+                before.channel.send(REPLACED)
+        if self._ending.is_set():
+            child.send(signal.SIGTERM)
+        self._keep(self._watch(number, child))
+        return 0
+
+    async def _watch(self, number: int, child: Child) -> None:
+        """Until it has ended; one that was not told to is started again."""
+        status = await child.process.wait()
+        self._living.discard(child)
+        child.channel.close()
+        pause = FIRST_PAUSE
+        while self.children[number] is child and not self._ending.is_set():
+            log.error("process %d ended with %d; it is started again", number, status)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), pause)
+            if not self._ending.is_set() and self.children[number] is child:
+                await self._start(number)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _restart(self) -> None:
+        if not any(task.get_name() == "restart" for task in self._tasks):
+            self._keep(self._replace(), "restart")
+
+    async def _replace(self) -> None:
+        for number in range(len(self.children)):
+            if self._ending.is_set():
+                return
+            if await self._start(number):
+                log.error("the new process %d does not serve; the old ones stay", number)
+                return
+        self.say(f"{len(self.children)} processes were replaced")
+
+    def _keep(self, work: Coroutine[Any, Any, None], name: str = "") -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _end(self) -> None:
+        self._ending.set()
+        self._to_all(signal.SIGTERM)
+
+    def _to_all(self, number: int) -> None:
+        for child in self._living:
+            child.send(number)
+
+
+def _listening(host: str, port: int, reuse: bool = False) -> socket.socket:
+    try:
+        family, *_, where = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        made.bind(where)
+        made.listen(1024)
+    except OSError as error:
+        raise InputError(f"cannot listen on {host}:{port}: {error.strerror}; choose another port") from None
+    return made
 
 
 # -- the demo: emulated engines, a router and clients

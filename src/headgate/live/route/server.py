@@ -9,7 +9,7 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
 import aiohttp
@@ -29,6 +29,7 @@ from headgate.live.route.gate.gate import EngineState, Gate
 from headgate.live.route.gate.policy import LivePolicy
 from headgate.live.route.gate.queue import UNBOUNDED
 from headgate.live.route.observe import JsonLines, RouterMetrics, refusal_record
+from headgate.live.route.replicas import ReplicaStore
 from headgate.live.route.request import BodyBytes, RefusedError, Shares, request_id
 
 app_log = logging.getLogger("headgate.route")
@@ -38,8 +39,14 @@ LAST_WORDS = 2.0  # seconds at the end: for clients to read their error, and for
 class RouterApp:
     """One router in one event loop. `start` listens; `drain` and `stop` end it."""
 
-    def __init__(self, config: Config, reread: Callable[[], Config] | None = None) -> None:
-        self.config, self._reread = config, reread
+    def __init__(
+        self,
+        config: Config,
+        reread: Callable[[], Config] | None = None,
+        sockets: Sequence[socket.socket] = (),
+    ) -> None:
+        """`sockets` that listen already, for clients and for the operator."""
+        self.config, self._reread, self._sockets = config, reread, [*sockets]
         self.now = time.monotonic
         self.origin = self.now() - time.time()  # times of the trace go on over restarts
         self.keys = read_keys(config.front.key_file)
@@ -51,6 +58,8 @@ class RouterApp:
         self._set_token_limits()
         self.upstreams: dict[int, Upstream] = {}
         self.draining = False
+        self.replaced = False  # another process has the listening sockets, this one serves what it has
+        self.replicas: ReplicaStore | None = None
         self._changing = asyncio.Lock()  # one change of the engines at a time
         self._runners: list[web.BaseRunner] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -63,6 +72,9 @@ class RouterApp:
         for spec in engines:
             self._add(spec)
         await self.watch.start(self.upstreams.values())
+        if self.config.replicas.store is not None:
+            self.replicas = ReplicaStore(self.config.replicas, self)
+            await self.replicas.start()
         await self._listen()
         for line in self.config.doubts(self.keys.names):
             app_log.warning("%s", line)
@@ -103,7 +115,10 @@ class RouterApp:
         await runner.setup()
         self._runners.append(runner)
         try:
-            await web.TCPSite(runner, host, port, backlog=1024).start()
+            if self._sockets:
+                await web.SockSite(runner, self._sockets.pop(0), backlog=1024).start()
+            else:
+                await web.TCPSite(runner, host, port, backlog=1024).start()
         except OSError as error:
             raise InputError(
                 f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; choose another port"
@@ -123,10 +138,21 @@ class RouterApp:
     def set_room(self, upstream: Upstream) -> None:
         if upstream.retired:
             return
-        now = self.now()
-        allowed = upstream.slots(now)
-        most = allowed if allowed < upstream.spec.slots else UNBOUNDED
-        self.gate.set_engine(upstream.id, up=upstream.up(now), most=most)
+        most, prompts = self.room_of(upstream)
+        shared = prompts if self.replicas is not None else None
+        self.gate.set_engine(upstream.id, up=upstream.up(self.now()), most=most, prompts=shared)
+
+    def room_of(self, upstream: Upstream) -> tuple[int, int]:
+        """The most requests it may have of this router, and prompts at once."""
+        spec, allowed = upstream.spec, upstream.slots(self.now())
+        most = allowed if allowed < spec.slots else UNBOUNDED
+        prompts = spec.prompts_at_once or self.policy.prompts_at_once(spec.slots)
+        return (most, prompts) if self.replicas is None else self.replicas.room(upstream, most, prompts)
+
+    @property
+    def leaving(self) -> bool:
+        """It takes no more than what is inside."""
+        return self.draining or self.replaced
 
     def drain_engine(self, upstream: Upstream, draining: bool) -> None:
         upstream.draining = draining
@@ -219,10 +245,11 @@ class RouterApp:
     def _set_token_limits(self) -> None:
         every = (*self.config.classes, self.config.default)
         self.token_limits.set(self.keys.tokens, {each.name: each.tokens for each in every if each.tokens})
-        tenants = self.config.tenants
+        tenants, addresses = self.config.tenants, self.config.address_bounds
         self.tenant_limits.set(
             {key.name: TenantBounds(key.requests, key.tokens, key.inflight) for key in self.keys.all},
             TenantBounds(tenants.requests, tenants.tokens, tenants.inflight),
+            TenantBounds(addresses.requests, addresses.tokens, addresses.inflight),
         )
 
     def words_for(self, job: RoutedRequest) -> dict[str, str]:
@@ -293,6 +320,20 @@ class RouterApp:
         self._cut()
         return clean
 
+    async def finish(self) -> None:
+        """Another process has the listening sockets: serve what comes on the connections that are left.
+
+        Answers tell clients to close theirs, and idle ones end when their time is over, so no request meets a
+        connection that was closed for this.
+        """
+        self.replaced = self.legs.closing = True
+        for runner in self._runners:
+            for site in runner.sites:
+                await site.stop()
+        deadline = self.now() + self.config.front.drain_timeout
+        while self.server.open.held and self.now() < deadline:
+            await asyncio.sleep(0.05)
+
     def _cut(self) -> None:
         """Requests that are left get an error: those that wait are refused, calls are broken off."""
         self.front.refusing = True
@@ -314,6 +355,8 @@ class RouterApp:
         if hasattr(self, "session"):
             self.connections.forget_idle(0.0)
             await self.session.close()
+        if self.replicas is not None:
+            await self.replicas.stop()
         self.access_log.close()
         self.trace.close()
 

@@ -213,6 +213,9 @@ class Admission:
         """When to ask again although nothing happens."""
         return inf
 
+    def scale(self, share: float) -> None:
+        """Several routers stand before the engines, and this is its part of what the plan admits."""
+
 
 class Occupancy(Admission):
     """The paper's gate (section 4.1): the kind furthest below its planned share of engines that prefill.
@@ -272,6 +275,10 @@ class Occupancy(Admission):
 
     def lets_in(self, kind: str, fleet: Fleet) -> bool:
         return True
+
+    def scale(self, share: float) -> None:
+        self.targets = {kind: (x, share * waiting) for kind, (x, waiting) in self.targets.items()}
+        self.throttled = {kind: share * rate for kind, rate in self.throttled.items()}
 
     def refuse(self, fleet: Fleet) -> tuple[int, ...]:
         """Closed kinds that would wait for ever, and the newest of throttled ones that never give up."""

@@ -77,6 +77,7 @@ class Online(RoutePolicy):
         self.inner = self.make(plan, engines, draw)
         self.sends_at_once, self.hands_over = self.inner.sends_at_once, self.inner.hands_over
         self.engines = engines
+        self.share = 1.0  # of what the engines take, for this router; several may stand before them
         self.plan = plan
         self.plans: deque[Planned] = deque([Planned(0.0, engines, plan)], maxlen=KEPT)
         self.failed = 0  # plans that could not be made
@@ -171,7 +172,7 @@ class Online(RoutePolicy):
         if not self._looks:
             self._made = fleet.now
         fleet.catch_up()
-        seen = self.traffic.seen(fleet.now)
+        seen = whole(self.traffic.seen(fleet.now), self.share)
         self._looks += 1
         if not engines or not any(each.rate > 0 for each in seen.values()):
             return
@@ -188,6 +189,8 @@ class Online(RoutePolicy):
             self.failed += 1
             return
         inner = self.make(plan, engines, self.draw)
+        if isinstance(inner, Gated):
+            inner.admission.scale(self.share)
         inner.adopt(fleet, self.inner)
         self.inner, self.plan, self.engines = inner, plan, engines
         self.plans.append(Planned(fleet.now, engines, plan))
@@ -212,6 +215,13 @@ def instance_of(like: Instance, seen: Mapping[str, ClassEstimate], engines: int)
         sized = replace(before, prompt=prompt, output=output, cached=cached)
         flows.append(replace(sized, rate=rate / engines, impatience=impatience))
     return replace(like, flows=tuple(flows))
+
+
+def whole(seen: Mapping[str, ClassEstimate], share: float) -> Mapping[str, ClassEstimate]:
+    """What comes to all routers, where this one has such a share of the engines and sees as much of it."""
+    if share == 1.0:
+        return seen
+    return {kind: estimate._replace(rate=estimate.rate / share) for kind, estimate in seen.items()}
 
 
 def _open(fleet: Fleet) -> int:

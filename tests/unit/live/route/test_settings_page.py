@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headgate.live.route.config import (
+    Addresses,
     Class,
     Config,
     ConfigTable,
@@ -16,6 +17,7 @@ from headgate.live.route.config import (
     FrontSettings,
     Health,
     Kv,
+    Replicas,
     RouteLimits,
     Router,
     Tenants,
@@ -24,7 +26,7 @@ from headgate.live.route.config import (
 PAGE = (Path(__file__).parents[4] / "docs" / "route.md").read_text("utf-8")
 TABLES: dict[str, type[ConfigTable]] = {
     "[front]": FrontSettings, "[limits]": RouteLimits, "[router]": Router, "[[classes]]": Class,
-    "[[engines]]": EngineAt, "[tenants]": Tenants,
+    "[[engines]]": EngineAt, "[tenants]": Tenants, "[addresses]": Addresses, "[replicas]": Replicas,
     "[discovery]": Discovery, "[health]": Health, "[kv]": Kv,
 }  # fmt: skip
 

@@ -275,10 +275,10 @@ def test_a_hundred_thousand_tenants_fit_into_a_bounded_account() -> None:
     limits = TenantLimits()
     limits.set({}, TenantBounds(requests=1.0))
     found = [entered(limits, 0.0, tenant=f"t{number}") for number in range(100_000)]
-    assert len(limits._uses) <= MOST_TENANTS + 1
+    assert len(limits._tenants._uses) <= MOST_TENANTS + 1
     assert found.count("in") == MOST_TENANTS + 1, "all later ones share one"
     assert entered(limits, 5.0, tenant="late") == "in", "those at rest are forgotten"
-    assert len(limits._uses) <= MOST_TENANTS
+    assert len(limits._tenants._uses) <= MOST_TENANTS
 
 
 def test_a_reload_that_changes_nothing_keeps_the_accounts() -> None:

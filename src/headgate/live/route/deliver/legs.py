@@ -36,6 +36,8 @@ class RoutedRequest:
     kind: Class
     key: str  # the name of its API key
     tenant: str
+    queues_as: str  # the tenant in whose turn it waits; without one the address, where those share queues
+    queue_share: float | None  # of its class's queue that it may have
     id: str
     arrived: float  # seconds, monotonic
     wall: float  # seconds since 1970
@@ -55,6 +57,7 @@ class RoutedRequest:
     generated: int = 0  # events so far
     late: bool = False  # the first token came too late once
     stalled: bool = False  # its client did not read
+    client: str = ""  # its address, where addresses have bounds
 
     def log_record(self, now: float) -> dict[str, Any]:
         return {
@@ -62,6 +65,7 @@ class RoutedRequest:
             "id": clean(self.id),
             "key": self.key,
             **({"tenant": self.tenant} if self.tenant != self.key else {}),
+            **({"client": self.client} if self.client else {}),
             "class": self.kind.name,
             "path": self.path,
             "model": clean(self.asked.model),
@@ -136,6 +140,7 @@ class Legs:
         self.changed = changed  # what an engine may be sent may have changed
         self._connections, self._upstreams = connections, upstreams
         self.stopping = False
+        self.closing = False  # clients are told to use their connections no more
         self.open_calls: set[OpenLeg] = set()
         self._times_of: Config | None = None  # the configuration that `_times` is from
         self._times: CallLimits
@@ -336,25 +341,48 @@ class Allowance:
 
     A request is charged what it is expected to use, and the difference when it has ended; the level may fall
     below 0 by that. A request larger than a minute's worth is let in when the level is full.
+
+    Several routers share one: each has a part of what is left until it is told another, says what it has
+    `spent`, and fills its `share` by itself only while it is `alone`, that is, the others cannot be asked.
     """
 
-    def __init__(self, per_minute: float, most: float | None = None) -> None:
+    def __init__(self, per_minute: float, most: float | None = None, name: str = "") -> None:
+        self.name = name  # the same at all routers
         self.per_minute, self.most = per_minute, float(per_minute if most is None else most)
         self._level, self._at = self.most, 0.0
+        self.share, self.alone = 1.0, True
+        self.spent = self.wanted = 0.0
+        self.elsewhere = 0.0  # that other routers have
+        self.used_at = self.compared = -inf  # when a request asked for some, and the others were asked
+
+    @property
+    def full(self) -> float:
+        return self.most * self.share if self.alone else self.most
 
     def level(self, now: float) -> float:
         if now > self._at:
-            filled = self._level + (now - self._at) * self.per_minute / MINUTE
-            self._level, self._at = min(filled, self.most), now
+            if self.alone:
+                filled = self._level + (now - self._at) * self.per_minute * self.share / MINUTE
+                self._level = min(filled, self.full)
+            self._at = now
         return self._level
 
     def wait(self, tokens: float, now: float) -> float:
-        missing = min(tokens, self.most) - self.level(now)
-        return max(0.0, missing * MINUTE / self.per_minute)
+        missing = min(tokens, self.full) - self.level(now)
+        return max(0.0, missing * MINUTE / (self.per_minute * self.share))
 
     def use(self, tokens: float, now: float) -> None:
         """Negative: some were not used after all."""
-        self._level = min(self.level(now) - tokens, self.most)
+        self._level = min(self.level(now) - tokens, self.full)
+        self.spent += tokens
+
+    def compare(self, part: float, share: float, now: float) -> None:
+        """The part of this router, after what it has told; `spent` came since."""
+        self._at, self.share, self.compared, self.alone = now, share, now, False
+        self._level = part - self.spent
+
+    def rests(self, now: float) -> bool:
+        return self.level(now) >= self.most * self.share
 
 
 class TokenLimits:
@@ -365,7 +393,8 @@ class TokenLimits:
         self.classes: dict[str, Allowance] = {}
 
     def set(self, keys: Mapping[str, int], classes: Mapping[str, int]) -> None:
-        self.keys, self.classes = _limited(self.keys, keys), _limited(self.classes, classes)
+        self.keys = _limited("tokens-key", self.keys, keys)
+        self.classes = _limited("tokens-class", self.classes, classes)
 
     def check_key(self, key: str, now: float) -> None:
         """Refuse before the body is read where no request of the key could be let in, whatever is in it."""
@@ -380,22 +409,18 @@ class TokenLimits:
         now: Callable[[], float],
         estimates: Estimates,
         of_tenant: Allowance | None = None,
+        of_address: Allowance | None = None,
     ) -> Iterator[None]:
         """Charge a request before it is served and settle when it has ended; 429 where it must wait.
 
         A request that the router or its engines fail costs nothing. One whose client hangs up does, from the
         moment it is sent: the engine works on its prompt whether or not a token has come back.
         """
-        named = {
-            "API key": self.keys.get(job.key),
-            "class": self.classes.get(job.kind.name),
-            "tenant": of_tenant,
-        }
-        limits = {what: allowance for what, allowance in named.items() if allowance is not None}
+        limits = self.of(job, of_tenant, of_address)
         if not limits:
             yield
             return
-        expected = job.prompt + min(estimates.output(job.kind.name), job.asked.limit)
+        expected = self.expected(job, estimates)
         for what, allowance in limits.items():
             _check(what, allowance, expected, now())
         for allowance in limits.values():
@@ -411,11 +436,27 @@ class TokenLimits:
             for allowance in limits.values():
                 allowance.use(used - expected, now())
 
+    def of(
+        self, job: RoutedRequest, of_tenant: Allowance | None, of_address: Allowance | None
+    ) -> dict[str, Allowance]:
+        """The allowances on which a request counts."""
+        named = {
+            "API key": self.keys.get(job.key),
+            "class": self.classes.get(job.kind.name),
+            "tenant": of_tenant,
+            "address": of_address,
+        }
+        return {what: allowance for what, allowance in named.items() if allowance is not None}
+
+    def expected(self, job: RoutedRequest, estimates: Estimates) -> float:
+        return job.prompt + min(estimates.output(job.kind.name), job.asked.limit)
+
 
 def _check(what: str, allowance: Allowance, tokens: float, now: float) -> None:
     if wait := allowance.wait(tokens, now):
         after = min(max(ceil(wait), SOONEST), LATEST)
-        raise RefusedError(429, "tokens", f"the {what} may use {allowance.per_minute} tokens a minute", after)
+        reason = "address-tokens" if what == "address" else "tokens"
+        raise RefusedError(429, reason, f"the {what} may use {allowance.per_minute} tokens a minute", after)
 
 
 def _used(job: RoutedRequest, expected: float, gone: bool) -> float:
@@ -427,14 +468,18 @@ def _used(job: RoutedRequest, expected: float, gone: bool) -> float:
     return job.prompt if job.asked.stream else expected  # without a stream it is not known how far it is
 
 
-def _limited(before: Mapping[str, Allowance], wanted: Mapping[str, int]) -> dict[str, Allowance]:
+def _limited(what: str, before: Mapping[str, Allowance], wanted: Mapping[str, int]) -> dict[str, Allowance]:
     kept = {name: old for name, old in before.items() if wanted.get(name) == old.per_minute}
-    return {name: kept.get(name) or Allowance(per_minute) for name, per_minute in wanted.items()}
+    return {
+        name: kept.get(name) or Allowance(per_minute, name=f"{what} {name}")
+        for name, per_minute in wanted.items()
+    }
 
 
 # -- what one tenant may have: requests a second, requests at once, tokens a minute
 
-SWEEP = 1.0  # seconds between two looks for accounts at rest; one takes about 2 ms of the event loop
+SWEEP = 1.0  # seconds between two looks for accounts at rest; one of 1,024 takes about 2 ms of the event loop
+MOST_ADDRESSES = 4096
 
 
 class TenantBounds(NamedTuple):
@@ -445,56 +490,91 @@ class TenantBounds(NamedTuple):
     inflight: int | None = None
 
 
-UNBOUND = TenantBounds()
+NO_BOUNDS = TenantBounds()
 
 
 class TenantUse:
     """What a key or a tenant has here, and may still have."""
 
-    __slots__ = ("bounds", "inflight", "most", "requests", "tokens")
+    __slots__ = (
+        "bounds", "give", "inflight", "lease", "most", "name", "requests", "tokens", "used_at", "wanted",
+    )  # fmt: skip
 
-    def __init__(self, bounds: TenantBounds) -> None:
-        self.bounds, per_second = bounds, bounds.requests
-        self.requests = Allowance(60 * per_second, max(1.0, per_second)) if per_second else None
-        self.tokens = Allowance(bounds.tokens) if bounds.tokens else None
+    def __init__(self, bounds: TenantBounds, name: str = "") -> None:
+        self.bounds, self.name, per_second = bounds, name, bounds.requests
+        self.requests = (
+            Allowance(60 * per_second, max(1.0, per_second), f"requests {name}") if per_second else None
+        )
+        self.tokens = Allowance(bounds.tokens, name=f"tokens {name}") if bounds.tokens else None
         self.inflight, self.most = 0, bounds.inflight
+        self.lease: int | None = None  # of `most`, where several routers share it
+        self.give, self.wanted, self.used_at = 0, 0, -inf
+
+    @property
+    def bound(self) -> int | None:
+        return self.most if self.most is None or self.lease is None else min(self.most, self.lease)
 
     def rests(self, now: float) -> bool:
         """Would forgetting it change nothing?"""
-        full = [each.level(now) >= each.most for each in (self.requests, self.tokens) if each is not None]
+        full = [each.rests(now) for each in (self.requests, self.tokens) if each is not None]
         return not self.inflight and all(full)
 
 
 class TenantLimits:
-    """The bounds of keys, by the words of the key file, and of tenants, by `[tenants]`.
+    """The bounds of keys, by the words of the key file, of tenants, by `[tenants]`, and of addresses.
 
     A tenant that is a key has the words of its key before those of `[tenants]`, and an account that no name
-    in a header reaches. Of other tenants `MOST_TENANTS` have an account; beyond them accounts at rest are
-    forgotten, and further tenants share one.
+    in a header reaches. Of other tenants `MOST_TENANTS` have an account and of addresses `MOST_ADDRESSES`;
+    beyond them accounts at rest are forgotten, and further ones share one.
     """
 
     def __init__(self) -> None:
         self._keys: dict[str, TenantBounds] = {}
-        self._every = TenantBounds()
         self._of_keys: dict[tuple[str, str], TenantUse] = {}  # as API key or as tenant, and its name
-        self._uses: dict[str, TenantUse] = {}  # of tenants that are no keys
-        self._others, self._swept = TenantUse(self._every), -inf
+        self._tenants = Accounts("tenant", MOST_TENANTS)  # that are no keys
+        self._addresses = Accounts("address", MOST_ADDRESSES)
 
-    def set(self, keys: Mapping[str, TenantBounds], every: TenantBounds) -> None:
+    def set(
+        self,
+        keys: Mapping[str, TenantBounds],
+        every: TenantBounds,
+        addresses: TenantBounds = NO_BOUNDS,
+    ) -> None:
         """An account whose own bounds change begins anew; its requests here stay counted in the old one."""
-        if every != self._every:
-            self._uses, self._others = {}, TenantUse(every)
+        self._tenants.set(every)
+        self._addresses.set(addresses)
         self._of_keys = {each: use for each, use in self._of_keys.items() if each[1] in keys}
-        self._keys, self._every = dict(keys), every
+        self._keys = dict(keys)
 
     @contextmanager
-    def inside(self, key: str, tenant: str, now: float) -> Iterator[Allowance | None]:
+    def inside(self, key: str, tenant: str, now: float, address: str = "") -> Iterator[Allowance | None]:
         """While a request is here; 429 where it must not be. Yields its tenant's tokens."""
-        if not self._keys and self._every == UNBOUND:
+        if not self._keys and self._tenants.bounds == NO_BOUNDS == self._addresses.bounds:
             yield None
             return
-        own, every = self._keys.get(key, TenantBounds()), self._every
+        uses = self.of(key, tenant, now, address)
+        for what, use in uses:
+            _check_tenant(what, use, now)
+        for _, use in uses:
+            use.inflight += 1
+            use.used_at = now
+            if use.requests is not None:
+                use.requests.use(1, now)
+        try:
+            yield next((use.tokens for what, use in uses if what == "tenant"), None)
+        finally:
+            for _, use in uses:
+                use.inflight -= 1
+
+    def tokens_of(self, address: str, now: float) -> Allowance | None:
+        return self._addresses.of(address, now).tokens if address and self._addresses.bounds.tokens else None
+
+    def of(self, key: str, tenant: str, now: float, address: str = "") -> list[tuple[str, TenantUse]]:
+        """The accounts on which such a request counts."""
+        own, every = self._keys.get(key, NO_BOUNDS), self._tenants.bounds
         uses: list[tuple[str, TenantUse]] = []
+        if address and any(self._addresses.bounds):
+            uses.append(("address", self._addresses.of(address, now)))
         if tenant == key:
             bounds = TenantBounds(own.requests or every.requests, None, own.inflight or every.inflight)
             tokens = None if own.tokens else every.tokens  # those of a key are counted where its class's are
@@ -503,44 +583,50 @@ class TenantLimits:
                 uses.append(("tenant", self._of_key("tenant", key, bounds)))
         else:
             if own.requests or own.inflight:
-                uses.append(("API key", self._of_key("API key", key, own._replace(tokens=None))))
+                bounds = own._replace(tokens=None)
+                uses.append(("API key", self._of_key("API key", key, bounds)))
             if any(every):
-                uses.append(("tenant", self._of_tenant(tenant, now)))
-        for what, use in uses:
-            _check_tenant(what, use, now)
-        for _, use in uses:
-            use.inflight += 1
-            if use.requests is not None:
-                use.requests.use(1, now)
-        try:
-            yield uses[-1][1].tokens if uses else None
-        finally:
-            for _, use in uses:
-                use.inflight -= 1
+                uses.append(("tenant", self._tenants.of(tenant, now)))
+        return uses
 
     def _of_key(self, what: str, key: str, bounds: TenantBounds) -> TenantUse:
         use = self._of_keys.get((what, key))
         if use is None or use.bounds != bounds:
-            use = self._of_keys[what, key] = TenantUse(bounds)
+            use = self._of_keys[what, key] = TenantUse(bounds, f"{what}-key {key}")
         return use
 
-    def _of_tenant(self, tenant: str, now: float) -> TenantUse:
-        use = self._uses.get(tenant)
+
+class Accounts:
+    """A bounded number of accounts with equal bounds, by a name that clients may choose."""
+
+    def __init__(self, what: str, most: int) -> None:
+        self.bounds, self._what, self._most = NO_BOUNDS, what, most
+        self._uses: dict[str, TenantUse] = {}
+        self._others, self._swept = TenantUse(NO_BOUNDS), -inf
+
+    def set(self, bounds: TenantBounds) -> None:
+        if bounds != self.bounds:
+            self.bounds, self._uses, self._others = bounds, {}, TenantUse(bounds, f"{self._what}s")
+
+    def of(self, name: str, now: float) -> TenantUse:
+        use = self._uses.get(name)
         if use is not None:
             return use
-        if len(self._uses) >= MOST_TENANTS and now >= self._swept + SWEEP:
+        if len(self._uses) >= self._most and now >= self._swept + SWEEP:
             self._uses = {name: use for name, use in self._uses.items() if not use.rests(now)}
             self._swept = now
-        if len(self._uses) >= MOST_TENANTS:
+        if len(self._uses) >= self._most:
             return self._others
-        use = self._uses[tenant] = TenantUse(self._every)
+        use = self._uses[name] = TenantUse(self.bounds, f"{self._what} {name}")
         return use
 
 
 def _check_tenant(what: str, use: TenantUse, now: float) -> None:
-    if use.most is not None and use.inflight >= use.most:
-        raise RefusedError(429, "tenant-inflight", f"the {what} may have {use.most} requests in flight", 1)
+    reason = "address" if what == "address" else "tenant"
+    bound = use.bound
+    if bound is not None and use.inflight >= bound:
+        raise RefusedError(429, f"{reason}-inflight", f"the {what} may have {use.most} requests in flight", 1)
     if use.requests is not None and (wait := use.requests.wait(1, now)):
         after = min(max(ceil(wait), SOONEST), LATEST)
         rate = f"{use.requests.per_minute / 60:g}"
-        raise RefusedError(429, "tenant-requests", f"the {what} may send {rate} requests a second", after)
+        raise RefusedError(429, f"{reason}-requests", f"the {what} may send {rate} requests a second", after)

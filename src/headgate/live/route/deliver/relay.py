@@ -469,7 +469,9 @@ class Streamed(web.StreamResponse):
 
     def head_of(self, request: web.BaseRequest) -> bytes:
         """The head; aiohttp takes the answer for one that it has begun itself."""
-        headers, self._keep_alive = self.headers, request.keep_alive
+        headers = self.headers
+        if self._keep_alive is None:  # not closed by force
+            self._keep_alive = request.keep_alive
         self._req, self._payload_writer = request, request._payload_writer
         headers.setdefault("Content-Type", "application/octet-stream")
         headers["Transfer-Encoding"] = "chunked"

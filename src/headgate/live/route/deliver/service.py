@@ -62,7 +62,8 @@ class Service:
                 job.asked.limit,
                 priority=kind.priority,
                 slo=kind.slo,
-                tenant=job.tenant,
+                tenant=job.queues_as,
+                share=job.queue_share,
                 whole=not job.asked.splittable,
                 most_wait=0.0 if job.queue_none else patience,
                 content=content_of(job.asked) if self.gate.router.reads_contents else None,
@@ -307,6 +308,8 @@ async def deliver(
         call.close()
         return web.Response(status=leg.status, headers=headers, body=leg.head)
     response = Streamed(status=leg.status, headers=headers)
+    if service.legs.closing:
+        response.force_close()
     limits = service.legs.config.limits
     progress = Progress(limits.idle, limits.client_stall, leg.close, lambda: abort(job.request))
     progress.writing = True  # the head and the first event

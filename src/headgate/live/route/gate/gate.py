@@ -52,11 +52,13 @@ class Gate(GuardedRouter):
         most_wait: float = inf,
         content: Content | None = None,
         tenant: str = "",
+        share: float | None = None,
     ) -> Ticket:
         """A request joins the queue of its class, or raises Refused. Unknown classes are the default one.
 
         `prompt` is an estimate in tokens, `whole` forbids to split it over two engines, and one that
-        would have to wait for more than `most_wait` seconds is refused at once.
+        would have to wait for more than `most_wait` seconds is refused at once. `share` is that of the queue
+        which its tenant may have, instead of the share of its class.
         """
         if self.closed:
             raise Refused(503, "draining", SHUT)
@@ -80,7 +82,7 @@ class Gate(GuardedRouter):
         self._tell(self.desk.arrived, ticket, now)
         self._routed(now)
         if ticket.state is TicketState.QUEUED:
-            self._bound(ticket, now, most_wait)
+            self._bound(ticket, now, most_wait, share)
         if isinstance(ticket.answer, Refused):
             raise ticket.answer
         return ticket
@@ -216,6 +218,15 @@ class Gate(GuardedRouter):
                 setattr(state, name, value)
             raise
         self.engines_changed()
+
+    def set_rooms(self, rooms: Mapping[int, tuple[int, int]]) -> None:
+        """The most requests and the prompts at once of several engines, which the router hears once."""
+        before = {id: (state.most, state.prompts) for id, state in self.desk.engines.items()}
+        changed = {id: room for id, room in rooms.items() if before.get(id, room) != room}
+        for id, (most, prompts) in changed.items():
+            self.desk.engines[id].most, self.desk.engines[id].prompts = most, prompts
+        if changed:
+            self.engines_changed()
 
     def retire(self, id: int) -> None:
         self.desk.retire(id)

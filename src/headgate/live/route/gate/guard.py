@@ -206,12 +206,13 @@ class GuardedRouter:
 
     # -- waiting
 
-    def _bound(self, ticket: Ticket, now: float, most_wait: float) -> None:
+    def _bound(self, ticket: Ticket, now: float, most_wait: float, share: float | None) -> None:
         """One that was not placed at once waits, if it may."""
         limits, ahead = self.waits.limits(ticket.kind), len(self.roster.queues[ticket.kind]) - 1
         mine, tenants = self.desk.waiting_of(ticket)
         before = ahead if tenants < 2 else min(ahead, mine * tenants)  # tenants take turns
-        if limits.tenant < 1 and mine > max(1, int(limits.tenant * limits.queue)):
+        share = limits.tenant if share is None else share
+        if share < 1 and mine > max(1, int(share * limits.queue)):
             self._refuse(ticket, now, "tenant queue")
         elif ahead >= limits.queue and not self._makes_room(ticket, now):
             self._refuse(ticket, now, "queue full")
