@@ -36,6 +36,7 @@ COMMANDS = {
     "trial": "Compare policies on a running server, by turns.",
     "trace": "Read the step trace of a live engine and say what happened.",
     "route": "Route requests to several vLLM servers; OpenAI-compatible.",
+    "top": "Show a router or an engine live: load, promises, errors.",
     "calibrate": "Measure how long steps take on your GPU and write a cost card.",
     "report": "Show runs in one HTML file that needs nothing but a browser.",
     "sweep": "Run a grid of settings, policies and seeds on all cores.",

@@ -6,16 +6,14 @@ import asyncio
 import importlib
 import logging
 import signal
-from statistics import median
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
+from headgate.cli.top import EVERY, Frame, view
 from headgate.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -182,65 +180,19 @@ async def _demo(flags: dict[str, dict[str, Any]], seconds: float | None) -> None
             loop.call_later(seconds, stop.set)
         with Live(console=console, refresh_per_second=4, transient=False) as live:
             while not stop.is_set() and not load.done():
-                live.update(view(shown))
-                try:
+                live.update(_seen(shown))
+                with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), EVERY)
-                except TimeoutError:
-                    continue
-            live.update(view(shown))
+            live.update(_seen(shown))
         load.cancel()
         await asyncio.gather(load, return_exceptions=True)
 
 
-route.__doc__ = EXAMPLES
-
-
-# -- the live view of --demo
-
-EVERY = 0.5  # seconds
-
-
-def view(shown: Demo) -> Group:
-    """Engines, classes and the plan."""
+def _seen(shown: Demo) -> Group:
     app = shown.app
-    title = Text(f"headgate route: {app.config.router.name} before {len(app.upstreams)} emulated engines")
-    where = Text(f"http://127.0.0.1:{app.port}   admin http://127.0.0.1:{app.admin_port}/metrics")
-    return Group(title, where, _engines(shown), _classes(shown), Text(shown.event), Text(_plan(shown)))
+    frame = Frame(app.view.snapshot(app.now()), app.view.history()["rows"])
+    where = f"clients http://127.0.0.1:{app.port}, page http://127.0.0.1:{app.admin_port}/"
+    return view(frame, notes=(where, shown.event))
 
 
-def _engines(shown: Demo) -> Table:
-    from headgate.live.route.front import described
-
-    table = Table(title="engines", title_justify="left", box=SIMPLE_HEAD)
-    for name in ("engine", "status", "role", "prompts", "decodes", "slots", "KV", "TTFT", "errors"):
-        table.add_column(name, justify="left" if name in ("status", "role") else "right")
-    for upstream in shown.app.upstreams.values():
-        each = described(upstream, shown.app)
-        table.add_row(
-            str(each["id"]), each["status"], each["role"], str(each["prompts"]), str(each["decodes"]),
-            str(each["slots"]), f"{100 * each['kv_usage']:.0f} %", f"{each['first_token_s']:.2f} s",
-            str(upstream.breaker.opened),
-        )  # fmt: skip
-    return table
-
-
-def _classes(shown: Demo) -> Table:
-    table = Table(title="classes", title_justify="left", box=SIMPLE_HEAD)
-    for name in ("class", "queue", "sent", "served", "refused", "gave up", "broken", "tokens", "TTFT p50"):
-        table.add_column(name, justify="left" if name == "class" else "right")
-    for name, tally in shown.tallies.items():
-        queue = len(shown.app.gate.roster.queues[name])
-        first = f"{median(tally.first):.2f} s" if tally.first else "-"
-        numbers = (queue, tally.sent, tally.done, tally.refused, tally.gave_up, tally.broken, tally.tokens)
-        table.add_row(name, *map(str, numbers), first)
-    return table
-
-
-def _plan(shown: Demo) -> str:
-    plan = shown.app.policy.described(shown.app.gate.seconds)
-    if plan is None:
-        return ""
-    served = ", ".join(
-        f"{name} {each['served']:.1f} of {each['rate']:.1f}/s" for name, each in plan["classes"].items()
-    )
-    return f"plan, {plan['age_s']:.0f} s old, serves {served}"
+route.__doc__ = EXAMPLES

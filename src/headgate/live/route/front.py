@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from headgate.core.errors import InputError
 from headgate.core.version import VERSION
 from headgate.live.route.classes import Key, tenant_of
-from headgate.live.route.config import Addresses, address, forwarded_for
+from headgate.live.route.config import Addresses, forwarded_for
 from headgate.live.route.deliver.connections import decoded
 from headgate.live.route.deliver.legs import Allowance, RoutedRequest
 from headgate.live.route.deliver.service import abort, write_out
@@ -36,6 +34,7 @@ from headgate.live.route.request import (
     request_id,
     telling,
 )
+from headgate.live.route.view.feed import Feed, only_own_page
 
 if TYPE_CHECKING:
     from headgate.live.route.server import RouterApp
@@ -371,19 +370,19 @@ class Models:
 
 
 class Admin:
-    """Handlers of that address.
-
-    It asks for no key, so a page in the operator's browser must not reach it: neither by a request across
-    sites, which names its origin, nor under a host name of the page's own that leads here.
-    """
+    """Handlers of that address. It asks for no key; `only_own_page` keeps other pages of a browser away."""
 
     def __init__(self, app: RouterApp) -> None:
         self.app = app
+        self.feed = Feed(app.view.history, lambda: app.view.snapshot(app.now()))
 
     def application(self) -> web.Application:
-        application = web.Application(client_max_size=1 << 16, middlewares=[self._no_pages])
+        guard = only_own_page(self.app.config.front.admin)
+        application = web.Application(client_max_size=1 << 16, middlewares=[guard])
+        application.on_shutdown.append(self.feed.close)
         add_get, add_post = application.router.add_get, application.router.add_post
-        add_get("/", self.paths)
+        add_get("/", self.first)
+        add_get("/events", self.feed.events)
         for handler in (self.metrics, self.books, self.plan, self.engines, self.health):
             add_get(f"/{handler.__name__}", handler)
         for handler in (self.drain, self.undrain):
@@ -391,26 +390,10 @@ class Admin:
         add_post("/admin/reload", self.reload)
         return application
 
-    @web.middleware
-    async def _no_pages(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        site = request.headers.get("Sec-Fetch-Site", "none")
-        if "Origin" in request.headers or site not in ("none", "same-origin"):
-            return web.json_response({"error": "requests of web pages are not served; use curl"}, status=403)
-        if not self._is_ours(request.headers.get("Host", "localhost")):
-            error = "this host name is not served; use the address itself, such as 127.0.0.1"
-            return web.json_response({"error": error}, status=403)
-        return await handler(request)
-
-    def _is_ours(self, host: str) -> bool:
-        """Whether a request may name this host. An address that others reach may have any name."""
-        own = address(self.app.config.front.admin)[0]
-        try:
-            named = address(host if host.rpartition(":")[2].isdigit() else f"{host}:80")[0]
-        except ValueError:
-            return False
-        return not _is_loopback(own) or named == own or _is_loopback(named)
-
-    async def paths(self, request: web.Request) -> web.Response:
+    async def first(self, request: web.Request) -> web.Response:
+        """The live view for browsers, a list of all paths for others."""
+        if "text/html" in request.headers.get("Accept", ""):
+            return await self.feed.page(request)
         routes = [route for route in request.app.router.routes() if route.method != "HEAD"]
         lines = [
             f"{route.method} {route.resource.canonical}" for route in routes if route.resource is not None
@@ -451,13 +434,6 @@ class Admin:
             return web.json_response({"error": "there is no such engine"}, status=404)
         self.app.drain_engine(upstream, draining)
         return web.json_response(described(upstream, self.app))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 # -- for the operator: engines, plan, gauges

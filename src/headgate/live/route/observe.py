@@ -98,10 +98,10 @@ class RouterMetrics:
         counter.inc()
 
     def refused_tenant(self, tenant: str, reason: str) -> None:
-        self.tenant_refused.labels(self._label(tenant), reason).inc()
+        self.tenant_refused.labels(self.told_apart(tenant), reason).inc()
 
-    def _label(self, tenant: str) -> str:
-        """Tenants beyond the first thousand share one label."""
+    def told_apart(self, tenant: str) -> str:
+        """The label of a tenant; those beyond the first thousand share one."""
         if tenant not in self._tenants:
             if len(self._tenants) >= MOST_TENANTS:
                 return OTHER_TENANTS
@@ -109,7 +109,7 @@ class RouterMetrics:
         return tenant
 
     def served(self, tenant: str, prompt: int, output: int) -> None:
-        tenant = self._label(tenant)
+        tenant = self.told_apart(tenant)
         self.tenant_tokens.labels(tenant, "prompt").inc(prompt)
         self.tenant_tokens.labels(tenant, "output").inc(output)
 

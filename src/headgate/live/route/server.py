@@ -31,6 +31,7 @@ from headgate.live.route.gate.queue import UNBOUNDED
 from headgate.live.route.observe import JsonLines, RouterMetrics, refusal_record
 from headgate.live.route.replicas import ReplicaStore
 from headgate.live.route.request import BodyBytes, RefusedError, Shares, request_id
+from headgate.live.route.view.router import RouterView
 
 app_log = logging.getLogger("headgate.route")
 LAST_WORDS = 2.0  # seconds at the end: for clients to read their error, and for KV to be released
@@ -52,6 +53,7 @@ class RouterApp:
         self.keys = read_keys(config.front.key_file)
         self.classes = Classes(config, self.keys.required)
         self.metrics = RouterMetrics()
+        self.view = RouterView(self)
         self.access_log, self.trace = JsonLines(config.front.access_log), JsonLines(config.front.trace)
         self.body_bytes = BodyBytes(config.limits.inflight_bytes)
         self.token_limits, self.tenant_limits = TokenLimits(), TenantLimits()
@@ -106,7 +108,8 @@ class RouterApp:
         front = self.config.front
         runner = web.ServerRunner(self.server, shutdown_timeout=LAST_WORDS)
         await self._bind(runner, front.host, front.port)
-        admin = web.AppRunner(Admin(self).application(), access_log=None, shutdown_timeout=LAST_WORDS)
+        self.admin = Admin(self)
+        admin = web.AppRunner(self.admin.application(), access_log=None, shutdown_timeout=LAST_WORDS)
         await self._bind(admin, *address(front.admin))
         self.port = runner.addresses[0][1]
         self.admin_port = admin.addresses[0][1]
@@ -239,6 +242,7 @@ class RouterApp:
             await asyncio.sleep(1.0)
             self.access_log.flush()
             self.trace.flush()
+            self.view.sample(self.now())
             self.connections.forget_idle()
             self.server.cut_hung_up()
 
@@ -275,7 +279,7 @@ class RouterApp:
         app_log.error("router %s is disabled, least-loaded goes on: %s", self.config.router.name, reason)
 
     def wrote(self, job: RoutedRequest) -> None:
-        now, kind = self.now(), job.kind.name
+        now, kind, kept = self.now(), job.kind.name, None
         self.metrics.request_ended(kind, job.outcome)
         ended = self.metrics.ended(kind)
         ended.total.observe(now - job.arrived)
@@ -293,6 +297,7 @@ class RouterApp:
             if job.first_token is not None or took > job.kind.ttft or job.outcome in ("refused", "failed"):
                 kept = job.first_token is not None and took <= job.kind.ttft
                 self.metrics.promises.labels(kind, "ttft", "true" if kept else "false").inc()
+        self.view.ended(job, kept)
         if self.access_log.wanted:
             self.access_log.write(job.log_record(now))
         if self.trace.wanted:
@@ -301,8 +306,10 @@ class RouterApp:
 
     def wrote_refusal(self, request: web.BaseRequest, refused: RefusedError, began: float) -> None:
         """The same for one that was refused before it had a class."""
+        id = request_id(request.headers.get("x-request-id"))
+        self.view.refused(id, refused)
         if self.access_log.wanted:
-            path, id = request.raw_path.partition("?")[0], request_id(request.headers.get("x-request-id"))
+            path = request.raw_path.partition("?")[0]
             self.access_log.write(refusal_record(time.time(), self.now() - began, path, id, refused))
 
     # -- the end
