@@ -8,6 +8,10 @@ BROWSER_READY := $(VENV)/.browser
 VLLM_VENV  ?= .venv-vllm
 VLLM_BIN   := $(VLLM_VENV)/bin
 VLLM_READY := $(VLLM_VENV)/.ready
+# So has SGLang's scheduler, without kernels.
+SGLANG_VENV  ?= .venv-sglang
+SGLANG_BIN   := $(SGLANG_VENV)/bin
+SGLANG_READY := $(SGLANG_VENV)/.ready
 # So has Ray.
 RAY_VENV  ?= .venv-ray
 RAY_BIN   := $(RAY_VENV)/bin
@@ -22,7 +26,7 @@ APT := DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=5 -o DPkg::
 
 SOAK ?= 600
 
-.PHONY: demo test test-live test-wheel wheel test-compiled test-laws reproduce test-browser test-vllm vllm-release test-ray bench-ray soak soak-route lint docs bench bench-route clean
+.PHONY: demo test test-live test-wheel wheel test-compiled test-laws reproduce test-browser test-vllm vllm-release test-sglang sglang-release test-ray bench-ray soak soak-route lint docs bench bench-route clean
 
 demo: $(READY)
 	$(BIN)/headgate demo
@@ -72,6 +76,14 @@ test-vllm: $(VLLM_READY)
 VERSION ?= newest
 vllm-release: $(VLLM_READY)
 	$(VLLM_BIN)/python tools/vllm_release.py $(VERSION) --diff
+
+# WORLDS=1000 for so many random worlds.
+test-sglang: $(SGLANG_READY)
+	$(SGLANG_BIN)/pytest tests/sglang
+
+# Does headgate run in this release of SGLang? Its sources are fetched, its seams are looked at, the suite runs on it.
+sglang-release: $(SGLANG_READY)
+	$(SGLANG_BIN)/python tools/sglang_release.py $(VERSION)
 
 # HeadgateRouter in Ray Serve before eight emulated engines, sweeps on Ray, the manifests; Ray's own warnings aside.
 test-ray: $(RAY_READY)
@@ -127,6 +139,14 @@ $(VLLM_READY): pyproject.toml requirements-vllm.txt
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $(VLLM_READY)
 
+# The wheel of SGLang asks for CUDA and kernels: nothing here needs them.
+$(SGLANG_READY): pyproject.toml requirements-sglang.txt
+	$(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_BIN)/pip install --quiet --disable-pip-version-check -r requirements-sglang.txt
+	$(SGLANG_BIN)/pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 xgrammar==0.2.7
+	$(SGLANG_BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $(SGLANG_READY)
+
 $(RAY_READY): pyproject.toml requirements-dev.txt requirements-ray.txt
 	$(PYTHON) -m venv $(RAY_VENV)
 	$(RAY_BIN)/pip install --quiet --disable-pip-version-check -r requirements-ray.txt
@@ -134,4 +154,4 @@ $(RAY_READY): pyproject.toml requirements-dev.txt requirements-ray.txt
 	touch $(RAY_READY)
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(RAY_VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(SGLANG_VENV) $(RAY_VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -36,6 +36,7 @@ MODULES = (
     "sim/engine/asynchronous",
     "sim/engine/replica",
     "sim/engine/steps",
+    "sim/engine/bursts",
     "sim/fleet/fleet",
     "sim/fleet/fleet_engine",
     "sim/fleet/kv_handover",

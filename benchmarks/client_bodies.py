@@ -10,11 +10,11 @@ import time
 from contextlib import suppress
 from itertools import pairwise
 
-from headgate.live.route.request import QUOTED, RefusedError, Turns, read_body, reading
+from headgate.live.route.request import LOOKED_AT, RefusedError, Turns, read_body, reading
 
 LARGE = 31 << 20
 TRIES = 3
-NAMES = [quoted for name, quoted in QUOTED if name != "kv_transfer_params"]
+NAMES = [quoted for name, quoted in LOOKED_AT.items() if name != "kv_transfer_params"]
 OWN = b",".join(name + b":0" for name in NAMES)
 BODIES = {
     "one prompt of plain text": (b'{"prompt":"', b"some words ", b'"}'),

@@ -1,9 +1,10 @@
 """Several routers before eight emulated engines: their revenue beside one router's, and a rolling restart.
 
-Run: python -m benchmarks.replicas [--routers 1 2 4 --rounds 1 --seconds 60], then --restart --streams 200
+Run: python -m benchmarks.replicas [--routers 1 2 4 --rounds 1 --seconds 200], then --restart --streams 200
 
-Engines, clients and every router have a process each, with a Redis server between the routers. Two classes
-ask for more than the engines can serve. Revenue counts requests that were served to the end: a prompt token
+Engines, clients and every router have a process each, with a Redis server between the routers; all numbers of
+routers run side by side, each before engines of its own, because machines are never quiet. Two classes ask
+for more than the engines can serve. Revenue counts requests that were served to the end: a prompt token
 1, an output token 2. The most requests that an engine had are counted by the engine itself.
 """
 
@@ -19,10 +20,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
 from pathlib import Path
+from threading import Barrier
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -35,10 +38,10 @@ from headgate.live.route.config import checked
 from headgate.live.route.run import loop_factory
 from headgate.live.route.server import RouterApp
 
-ENGINES, SLOTS, SPEED, CARD = 8, 16, 0.1, "cal-h200-qwen3-8b"
+ENGINES, SLOTS, SPEED, CARD = 8, 64, 0.01, "cal-h200-qwen3-8b"
 PROMPTS, OUTPUTS = {"chat": 256, "batch": 2048}, {"chat": 60, "batch": 90}
 SHARES = {"chat": 0.7, "batch": 0.3}
-WARM = 20.0  # seconds before anything counts
+WARM = 100.0  # seconds before anything counts
 ENOUGH = 0.97  # of one router's revenue
 MAIN = "from headgate.cli import main; main()"
 
@@ -178,14 +181,16 @@ def started(children: SpawnContext, work: Any, *about: Any) -> tuple[Any, Connec
     return process, ours
 
 
-def measured(
-    children: SpawnContext, fleet: Connection, urls: list[str], routers: int, name: str, rate: float,
-    seconds: float,
-) -> Result:  # fmt: skip
+def measured(routers: int, name: str, rate: float, seconds: float, all_ready: Barrier) -> Result:
+    """One number of routers before eight engines."""
+    children = get_context("spawn")
+    process, fleet = started(children, engines)
+    urls = fleet.recv()
     with RedisServer() as store:
         given = settings(urls, store.url if routers > 1 else None, name, rate)
         running = [started(children, router, given) for _ in range(routers)]
         ports = [pipe.recv() for _, pipe in running]
+        all_ready.wait()
         asking, answers = started(children, clients, ports, rate, seconds)
         assert answers.recv() == "warm"
         fleet.send(True)
@@ -198,8 +203,9 @@ def measured(
         told = [pipe.recv() for _, pipe in running]
         fleet.send(True)
         most = fleet.recv()
-        for process in (asking, *(each for each, _ in running)):
-            process.join(30)
+        for child in (asking, *(each for each, _ in running)):
+            child.join(30)
+    process.terminate()
     for _, _, faults, fallen in told:
         assert not faults and fallen is None, (faults, fallen)
     served = {kind: ends.pop(kind, 0) for kind in PROMPTS}
@@ -212,13 +218,13 @@ def measured(
 
 def compare(routers: list[int], rounds: int, name: str, rate: float, seconds: float) -> bool:
     """Whether every number of routers earns enough and no engine had more requests than slots."""
-    children = get_context("spawn")
-    process, fleet = started(children, engines)
-    urls = fleet.recv()
     fine, revenues = True, {many: list[float]() for many in routers}
     for _ in range(rounds):
-        for many in routers:
-            result = measured(children, fleet, urls, many, name, rate, seconds)
+        ready = Barrier(len(routers))
+        with ThreadPoolExecutor(len(routers)) as side_by_side:
+            runs = [side_by_side.submit(measured, many, name, rate, seconds, ready) for many in routers]
+        for many, run in zip(routers, runs, strict=True):
+            result = run.result()
             revenues[many].append(result.revenue)
             fine &= max(result.most) <= SLOTS and not result.broken
             print(
@@ -228,7 +234,6 @@ def compare(routers: list[int], rounds: int, name: str, rate: float, seconds: fl
                 f"{1000 * result.exchange:.1f} ms",
                 flush=True,
             )
-    process.terminate()
     base = sum(revenues[routers[0]])
     for many in routers[1:]:
         share = sum(revenues[many]) / base
@@ -267,8 +272,9 @@ async def restart(urls: list[str], streams: int, times: int) -> Counter[str]:
         )
         assert parent.stdout is not None
         url, replaced, stop = "", 0, asyncio.Event()
-        while "listening on" not in (line := (await parent.stdout.readline()).decode()):
-            pass
+        for _ in range(2):
+            while "listening on" not in (line := (await parent.stdout.readline()).decode()):
+                pass
         url = line.split("listening on ")[1].split(",")[0]
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             load = [asyncio.create_task(_stream(session, url, stop, ends)) for _ in range(streams)]
@@ -291,8 +297,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--routers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--rate", type=float, default=24.0)
+    parser.add_argument("--seconds", type=float, default=200.0)
+    parser.add_argument("--rate", type=float, default=12.0)
     parser.add_argument("--router", default="gate-and-route+")
     parser.add_argument("--restart", action="store_true")
     parser.add_argument("--streams", type=int, default=200)

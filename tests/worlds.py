@@ -296,8 +296,8 @@ def draw_policy(name: str) -> Callable[[st.DrawFn, Engine], BatchPolicy]:
             return draw_ordered(draw, name, slots, engine, PRICES)
         if name in ("wait", "nested-wait"):
             return draw_wait(draw, name, slots)
-        if name == "look-ahead":
-            return draw_look_ahead(draw, slots, engine)
+        if name in ("sglang", "look-ahead"):
+            return draw_sglang(draw, engine) if name == "sglang" else draw_look_ahead(draw, slots, engine)
         if name == "keep":
             return draw_keep(draw, slots, engine, PRICES)
         return BATCH[name](slots=slots)
@@ -351,7 +351,7 @@ TESTING: dict[str, Callable[[st.DrawFn, Engine], BatchPolicy]] = {
     "evicting": lambda draw, engine: Evicting(),
     "timed": lambda draw, engine: Timed(),
 }
-POLICIES = {name: draw_policy(name) for name in BATCH} | {"sglang": draw_sglang}
+POLICIES = {name: draw_policy(name) for name in BATCH}
 
 
 KINDS = (

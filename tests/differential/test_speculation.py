@@ -193,6 +193,9 @@ def test_prefix_cache(engine, workload, asynchronous):
 
 def _roomy(policy, engine):
     """With a budget that holds the drafts of all decodes, as an engine's must."""
+    for part in ("plain", "mixed"):  # keep has eb+ in it, and that has mixed
+        if hasattr(policy, part):
+            _roomy(getattr(policy, part), engine)
     if hasattr(policy, "budget"):
         policy.budget = max(policy.budget, engine.running * engine.width + 1)
     return policy

@@ -29,7 +29,7 @@ from headgate.sim.engine.engine import Engine
 
 SLOTS, BUDGET, BLOCK, BLOCKS, LENGTH = 16, 256, 32, 400, 1024
 OWN = {"eb": "eb:refill=4"}
-EVERY_POLICY = [OWN.get(name, name) for name in BATCH]
+EVERY_POLICY = [OWN.get(name, name) for name in BATCH if name != "sglang"]  # the simulator's alone
 NEVER_MIXES = ("eb", "eb-online", "v0", "request-level")
 MANY_STEPS = 20_000
 PAUSE = 25  # steps between two inputs of a session

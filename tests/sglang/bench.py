@@ -1,8 +1,8 @@
-"""SGLang's real `Scheduler` on a CPU, without weights or kernels: only the worker is ours, and it returns tokens.
+"""SGLang's real `Scheduler` on a CPU, without weights or kernels: only the worker is ours.
 
 All that decides is SGLang's: the constructor, the radix cache, the KV allocators, `PrefillAdder`,
-`get_next_batch_to_run`, `process_batch_result` and both event loops. Requests enter where `ingest_requests` would
-bring them. Time is virtual: a launched step takes what it costs.
+`get_next_batch_to_run`, `process_batch_result` and both event loops. Requests enter where `ingest_requests`
+would bring them. Time is virtual: a launched step takes what it costs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from sglang.srt.managers import scheduler as schedulers
@@ -72,7 +72,9 @@ class Runner:
             "need_sort": False,
         }
         self.token_to_kv_pool_allocator = (
-            TokenToKVPoolAllocator(kv, **given) if page == 1 else PagedTokenToKVPoolAllocator(kv, page, **given)
+            TokenToKVPoolAllocator(kv, **given)
+            if page == 1
+            else PagedTokenToKVPoolAllocator(kv, page, **given)
         )
         self.memory_pool_config = object()
         self.max_running_requests = slots
@@ -101,8 +103,8 @@ class Worker(workers.TpModelWorker):
 
     size: Any = None  # slots, kv, page, context
     preloaded_weights_bytes, weight_load_time = 0, 0.0
-    graph_memory_usage: dict[str, Any] = {}
-    graph_time_usage: dict[str, Any] = {}
+    graph_memory_usage: ClassVar[dict[str, Any]] = {}
+    graph_time_usage: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, server_args, gpu_id, nccl_port, **_):
         self.server_args, self.gpu_id, self.nccl_port = server_args, gpu_id, nccl_port
@@ -138,18 +140,21 @@ class Bench:
         context: int = 16384,
         overlap: bool = False,
         radix: bool = False,
+        rank: int = 0,
+        ports: PortArgs | None = None,
         **flags: Any,
     ) -> None:
         folder = tempfile.mkdtemp(prefix="headgate-sglang-")
         Path(folder, "config.json").write_text(json.dumps(TINY))
-        flags = {"chunked_prefill_size": 512, **flags}
+        # A scheduler that has ended seems stuck to SGLang's watchdog, which then signals the parent process.
+        flags = {"chunked_prefill_size": 512, "watchdog_timeout": 1e8, **flags}
         args = ServerArgs(
             model_path=folder, device="cpu", skip_tokenizer_init=True, load_format="dummy", page_size=page,
             max_running_requests=slots, max_total_tokens=kv, context_length=context, mem_fraction_static=0.5,
-            disable_overlap_schedule=not overlap, disable_radix_cache=not radix, attention_backend="torch_native",
-            sampling_backend="pytorch", disable_cuda_graph=True, **flags,
+            disable_overlap_schedule=not overlap, disable_radix_cache=not radix,
+            attention_backend="torch_native", sampling_backend="pytorch", disable_cuda_graph=True, **flags,
         )  # fmt: skip
-        publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
+        publish(args, role="scheduler", ranks=SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=rank))
         Worker.size = (slots, kv, page, context)
         workers.TpModelWorker = Worker
         self.now = 0.0
@@ -161,7 +166,7 @@ class Bench:
         self.finished: dict[str, int] = {}  # after so many steps
         self.aborted: dict[str, Any] = {}  # what its client was told
         self.hooks: dict[int, Callable[[], None]] = {}  # called when so many steps have been launched
-        self.scheduler = (kind or schedulers.Scheduler)(args, PortArgs.init_new(args))
+        self.scheduler = (kind or schedulers.Scheduler)(args, ports or PortArgs.init_new(args))
         _one_runtime()
         self.scheduler.tp_worker.launched = self._launched
         channels = self.scheduler.ipc_channels
@@ -207,7 +212,9 @@ class Bench:
         if getattr(output, "rid", None):
             self.aborted[output.rid] = output.finished_reason
 
-    def request(self, rid: str, prompt: int | list[int], output: int, **more: Any) -> TokenizedGenerateReqInput:
+    def request(
+        self, rid: str, prompt: int | list[int], output: int, **more: Any
+    ) -> TokenizedGenerateReqInput:
         """`prompt`: token ids, or how many (which no other request shares)."""
         sampling = {name: more.pop(name) for name in ("custom_params", "ignore_eos", "regex") if name in more}
         if isinstance(prompt, int):
@@ -217,7 +224,8 @@ class Bench:
         params.normalize(None)
         return TokenizedGenerateReqInput(
             rid=rid, input_text="", input_ids=array("q", prompt), mm_inputs=None, sampling_params=params,
-            return_logprob=False, logprob_start_len=-1, top_logprobs_num=0, token_ids_logprob=None, stream=False,
+            return_logprob=False, logprob_start_len=-1, top_logprobs_num=0, token_ids_logprob=None,
+            stream=False,
             **{"input_embeds": None, "token_type_ids": None, **more},
         )  # fmt: skip
 
@@ -245,6 +253,10 @@ class Bench:
             scheduler.gracefully_exit = over and scheduler.is_fully_idle()
             return new
 
+        self.loop(ingest)
+
+    def loop(self, ingest: Callable[..., list[Any]]) -> None:
+        scheduler = self.scheduler
         scheduler.ingest_requests = ingest
         scheduler.gracefully_exit = False
         scheduler._war_barrier_enabled = False
@@ -254,7 +266,7 @@ class Bench:
         loop()
 
     def check_whole(self) -> None:
-        """Nothing was lost: SGLang's own check of its pools at each idle has raised nothing, and KV is free."""
+        """Nothing was lost: SGLang's own checks at each idle have raised nothing, and KV is free."""
         scheduler = self.scheduler
         free = scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size()
         assert free == scheduler.max_total_num_tokens

@@ -1,21 +1,23 @@
-"""Stands in for what SGLang imports and a machine without a GPU does not have: kernels, media, exotic formats."""
+"""Stands in for what SGLang imports and a machine without a GPU does not have."""
 
 import importlib.abc
 import importlib.machinery
 import os
 import sys
 import types
+from typing import ClassVar
 from unittest.mock import MagicMock
 
-ABSENT = frozenset(
-    "IPython anthropic blobfile compressed_tensors cutlass deep_ep deep_gemm easydict flashinfer gguf humming llguidance"
-    " modelscope numba nvidia openai_harmony outlines py_spy pynvml quack sgl_deep_gemm sgl_flash_mla sgl_kernel"
-    " smg_grpc_servicer tilelang torch_memory_saver torchaudio torchvision".split()
-)
+ABSENT = frozenset((
+    "IPython", "anthropic", "blobfile", "compressed_tensors", "cutlass", "deep_ep", "deep_gemm",
+    "easydict", "flashinfer", "gguf", "humming", "llguidance", "modelscope", "numba", "nvidia",
+    "openai_harmony", "outlines", "py_spy", "pynvml", "quack", "sgl_deep_gemm", "sgl_flash_mla",
+    "sgl_kernel", "smg_grpc_servicer", "tilelang", "torch_memory_saver", "torchaudio", "torchvision",
+))  # fmt: skip
 
 
 class StandIn(types.ModuleType):
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name):
         if name.startswith("__"):

@@ -87,7 +87,7 @@ def _patience(bench, seconds):
 
 
 @LOOPS
-@pytest.mark.parametrize("part", ["_headgate_prepare", "_headgate_ran"])
+@pytest.mark.parametrize("part", ["_headgate_prepare", "_headgate_change", "_headgate_ran"])
 def test_our_own_fault_ends_our_part_only(part, overlap):
     bench = virtual.planned(headgate.Exclusive(16, 4), overlap=overlap)
     own, calls = getattr(bench.scheduler, part), [0]
@@ -110,11 +110,11 @@ def test_our_own_fault_ends_our_part_only(part, overlap):
 @LOOPS
 def test_aborts_waiting_half_done_and_running(overlap):
     def hang_up(bench):
-        for rid in ("r50", "r2", "r12"):
+        for rid in ("r50x", "r2x", "r12x"):
             bench.scheduler.abort_request(AbortReq(rid=rid))
 
     bench, heard = served(headgate.Exclusive(16, 4), overlap, {6: hang_up})
-    assert "r50" in bench.aborted  # it waited
+    assert "r50x" in bench.aborted  # it waited
     assert [*heard.ends.values()].count("aborted") == 3
 
 
@@ -156,13 +156,44 @@ def test_short_of_kv_requests_are_retracted_and_come_back(overlap):
     assert heard.causes == []
 
 
+def test_a_request_whose_grammar_is_compiled_joins_while_the_plan_only_decodes():
+    """SGLang looks for it only where it looks for prompts, which a plan of decodes leaves out."""
+    bench = virtual.planned(headgate.Mixed(16, 512))
+    scheduler, late = bench.scheduler, []
+    add = scheduler._add_request_to_queue
+
+    def queue(request, *args):
+        if request.rid == "g1" and not late:
+            late.append(request)
+        else:
+            add(request, *args)
+
+    scheduler._add_request_to_queue = queue
+    manager = scheduler.grammar_manager
+    ready = lambda: len(bench.steps) >= 10 and bool(late)  # noqa: E731
+    manager.has_waiting_grammars = lambda: len(late) == 1 and "g1" not in bench.sent_on
+    bench.sent_on = set()
+
+    def get_ready():
+        if not ready() or bench.sent_on:
+            return []
+        bench.sent_on.add("g1")
+        return late
+
+    manager.get_ready_grammar_requests = get_ready
+    bench.serve([(0.0, bench.request("g1", 100, 5)), (0.0, bench.request("a2", 100, 100))])
+    assert len(bench.finished) == 2
+    first = next(place for place, step in enumerate(bench.steps) if ("g1", 100) in step.prompts)
+    assert 9 <= first <= 12
+
+
 def test_own_policy_gets_the_nearest_plan():
     class Half(headgate.Mixed):
         def plan(self, view):
             plan = super().plan(view)
             return plan._replace(decode=frozenset([*view.decoding][::2]) or plan.decode)
 
-    bench, heard = served(Half(16, 512), False)
+    _, heard = served(Half(16, 512), False)
     assert heard.bends > 0
     assert heard.causes == []
 
@@ -193,13 +224,11 @@ def test_terms_of_a_request():
     virtual.configured(policy="keep", classes={"chat": {"ttft": "1s", "tbt": "50ms"}})
     bench = Bench(HeadgateScheduler, virtual.Line(), enable_mixed_chunk=True)
     seen = []
-    bench.scheduler._headgate._news._tell = None
     live = bench.scheduler._headgate
-    live.take_over(None)
 
     class Arrivals(headgate.Observer):
         def arrived(self, request, now):
-            seen.append((request.kind, request.slo.ttft, request.slo.tbt))
+            seen.append((request.kind, *request.slo[:2]))
 
     live.listen(Arrivals(), True)
     chat = {"headgate_class": "chat", "headgate_tbt": "nonsense"}

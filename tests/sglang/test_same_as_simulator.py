@@ -40,8 +40,8 @@ def compare(name, load, size, overlap=False, **more):
 @pytest.mark.parametrize("rate", [None, 40.0], ids=["all at once", "Poisson"])
 @pytest.mark.parametrize("name", POLICIES)
 def test_same_steps(name, rate, overlap):
-    bench, _ = compare(name, virtual.workload(rate=rate), virtual.engine(), overlap)
-    assert len(bench.finished) == 60
+    bench, _ = compare(name, virtual.workload(40, rate=rate), virtual.engine(), overlap)
+    assert len(bench.finished) == 40
 
 
 @LOOPS
@@ -55,7 +55,7 @@ def test_same_steps_with_pages(name, page, overlap):
 @pytest.mark.parametrize(("page", "kv"), [(1, 4000), (16, 5008), (64, 5056)])
 @pytest.mark.parametrize("name", SOME)
 def test_same_steps_until_one_is_evicted(name, page, kv, overlap):
-    bench, seen = compare(name, virtual.workload(seed=3, rate=60.0), virtual.engine(kv=kv, page=page), overlap)
+    bench, _ = compare(name, virtual.workload(seed=3, rate=60.0), virtual.engine(kv=kv, page=page), overlap)
     assert len(bench.finished) == 60
 
 
@@ -64,14 +64,20 @@ def test_same_steps_until_one_is_evicted(name, page, kv, overlap):
 @pytest.mark.parametrize("name", ["eb:refill=4", "mixed"])
 def test_prompts_in_the_radix_cache_are_not_counted(name, page, overlap):
     """All begin with 320 tokens that an earlier request left: the steps are those of prompts without them."""
-    load, size, prefix = virtual.workload(40, seed=4, longest=500), virtual.engine(page=page), list(range(3, 323))
+    load, size, prefix = (
+        virtual.workload(40, seed=4, longest=500),
+        virtual.engine(page=page),
+        list(range(3, 323)),
+    )
     bench = virtual.planned(headgate.make_policy(name, size), overlap=overlap, page=page, radix=True)
     bench.cost = None  # context is another
     bench.serve([(0.0, bench.request("first", prefix, 2))])
     first = len(bench.steps)
     waiting = []
     hook = bench.scheduler._headgate.policy.plan
-    bench.scheduler._headgate.policy.plan = lambda view: waiting.append(next(iter(view.waiting.values()), None)) or hook(view)
+    bench.scheduler._headgate.policy.plan = lambda view: (
+        waiting.append(next(iter(view.waiting.values()), None)) or hook(view)
+    )
     bench.serve([(bench.now, request) for _, request in virtual.requests(bench, load, prefix)])
     ours = virtual.simulated(headgate.make_policy(name, size), load, size, overlap)
     assert virtual.totals(bench.steps[first:]) == ours.steps

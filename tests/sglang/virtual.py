@@ -70,9 +70,15 @@ def engine(slots: int = 16, kv: int = 65536, page: int = 1, budget: int = 512) -
     return headgate.Engine(Line(), kv, 16384, budget, slots, page, False)
 
 
-def workload(count: int = 60, seed: int = 1, rate: float | None = None, longest: int = 900, outputs: int = 60):
+def workload(
+    count: int = 60, seed: int = 1, rate: float | None = None, longest: int = 900, outputs: int = 60
+):
     draw = np.random.default_rng(seed)
-    arrival = np.zeros(count) if rate is None else np.round(np.cumsum(draw.exponential(1 / rate, count)) * 4096) / 4096
+    arrival = (
+        np.zeros(count)
+        if rate is None
+        else np.round(np.cumsum(draw.exponential(1 / rate, count)) * 4096) / 4096
+    )
     prompt, output = draw.integers(20, longest, count), draw.integers(2, outputs, count)
     return headgate.Workload.of(prompt, output, arrival=arrival, limit=output)
 
@@ -80,9 +86,12 @@ def workload(count: int = 60, seed: int = 1, rate: float | None = None, longest:
 def requests(bench: Bench, load: Any, prefix: list[int] | None = None) -> list[tuple[float, Any]]:
     rows = zip(load.arrival.tolist(), load.prompt.tolist(), load.output.tolist(), strict=True)
     if prefix is None:
-        return [(t, bench.request(f"r{i}", p, o)) for i, (t, p, o) in enumerate(rows)]
-    own = [[*prefix, *[500 + (i * 37 + j * j) % 450 for j in range(p)]] for i, p in enumerate(load.prompt.tolist())]
-    return [(t, bench.request(f"r{i}", own[i], o)) for i, (t, _, o) in enumerate(rows)]
+        return [(t, bench.request(f"r{i}x", p, o)) for i, (t, p, o) in enumerate(rows)]
+    own = [
+        [*prefix, *[500 + (i * 37 + j * j) % 450 for j in range(p)]]
+        for i, p in enumerate(load.prompt.tolist())
+    ]
+    return [(t, bench.request(f"r{i}x", own[i], o)) for i, (t, _, o) in enumerate(rows)]
 
 
 def totals(steps: list[Step]) -> list[tuple[int, int]]:

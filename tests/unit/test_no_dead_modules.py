@@ -14,6 +14,7 @@ ENTRANCES = {  # what users or other programs import
     "headgate.cli",  # the command
     "headgate.vllm",  # vLLM's --scheduler-cls
     "headgate.live.vllm.front",  # one of vLLM's plug-ins
+    "headgate.live.sglang.entry",  # one of SGLang's
     "headgate.live.ray.router",  # Ray Serve's request_router_class, a mixin for deployments
     "headgate.live.route.ray",  # its old name
     "headgate.live.route.ray_replica",  # the old name of the mixin

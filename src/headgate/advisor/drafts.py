@@ -1,5 +1,5 @@
-"""Speculation on or off, and how many drafts, at a load: each number is simulated on the same requests, and the
-best one for each batch size is computed from the step law.
+"""Speculation on or off, and how many drafts, at a load: each number is simulated on the same requests, and
+the best one for each batch size is computed from the step law.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from headgate.cost.card import Card
 from headgate.cost.laws.speculation import Acceptance, MixedAcceptance, crossover, gain, schedule
 from headgate.cost.laws.terms import DraftTerms
 from headgate.cost.laws.work import WorkCost
-from headgate.experiment.build import drafting_of, make_engine, speculate_settings, speculation_notes
+from headgate.experiment.build import make_engine, speculation_notes
 from headgate.experiment.run import Prepared, arrivals_said, carry_out
 from headgate.experiment.settings import Experiment
 from headgate.methods.make import split_name
-from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.engine import Engine, drafting_of, speculate_settings
 from headgate.stats.measured import Measured
 from headgate.stats.metrics import Metrics, without_nan
 from headgate.workloads.workload import Workload
@@ -40,11 +40,6 @@ class DraftsRun(NamedTuple):
     busy: float  # share of the time
     kept: float | None  # share of requests whose promises were kept
 
-    @property
-    def merit(self) -> tuple[float, float, float]:
-        """Promises first, then tokens a second, then time per token; rates within 2 % are alike."""
-        return round(self.kept or 0.0, 2), round(np.log(self.output_rate) / np.log(WORTH)), -self.tpot
-
 
 @dataclass(frozen=True)
 class DraftsPlan:
@@ -54,6 +49,7 @@ class DraftsPlan:
     engine: Engine  # without drafts
     workload: str
     arrivals: str
+    closed: bool  # clients send as fast as they are served
     policy: str
     drafting: DraftTerms
     accept: MixedAcceptance
@@ -66,18 +62,18 @@ class DraftsPlan:
 
     @property
     def best(self) -> DraftsRun:
-        """The smallest k that no other beats; none where drafts gain less than 2 %."""
-        found = max(self.runs, key=lambda run: (run.merit, -run.drafts))
-        return (
-            found
-            if self.gain(found) >= WORTH or (found.kept or 0) > (self.runs[0].kept or 0)
-            else self.runs[0]
-        )
+        """Promises first, to a percent, then the gain; none where drafts gain less than 2 %."""
+        none = self.runs[0]
+        found = max(self.runs, key=lambda run: (round(run.kept or 0.0, 2), self.gain(run), -run.drafts))
+        keeps = round(found.kept or 0.0, 2) > round(none.kept or 0.0, 2)
+        return found if keeps or self.gain(found) >= WORTH else none
 
     def gain(self, run: DraftsRun) -> float:
-        """Over no drafts: time per token at a load that both bear, tokens a second where they are slower."""
+        """Over no drafts: tokens a second in a closed loop, time per token where the load is given."""
         none = self.runs[0]
-        return max(none.tpot / run.tpot if run.tpot > 0 else 1.0, run.output_rate / none.output_rate)
+        if self.closed:
+            return run.output_rate / none.output_rate
+        return none.tpot / run.tpot if run.tpot > 0 else 1.0
 
     @property
     def at_most(self) -> bool:
@@ -143,6 +139,7 @@ def plan_drafts(settings: Experiment) -> DraftsPlan:
         engine=engine,
         workload=workload.name or "requests as given",
         arrivals=arrivals_said(settings),
+        closed=not np.ptp(workload.arrival),
         policy=settings.policy,
         drafting=drafting,
         accept=accept,

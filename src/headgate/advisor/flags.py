@@ -23,7 +23,7 @@ from headgate.cost.card import DERIVED_CARD, Card, hub_name
 from headgate.cost.derive.derived_card import parse
 from headgate.cost.derive.wanted import AUTO, BF16, UTILISATION, WantedCard
 from headgate.cost.model import Shape, StepCost
-from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_REQUESTS, DEFAULT_SLOTS
+from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_REQUESTS, DEFAULT_SLOTS, refuse_speculation
 from headgate.experiment.run import Maker, Prepared, carry_out
 from headgate.experiment.settings import Experiment
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
@@ -43,9 +43,8 @@ class EngineFlags(NamedTuple):
     budget: str
     policy: str  # what it does without a plug-in
     own: tuple[int, int]  # slots and budget on GPUs of 70 GiB and more (vLLM: no A100)
-    parallel: tuple[
-        str, str, str, str, str
-    ]  # of tensors, layers and experts; share of memory; longest request
+    experts: str
+    length: str
 
 
 ENGINES = {
@@ -56,13 +55,8 @@ ENGINES = {
         budget="--max-num-batched-tokens",
         policy="mixed",
         own=(1024, 8192),
-        parallel=(
-            "--tensor-parallel-size",
-            "--pipeline-parallel-size",
-            "--enable-expert-parallel",
-            "--gpu-memory-utilization",
-            "--max-model-len",
-        ),
+        experts="--enable-expert-parallel",
+        length="--max-model-len",
     ),
     "sglang": EngineFlags(
         title="SGLang",
@@ -71,7 +65,8 @@ ENGINES = {
         budget="--chunked-prefill-size",
         policy="sglang",
         own=(2048, 8192),
-        parallel=("--tp-size", "--pp-size", "--ep-size {}", "", "--context-length"),
+        experts="--expert-parallel-size {}",
+        length="--context-length",
     ),
 }
 LARGE_GPU = ENGINES["vllm"].own
@@ -163,6 +158,7 @@ def plan_flags(settings: Experiment, gap: float | None = None) -> FlagsPlan:
 
     A promised `gap` decides SGLang's pieces; for vLLM it is `budget_search` that knows of it.
     """
+    refuse_speculation(settings, "plan flags")
     about, card = card_situation(settings)
     if settings.engine == "sglang":
         return _plan_sglang(settings, about, card, gap)
@@ -265,15 +261,15 @@ def loaded_with(card: Card, longest: int, engine: str = "vllm") -> list[str]:
     said = card.provenance.settings or {}
     derived = _asked(card.name)
     quantization, kv = said.get("quantization", "None"), said.get("KV data type", BF16)
-    tensor, pipeline, expert, memory, length = ENGINES[engine].parallel
+    names, share = ENGINES[engine], derived.utilisation
     words = {
-        f"{tensor} {card.tensor_parallel}": card.tensor_parallel > 1,
-        f"{pipeline} {derived.pipeline}": derived.pipeline > 1,
-        expert.format(derived.expert): derived.expert > 1,
+        f"--tensor-parallel-size {card.tensor_parallel}": card.tensor_parallel > 1,
+        f"--pipeline-parallel-size {derived.pipeline}": derived.pipeline > 1,
+        names.experts.format(derived.expert): derived.expert > 1,
         f"--quantization {quote(quantization)}": quantization != "None",
         f"--kv-cache-dtype {quote(kv)}": kv not in (AUTO, BF16),
-        f"{memory} {derived.utilisation:g}": bool(memory) and derived.utilisation != UTILISATION,
-        f"{length} {longest}": True,
+        f"--gpu-memory-utilization {share:g}": share != UTILISATION and engine == "vllm",
+        f"{names.length} {longest}": True,
     }
     return [word for word, holds in words.items() if holds]
 
@@ -296,7 +292,6 @@ def _asked(name: str) -> WantedCard:
 
 RATIO = 0.7  # of what requests may still produce: what SGLang keeps free at first
 RESERVED = 4096  # output tokens that a request counts at most, and where it names no max_tokens
-OWN_PREFILL = 16384  # SGLang's --max-prefill-tokens
 OWN_GRAPHS = 256  # requests in its largest decode graph on an H100 or H200; less on smaller GPUs
 NO_PLUG_IN = "no flags make it; it takes the plug-in, headgate serve MODEL --engine sglang"
 
@@ -320,7 +315,7 @@ def _plan_sglang(settings: Experiment, about: Situation, card: Card, gap: float 
         refill, budget, rate, per_token = _pieces(about, refill, gap)
         slots = Flag(names.slots, refill.slots, _why_slots(about, refill.slots, settings.tpot, gap))
         more, parameters = _exclusive_flags(about, refill, budget.value, gap)
-    more += _beside(about, slots.value, budget.value, parameters)
+    more += _beside(about, slots.value, parameters)
     queue, waiting = None, None
     if settings.ttft is not None:
         tokens, waiting = _queue(about, rate, per_token, settings.ttft)
@@ -429,8 +424,8 @@ def _exclusive_flags(
     return flags, parameters
 
 
-def _beside(about: Situation, slots: int, budget: int, parameters: dict[str, Any]) -> list[Flag]:
-    """What SGLang's estimate of outputs, its input limit and its graphs ask for."""
+def _beside(about: Situation, slots: int, parameters: dict[str, Any]) -> list[Flag]:
+    """What SGLang's estimate of outputs and its graphs ask for."""
     flags = []
     free = about.kv_tokens / slots - about.held.mean - about.block / 2
     reserved = min(RESERVED, about.lost.longest)
@@ -443,11 +438,6 @@ def _beside(about: Situation, slots: int, budget: int, parameters: dict[str, Any
         )
         flags.append(Flag("--schedule-conservativeness", share, why))
         parameters["conservativeness"] = share
-    if budget > OWN_PREFILL:
-        flags.append(
-            Flag("--max-prefill-tokens", budget, f"SGLang's own, {OWN_PREFILL:,}, is below the pieces.")
-        )
-        parameters["max_prefill_tokens"] = budget
     if slots > OWN_GRAPHS:
         why = f"larger decodes run without a CUDA graph; SGLang's own is {OWN_GRAPHS} on an H100 or H200."
         flags.append(Flag("--cuda-graph-max-bs-decode", slots, why))

@@ -15,12 +15,12 @@ from headgate.core.errors import InputError
 from headgate.cost.card import Card, load_card
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.likeness import error_bar, throughput_error
-from headgate.cost.model import StepCost
+from headgate.cost.model import Shape, StepCost
 from headgate.estimators.hazard import LinearHazard, Survival, fit_hazard, guarded, sample_survival
 from headgate.experiment import build
 from headgate.experiment.settings import Experiment, flag, without_clients
-from headgate.methods.eb.costs import Lengths
-from headgate.sim.engine.engine import Engine
+from headgate.methods.eb.costs import IterationCost, Lengths
+from headgate.sim.engine.engine import Engine, Speculation
 from headgate.workloads.sessions import ENDLESS, found_again
 from headgate.workloads.workload import Workload
 
@@ -31,7 +31,7 @@ CACHED = (
     "steps are priced by the prompt tokens that are left, memory by whole prompts"
 )
 RECORDED = "prefix caching is on: hits as recorded; steps are priced by the prompt tokens that are left"
-IN_STEPS = "speculation: a decode step delivers {:.3g} tokens on average; outputs are counted in steps"
+BURSTS = "speculation: a decode step delivers {:.3g} tokens on average, each of which takes its share of it"
 NEEDED = ("prefill_fixed", "prefill_per_token", "decode_fixed", "decode_per_request", "mixed_by_share")
 FIXED = ("prefill_fixed", "decode_fixed", "mixed_fixed")  # whole durations; the others are prices of a piece
 
@@ -72,6 +72,11 @@ class Situation:
     notes: tuple[str, ...] = ()
     error: float = 0.0  # of the card's throughput, relative; 0: it was measured, or given
     lost: build.Unservable = build.ALL_FIT
+    step_cost: StepCost | None = None  # of a step, where `cost` is of an iteration: with speculation
+
+    def step_seconds(self, shape: Shape) -> float:
+        """How long a step takes, which is what a gap between deliveries is made of."""
+        return (self.step_cost or self.cost).seconds(shape)
 
 
 def situation(settings: Experiment, texts: CostSettings | None = None) -> Situation:
@@ -142,10 +147,11 @@ def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float
             f"outputs of {decodes.mean() + 1:.2f} tokens on average; need at least 2, for prompts bring the "
             "first token and hardly anything would decode: choose longer outputs"
         )
-    tokens = decodes
-    if engine.speculation:  # what planners count in is steps
-        decodes = np.ceil(decodes / engine.burst).astype(np.int64)
-        notes.append(IN_STEPS.format(engine.burst))
+    cost = engine.cost
+    if engine.speculation:
+        burst = _burst(workload, engine.speculation)
+        cost = IterationCost(cost, burst)
+        notes.append(BURSTS.format(burst))
     running = decodes[decodes > 0]
     lengths = Lengths(
         prompt=float(prompts.mean()),
@@ -160,11 +166,11 @@ def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float
     return Situation(
         source=source,
         workload=named_after(settings, workload),
-        cost=engine.cost,
+        cost=cost,
         lengths=lengths,
         survival=sample_survival(running),
         hazard=_hazard(running),
-        held=held(prompts, tokens),
+        held=held(prompts, decodes),
         slots=engine.running,
         budget=engine.batch_tokens,
         load=_load(settings, workload),
@@ -172,7 +178,15 @@ def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float
         block=engine.block,
         notes=tuple(notes),
         lost=lost,
+        step_cost=engine.cost if engine.speculation else None,
     )
+
+
+def _burst(workload: Workload, speculation: Speculation) -> float:
+    """Tokens that a decode step delivers, over all steps of the workload."""
+    outputs = np.minimum(workload.output, workload.limit).astype(np.float64)
+    bursts = np.array([speculation.of(kind.name).tokens(speculation.drafts) for kind in workload.kinds])
+    return float(outputs.sum() / (outputs / bursts[workload.kind]).sum())
 
 
 def prefix_hits(workload: Workload, engine: Engine, kv_tokens: float) -> NDArray[np.int64]:

@@ -239,7 +239,7 @@ def _mixed(about: Situation, costs: PhaseCosts, running: int, clients: int | Non
     decodes = min(running, budget / (1 + lengths.computed / lengths.output))  # as the prediction has it
     context = round(decodes * lengths.context)
     room = max(1, budget - round(decodes))
-    longest = cost.seconds(Shape(round(decodes), context, room))
+    longest = about.step_seconds(Shape(round(decodes), context, room))
     chunks = ceil(lengths.computed / room)
     piece = Shape(round(decodes), context, max(1, round(lengths.computed / chunks)), round(lengths.cached))
     own = chunks * cost.seconds(piece)
@@ -284,7 +284,7 @@ def refill_gap(about: Situation, running: int, refilled: float) -> float:
     tokens = refilled * lengths.computed
     steps = ceil(tokens / about.budget)
     prompts = mean_prompts(tokens / steps, lengths.computed, lengths.cached)
-    return steps * about.cost.seconds(prompts) + about.cost.seconds(
+    return steps * about.step_seconds(prompts) + about.step_seconds(
         Shape(running, round(running * lengths.context))
     )
 

@@ -30,9 +30,9 @@ COMMANDS = {
     "check": "Test whether a policy or router of your own keeps the laws.",
     "doctor": "Say what is installed, and what would run inside vLLM.",
     "reproduce": "Run a published experiment; print published and our numbers.",
-    "serve": "Run `vllm serve MODEL`, or `sglang serve MODEL`, with a headgate policy.",
+    "serve": "Run `vllm serve` or `sglang serve` with a headgate policy.",
     "warm-up": "Load a server that has just started, before users come.",
-    "emulate": "Answer as a loaded vLLM server would, without a GPU.",
+    "emulate": "Answer as a loaded vLLM or SGLang server would, without a GPU.",
     "trial": "Compare policies on a running server, by turns.",
     "trace": "Read the step trace of a live engine and say what happened.",
     "route": "Route requests to several vLLM servers; OpenAI-compatible.",
@@ -40,7 +40,7 @@ COMMANDS = {
     "calibrate": "Measure how long steps take on your GPU and write a cost card.",
     "report": "Show runs in one HTML file that needs nothing but a browser.",
     "sweep": "Run a grid of settings, policies and seeds on all cores.",
-    "plan": "Plan thresholds, flags of plain vLLM, capacity and fleets.",
+    "plan": "Plan thresholds, flags of vLLM or SGLang, capacity and fleets.",
     "card": "Derive a cost card without measuring; list and show cards.",
 }
 

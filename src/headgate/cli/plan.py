@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headgate.report.document import Page
 
 
-plan = Application(help="Plan thresholds, flags of plain vLLM or SGLang, capacity and fleets.")
+plan = Application(help="Plan thresholds, flags of vLLM or SGLang, capacity and fleets.")
 
 
 THRESHOLD = """When to refill; whether mixed or exclusive batches serve more.
@@ -132,7 +132,7 @@ def flag(help: str, panel: str = SEARCH) -> typer.models.OptionInfo:
 Levels = Annotated[list[str] | None, flag("service levels, such as ttft=500ms@p50,tbt=100ms@p99:paying")]
 
 
-FLAGS = """What to set in plain vLLM or SGLang, without a plug-in, and why.
+FLAGS = """What to set in plain vLLM or SGLang, and why.
 
 Slots come from KV memory and the TPOT target, the token budget from that
 target, the queue limit from the TTFT target. --slots and --budget, where
@@ -161,6 +161,7 @@ def flags(
     report: Report = None,
 ) -> None:
     """Advise."""
+    from headgate.advisor.capacity.traffic import parse_levels, promised_gap
     from headgate.advisor.flags import check_flags, plan_flags
     from headgate.experiment.run import MIXED, SATURATED, arrivals_said, assumed, outside_said
     from headgate.report.plans.flags import check_section, flags_page
@@ -170,7 +171,10 @@ def flags(
     if slo and words.engine == "vllm":
         _promised(words, search, slo, check, outputs)
         return
-    found = plan_flags(words, _gap_of(slo) if slo else None)
+    gap = promised_gap(parse_levels(slo)) if slo else None
+    if slo and gap is None:
+        raise InputError("--slo promises no gap; give one, such as tbt=100ms@p99, or drop --slo")
+    found = plan_flags(words, gap)
     setup = assumed(words, arrivals_said(words, SATURATED), run=check, limits=False)
     say, page, lost = said_to(json), flags_page(found, sys.argv[1:]), found.situation.lost
     document = lost.before(found.as_dict())
@@ -186,16 +190,6 @@ def flags(
         page = flags_page(found, sys.argv[1:], [checked])
     save_page(resting_on(page, setup, alarms), report, say)
     write_json(json, document)
-
-
-def _gap_of(slo: list[str]) -> float:
-    """The gap that SGLang's pieces must keep; of levels nothing else decides its flags."""
-    from headgate.advisor.capacity.traffic import parse_levels, promised_gap
-
-    gap = promised_gap(parse_levels(slo))
-    if gap is None:
-        raise InputError("--slo promises no gap; give one, such as tbt=100ms@p99, or drop --slo")
-    return gap
 
 
 def _promised(

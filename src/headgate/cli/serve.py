@@ -47,7 +47,7 @@ ON, OFF = "--async-scheduling", "--no-async-scheduling"
 PASSES = {"allow_extra_args": True, "ignore_unknown_options": True}  # what click calls it
 
 
-EXAMPLES = """Run `vllm serve MODEL`, or `sglang serve MODEL`, with a headgate policy.
+EXAMPLES = """Run `vllm serve` or `sglang serve` with a headgate policy.
 
 Options that are not ours go to the engine untouched. vLLM's own --config goes behind --: headgate serve MODEL
 --policy mixed -- --config vllm.yaml
@@ -173,37 +173,13 @@ USES_RAY = "--use-ray"
 
 def _run_sglang(model: str, rest: list[str], given: dict[str, Any], config: str | None, dry_run: bool) -> int:
     """Check everything, then hand over to SGLang and see that headgate is in it; its exit code."""
-    from headgate.live.engine.policy import check_policy
-    from headgate.live.engine.settings import read_settings as read_plain
-    from headgate.live.sglang.seams import TESTED, home, problem
-
-    if model.startswith("-"):
-        raise InputError(f"the model comes first, not {model}; write headgate serve MODEL {model} ...")
-    if USES_RAY in rest:
-        raise InputError(f"SGLang with {USES_RAY} loads no plug-ins; drop it")
-    chosen = [name.strip() for name in os.environ.get(PLUGINS, "").split(",") if name.strip()]
-    if chosen and "headgate" not in chosen:
-        raise InputError(f"{PLUGINS} names other plug-ins only; add headgate to it or unset it")
     own = _own_file(config, given)
-    settings = read_plain(own) if own else merge(check_words(given, ""), None, "")
+    settings = _sglang_settings(model, own, given, rest)
     given = Settings.renamed(given)
-    slots, budget, _ = SGLANG_LIMITS
-    check_policy(settings, SGLANG, _number(rest, budget), _number(rest, slots))
-    name = settings.named()[0]
-    if settings.policy != SGLANG.name:
-        check_fit(name, mixed_chunk=True)
-    command = executable("sglang")
+    command = executable(SGLANG.name)
     if command is None and not dry_run:
-        raise InputError(f"no sglang command here; install SGLang ({TESTED}) into the environment of headgate")
-    if home() is not None and (why := problem()) and not settings.force:
-        raise InputError(why)
-    more = []
-    if settings.policy != SGLANG.name and mixes(name) and MIXED_CHUNK not in rest:
-        more.append(MIXED_CHUNK)
-    if settings.metrics and "--enable-metrics" not in rest:
-        more.append("--enable-metrics")
-    words = [command or "sglang", "serve", model, *more, *rest]
-    url = _where(rest, port="30000")
+        raise InputError("no sglang command here; install SGLang into the environment of headgate")
+    words = [command or SGLANG.name, "serve", model, *_sglang_flags(settings, rest), *rest]
     with ExitStack() as scratch:
         folder = Path(tempfile.gettempdir(), "headgate-XXXX")
         if not dry_run:
@@ -212,21 +188,49 @@ def _run_sglang(model: str, rest: list[str], given: dict[str, Any], config: str 
         environment.pop(SHARED, None)  # SGLang makes its own
         environment[LOADED] = str(folder / "loaded")
         shown = " ".join(f"{name}={quote(value)}" for name, value in environment.items())
-        limits = ", ".join(f"{flag[2:]} {_value(rest, flag) or 'as SGLang chooses'}" for flag in SGLANG_LIMITS)
-        lines = [f"{_policy_said(settings, model, SGLANG)}; {limits}"]
+        limits = [f"{flag[2:]} {_value(rest, flag) or 'as SGLang chooses'}" for flag in SGLANG_LIMITS]
+        lines = [f"{_policy_said(settings, model, SGLANG)}; {', '.join(limits)}"]
         lines += [_classes_said(settings)] if settings.classes else []
         for line in lines:
             print(f"headgate: {line}", file=sys.stdout if dry_run else sys.stderr)
         print(f"headgate: {shown} {join(_without_keys(words))}", flush=True)
-        if dry_run:
-            if own is None:
-                print(f"headgate: {environment[CONFIG]} would say {json.dumps(given)}")
-            return 0
-        presence = _Presence(url, folder / "loaded")
-        code = _wait(words, {**os.environ, **environment}, folder, None, presence)
+        if dry_run and own is None:
+            print(f"headgate: {environment[CONFIG]} would say {json.dumps(given)}")
+        presence = _Presence(_where(rest, port="30000"), folder / "loaded")
+        code = 0 if dry_run else _wait(words, {**os.environ, **environment}, folder, None, presence)
     if presence.missing:
-        raise InputError("SGLang had started without headgate, and was stopped; its log says why (plugin headgate)")
+        raise InputError("SGLang had started without headgate, and was stopped; its log says why")
     return code
+
+
+def _sglang_settings(model: str, own: str | None, given: dict[str, Any], rest: list[str]) -> Settings:
+    """Checked as the plug-in will check them, as far as that can be told before it is there."""
+    from headgate.live.engine import settings as neutral
+    from headgate.live.engine.policy import check_policy
+    from headgate.live.sglang.seams import home, problem
+
+    if model.startswith("-"):
+        raise InputError(f"the model comes first, not {model}; write headgate serve MODEL {model} ...")
+    if USES_RAY in rest:
+        raise InputError(f"SGLang with {USES_RAY} loads no plug-ins; drop it")
+    chosen = [name.strip() for name in os.environ.get(PLUGINS, "").split(",") if name.strip()]
+    if chosen and "headgate" not in chosen:
+        raise InputError(f"{PLUGINS} names other plug-ins only; add headgate to it or unset it")
+    settings = neutral.read_settings(own) if own else merge(check_words(given, ""), None, "")
+    if settings.policy != SGLANG.name:
+        check_fit(settings.named()[0], mixed_chunk=True)
+    slots, budget, _ = SGLANG_LIMITS
+    check_policy(settings, SGLANG, _number(rest, budget), _number(rest, slots))
+    if home() is not None and (why := problem()) and not settings.force:
+        raise InputError(why)
+    return settings
+
+
+def _sglang_flags(settings: Settings, rest: list[str]) -> list[str]:
+    """What the policy and our metrics need, unless the command line says it."""
+    mixing = settings.policy != SGLANG.name and mixes(settings.named()[0])
+    wanted = {MIXED_CHUNK: mixing, "--enable-metrics": settings.metrics}
+    return [flag for flag, needed in wanted.items() if needed and flag not in rest]
 
 
 class _Presence(threading.Thread):

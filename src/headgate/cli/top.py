@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from headgate.live.route.view.engine import EngineView
 
-EXAMPLES = """Show a router or an engine live: load, promises, refusals, plan, errors.
+EXAMPLES = """Show a router or an engine live: load, promises, errors.
 
 Of a router: give the address of --admin; opened in a browser, it is the same as a page. Of one engine (vLLM
 with or without the plug-in, or the emulator): give its own address; rates come from its /metrics.
@@ -216,9 +216,13 @@ async def follow(frames: Frames) -> AsyncIterator[Frame]:
 
     frame = Frame({}, [])
     while True:
-        with suppress(aiohttp.ClientError, OSError, ValueError):
+        try:
             async for frame in frames():
                 yield frame
+        except InputError:
+            raise
+        except (aiohttp.ClientError, OSError, ValueError, KeyError):
+            pass
         if frame.shown:
             yield frame._replace(lost=LOST)
         await asyncio.sleep(RETRY)
@@ -287,11 +291,12 @@ def view(frame: Frame, where: str = "", notes: Sequence[str] = ()) -> Group:
     """All of it; columns and lines in which nothing stands are left out."""
     shown = frame.shown
     many = f", {len(shown['engines']) + shown['left_out']['engines']} engines" * (shown["kind"] == "router")
-    head = Text(f"headgate {shown['kind']}: {_clean(shown['name'])}{many}", "bold")
+    head = Text(f"{_clean(shown['kind'])} {_clean(shown['name'])}{many}", "bold")
     head.append(f"  {where}  {_clock(shown['time'])}  ", "dim").append(frame.lost, "bold red")
     parts = [head, _totals(shown["totals"]), *(Text(_clean(note), "bold red") for note in shown["notes"])]
     parts += [Text(note) for note in notes]
-    plan, errors = shown.get("plan"), shown.get("errors", [])[:MOST_ROWS]
+    plan = shown.get("plan")
+    errors = sorted(shown.get("errors", []), key=lambda row: row["outcome"] == "refused")[:MOST_ROWS]
     about = f"; plan {plan['age_s']:.0f} s old, earns {_number(plan['revenue'])}/s" if plan else ""
     tables = [
         _table("engines", [_engine(row) for row in shown["engines"]]),
@@ -329,6 +334,7 @@ def _engine(row: Row) -> Row:
         "state": Text(f"{sign} {status}", STYLES[sign]),
         "running": _number(row["running"], 0) + (f" of {_number(row['slots'], 0)}" if row["slots"] else ""),
         "waiting": _number(row["waiting"], 0),
+        "ours": f"{_number(row['ours'], 0)} of {_number(row['lease'], 0)}" if "lease" in row else "",
         "KV": _percent(row["kv"]),
         "tokens/s": _number(row["output"], 0),
         "TTFT": _seconds(row["ttft"]),
@@ -378,7 +384,7 @@ def _error(row: Row) -> Row:
     what = Text(f"{_clean(row['outcome'])} {_clean(row['fault'])}")
     what.stylize("yellow" if row["outcome"] == "refused" else "bold red")
     about = {name: _clean(row[name] or "") for name in ("id", "status", "class", "tenant")}
-    return {"time": _clock(row["time"]), "why": what, **about}
+    return {"time": _clock(row["time"]), "what": what, **about}
 
 
 def _lanes(history: list[list[float | None]]) -> list[Text]:

@@ -167,7 +167,8 @@ def trial(
         followed = None if sends else Followed(source or "", own)
         outcome = asyncio.run(_run(plan, config, url, api_key, followed, workload, judged, said_to(json)))
         traffic = f"that the server has, from {source}" if followed else "requests that the trial sends"
-        _write(outcome, plan, folder, report, json, workload, judged, traffic)
+        command = [word[: -len(api_key)] + "KEY" if _holds(word, api_key) else word for word in sys.argv[1:]]
+        _write(outcome, plan, folder, report, json, workload, judged, traffic, command)
     if outcome.interrupted:
         raise RunInterruptedError(f"{outcome.stopped}; what there is stands in {folder}")
     if outcome.guarded:
@@ -175,6 +176,11 @@ def trial(
 
 
 # -- what was asked for
+
+
+def _holds(word: str, key: str) -> bool:
+    """Whether a word of the command line tells the server's key, which no report should."""
+    return bool(key) and (word == key or word == f"--api-key={key}")
 
 
 def _check(minutes: float, speed: float, seed: int, url: str | None) -> None:
@@ -337,6 +343,7 @@ def _write(
     workload: Workload | None,
     judged: dict[str | None, Slo],
     traffic: str,
+    command: list[str],
 ) -> None:
     import json as json_module
 
@@ -364,7 +371,7 @@ def _write(
         )
     about = {"date": date, "model": outcome.model, "traffic": traffic}
     about = {name: value for name, value in about.items() if value}
-    page = trial_page(outcome, plan.arms, judged, about, sys.argv[1:])
+    page = trial_page(outcome, plan.arms, judged, about, command)
     save_page(page, report or str(folder / REPORT), said_to(json))
     write_json(json, document)
     if json != "-":

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headgate.core.durations import price, slice_text
+from headgate.core.durations import slice_text
 from headgate.core.errors import InputError, unknown
 from headgate.core.request import MEAN, Slo
 from headgate.cost.card import Card, load_card
-from headgate.cost.laws.speculation import MOST_DRAFTS, Acceptance
-from headgate.cost.laws.terms import DraftTerms
+from headgate.cost.laws.speculation import Acceptance
 from headgate.cost.laws.work import WorkCost
 from headgate.experiment.settings import (
     OWN,
@@ -32,11 +31,13 @@ from headgate.record.tables import Columns, Run
 from headgate.sim.engine.engine import (
     DEFAULT_BUDGET,
     DEFAULT_SLOTS,
+    DRAFT_LAUNCH,
     NEWEST,
     SHORTEST,
     Engine,
-    Speculation,
     engine_of_card,
+    speculate_settings,
+    with_speculation,
 )
 from headgate.sim.engine.replica import Residents
 from headgate.workloads.arrivals import ArrivalProcess, arrival_process, spread, tick_of
@@ -81,8 +82,6 @@ def make_engine(words: Experiment, card: Card) -> Engine:
 
 # -- speculative decoding
 
-DRAFT_LAUNCH = 0.2e-3  # s a pass of a drafter that was not measured takes beside a layer of the model
-USUAL_LAYERS = 36
 AT_MOST = (
     "card {} was not measured with speculation: a pass of the drafter is taken for {:.2g} ms, one layer of "
     "the model and {:g} ms, and what else it takes for nothing, so gains are at most these"
@@ -92,89 +91,11 @@ AT_MOST = (
 BURSTS = "steps deliver up to 1 + {} tokens of a request: gaps are between deliveries, TPOT is per token"
 
 
-class SpeculateSettings(NamedTuple):
-    """What --speculate says; None: the card's, or assumed."""
-
-    drafts: int
-    accept: float | None = None
-    spread: float | None = None
-    draft: float | None = None
-    draft_per_decode: float | None = None
-    speculating: float | None = None
-    method: str | None = None
-
-
-def speculate_settings(text: str) -> SpeculateSettings:
-    """DRAFTS[:NAME=VALUE,...]"""
-    drafts, *rest = text.split(":", 1)
-    if not drafts.strip().isdecimal() or not 0 <= int(drafts) <= MOST_DRAFTS:
-        raise InputError(
-            f"--speculate {text!r}: expect a number of drafts from 0 to {MOST_DRAFTS}, such as 3:accept=0.7"
-        )
-    values: dict[str, Any] = {}
-    for part in rest[0].split(",") if rest else ():
-        name, equals, value = (piece.strip() for piece in part.partition("="))
-        if name not in SpeculateSettings._fields[1:] or not equals:
-            raise unknown("word of --speculate", name, SpeculateSettings._fields[1:])
-        if name in values:
-            raise InputError(f"--speculate: {name} is given twice; drop one of the two")
-        values[name] = value if name == "method" else _speculate_number(name, value)
-    return SpeculateSettings(int(drafts), **values)
-
-
-def _speculate_number(name: str, value: str) -> float:
-    try:
-        number = float(value) if name in ("accept", "spread") else price(value)
-    except ValueError:
-        number = -1.0
-    most = {"accept": 1.0, "spread": inf}.get(name, 1.0)
-    if not 0 <= number <= most or (name == "spread" and not number):
-        raise InputError(f"--speculate: {name} is {value!r}; expect a number from 0 to {most:g}")
-    return number
-
-
-def drafting_of(card: Card, asked: SpeculateSettings) -> DraftTerms:
-    """What drafts take: as asked, else as the card was measured, else assumed."""
-    assert card.work is not None
-    terms = card.speculation
-    if terms is None:
-        layers = (card.provenance.model_shape or {}).get("layers", USUAL_LAYERS)
-        work = card.work
-        draft = DRAFT_LAUNCH + (work.constant + work.per_token * work.least_tokens) / layers
-        terms = DraftTerms(max(1, asked.drafts), draft, work.per_token / layers + work.per_decode)
-    named = {name: getattr(asked, name) for name in ("draft", "draft_per_decode", "speculating", "method")}
-    try:
-        return replace(
-            terms, drafts=max(1, asked.drafts), **{k: v for k, v in named.items() if v is not None}
-        )
-    except ValueError as error:
-        raise InputError(f"--speculate: {error}") from None
-
-
 def speculating(engine: Engine, card: Card, words: Experiment) -> Engine:
     """The engine with --speculate; 0 drafts are none."""
-    asked = speculate_settings(words.speculate or "0")
-    if not isinstance(engine.cost, WorkCost):
-        raise InputError(
-            f"--speculate: card {card.name} prices decodes, not tokens, so drafts have no price; choose a "
-            "calibrated (cal-...) or derived card"
-        )
-    if not asked.drafts:
-        return engine
-    most = card.speculation.drafts if card.speculation else MOST_DRAFTS
-    if asked.drafts > most:
-        raise InputError(f"--speculate {asked.drafts}: card {card.name} was measured up to {most} drafts")
-    drafting = drafting_of(card, asked)
     classes = tuple((one.name, _acceptance(one)) for one in words.classes if one.accept is not None)
-    if asked.accept is None and (not words.classes or len(classes) < len(words.classes)):
-        raise InputError(
-            f"--speculate {words.speculate} needs the share of drafts that are accepted: write "
-            f"{asked.drafts}:accept=0.7, or accept in each [[classes]] table (vLLM: "
-            "spec_decode_num_accepted_tokens over spec_decode_num_draft_tokens for one draft)"
-        )
-    common = Acceptance(asked.accept or 0.0, asked.spread or inf)
-    speculation = Speculation(asked.drafts, common, drafting.ahead, classes)
-    return engine._replace(cost=engine.cost.speculating(drafting), speculation=speculation).checked()
+    every_class = bool(words.classes) and len(classes) == len(words.classes)
+    return with_speculation(engine, card, words.speculate or "0", classes, every_class)
 
 
 def refuse_speculation(words: Experiment, command: str) -> None:

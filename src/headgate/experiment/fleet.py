@@ -31,6 +31,7 @@ from headgate.sim.engine.simulator import PATIENT_DOG
 from headgate.sim.fleet.fleet import NO_TIME, FleetSimulator
 from headgate.sim.fleet.lagged import Lagged
 from headgate.sim.fleet.outage import Outage
+from headgate.sim.fleet.ranks import RankSimulator
 from headgate.workloads.streams import stream, uniforms
 from headgate.workloads.workload import Kind, Workload
 
@@ -38,6 +39,7 @@ DELAY = 0.002  # seconds before the first byte
 KV_BYTES = 147_456.0  # of one token: 36 layers, K and V, 8 heads of 128, 2 bytes each, as Qwen3-8B has them
 BANDWIDTH = 50.0  # GB/s: one 400 Gbit/s link
 PRICES = TokenPrices(1.0, 2.0)  # of a prompt and of an output token, where no setting says
+RANK, LOCK_STEP = "any", "lock-step ranks"  # the role of a rank, and what stands for a router
 MakePolicy = Callable[[str], BatchPolicy]  # from the role of an engine
 
 
@@ -70,6 +72,7 @@ class FleetSetup:
     watchdog: float = PATIENT_DOG
     asynchronous: bool = False
     outages: tuple[Outage, ...] = ()
+    lock_step: bool = False  # the engines are ranks that step together, without a router
 
     def router(
         self, name: str, settings: dict[str, Any], workload: Workload, seed: int = 0
@@ -120,6 +123,8 @@ class FleetSetup:
         about: dict[str, Any] | None = None,
     ) -> Run:
         """Serve the workload. An interrupted or failed run comes back too, marked as such."""
+        if self.lock_step:
+            return self._run_ranks(policy, workload, progress, about)
         fleet = FleetSimulator(
             self.engine,
             self.engines,
@@ -148,6 +153,34 @@ class FleetSetup:
             "outcome": outcome,
         }
         return Run(meta, **by_tenant(fleet.recorder.tables(), workload, fleet.arrivals.rows))
+
+    def _run_ranks(
+        self,
+        policy: MakePolicy,
+        workload: Workload,
+        progress: Callable[[int], None] | None,
+        about: dict[str, Any] | None,
+    ) -> Run:
+        wrapped = (lambda: Lagged(policy(RANK))) if self.asynchronous else (lambda: policy(RANK))
+        ranks = RankSimulator(
+            self.engine, self.engines, wrapped, workload, watchdog=self.watchdog, progress=progress
+        )
+        outcome = outcome_of(ranks.run)
+        meta: dict[str, Any] = {
+            "kv_tokens": self.engine.kv_tokens,
+            **({"speculation": self.engine.speculation.said()} if self.engine.speculation else {}),
+            "engines": self.engines,
+            "roles": [RANK] * self.engines,
+            "prices": {"prompt": self.prices.prompt, "output": self.prices.output},
+            **cache_record(ranks.ranks),
+            **described(workload),
+            **(about or {}),
+            "driver": "fleet",
+            "router": LOCK_STEP,
+            "router_parameters": {},
+            "outcome": outcome,
+        }
+        return Run(meta, **by_tenant(ranks.recorder.tables(), workload, ranks.arrivals.rows))
 
 
 def outcome_of(run: Callable[[], None]) -> str:

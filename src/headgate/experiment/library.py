@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headgate.core.errors import InputError
 from headgate.core.fleet import RoutePolicy
@@ -138,7 +138,7 @@ def simulate(
         watchdog=watchdog,
     )
     simulator.run()
-    about = {"driver": "simulator", "policy": label, "label": label, "outcome": "finished"}
+    about: dict[str, Any] = {"driver": "simulator", "policy": label, "label": label, "outcome": "finished"}
     limits = {"kv_tokens": engine.kv_tokens, "longest": engine.longest, **cache_record([simulator.replica])}
     if engine.speculation:
         about["speculation"] = engine.speculation.said()
@@ -158,6 +158,7 @@ def simulate_fleet(
     asynchronous: bool | None = None,
     outages: Sequence[Outage] = (),
     watchdog: float = PATIENT_DOG,
+    lock_step: bool = False,
 ) -> Run:
     """Serve the workload on several equal engines behind a router, in virtual time.
 
@@ -172,6 +173,7 @@ def simulate_fleet(
         seed: for routers that draw.
         asynchronous: policies see arrivals and free slots a step late, as in vLLM. None: as for `simulate`.
         outages: engines that fail or drain, and when they come back.
+        lock_step: the engines are data-parallel ranks that step together; the router is not asked.
         watchdog: seconds of the run without progress after which a starving request stops it.
 
     Examples:
@@ -188,7 +190,7 @@ def simulate_fleet(
         raise InputError(f"engines={engines}; a fleet needs at least 1")
     ahead = composes_ahead(asynchronous, engine.cost.host)
     between = transfer or transfer_time(ManyEngines())
-    setup = FleetSetup(engine, engines, between, PRICES, watchdog, ahead, tuple(outages))
+    setup = FleetSetup(engine, engines, between, PRICES, watchdog, ahead, tuple(outages), lock_step)
     chosen = make_router(router, engine, engines, workload, seed) if isinstance(router, str) else router
     named = router if isinstance(router, str) else type(router).__name__
     label = f"{named} {policy}" if isinstance(policy, str) else named

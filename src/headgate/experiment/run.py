@@ -111,6 +111,7 @@ class Prepared:
             watchdog=words.watchdog,
             asynchronous=self.asynchronous,
             outages=parse_outages(words.outages, words.engines),
+            lock_step=words.lock_step,
         )
 
     def maker(self, name: str, settings: dict[str, Any]) -> Maker:

@@ -93,6 +93,9 @@ class ManyEngines(SettingsModel):
     engines: FleetSize | None = declared(
         FLEET, "so many engines behind a router (default: one, without a router)"
     )
+    lock_step: Switch = declared(
+        FLEET, "the engines are data-parallel ranks that step together, as models with experts do", False
+    )
     transfer_delay: Delay | None = declared(FLEET, "to hand KV over: before the first byte (default: 2ms)")
     kv_bytes: Positive | None = declared(
         FLEET, "to hand KV over: bytes of one token (default: 147456, Qwen3-8B)"
@@ -142,8 +145,8 @@ class Experiment(LengthSettings, ManyEngines):
     )
     speculate: str | None = declared(
         ENGINE,
-        "speculative decoding, DRAFTS[:accept=SHARE,spread=A+B,draft=TIME,draft_per_decode=TIME,"
-        "speculating=TIME,method=NAME], such as 3:accept=0.7 (default: off; times: the card's)",
+        "speculative decoding, DRAFTS:accept=SHARE,... such as 3:accept=0.7,spread=8; also draft=TIME, "
+        "draft_per_decode=TIME, speculating=TIME, method=NAME (default: off; times: the card's)",
     )
     prefix_cache: Switch = declared(
         ENGINE, "find KV of shared prompts again, as vLLM does; no effect where nothing is shared", True
@@ -250,7 +253,9 @@ def refuse_conflicts(words: Experiment) -> None:
         if share.accept is not None and words.speculate is None:
             raise InputError(f"classes.{number}: accept is about drafts; give --speculate or drop it")
     if words.engines is None:
-        _refuse(words, ABOUT_FLEETS, "is about fleets; give --engines or drop it")
+        _refuse(words, (*ABOUT_FLEETS, "lock_step"), "is about fleets; give --engines or drop it")
+    if words.lock_step:
+        _refuse(words, ABOUT_FLEETS, "is about engines behind a router, not --lock-step ranks; drop one")
     _check_load(words)
     if words.think and not words.turns:
         raise InputError("--think is the time between turns; give --turns or drop it")

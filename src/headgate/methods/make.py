@@ -39,12 +39,14 @@ Kind = TypeVar("Kind")
 
 
 class EngineLimits(Protocol):
-    """What a policy knows of its engine: slots, tokens of one step, how long a step takes."""
+    """What a policy knows of its engine: slots, tokens of one step and of a decode in it, what steps take."""
 
     @property
     def running(self) -> int: ...
     @property
     def batch_tokens(self) -> int: ...
+    @property
+    def width(self) -> int: ...
     @property
     def cost(self) -> StepCost: ...
 
@@ -85,14 +87,27 @@ def make_policy(
             values[parameter.name] = limits[parameter.name]
         elif parameter.default is parameter.empty:
             raise InputError(f"policy {name} needs {parameter.name}; pass --set {parameter.name}=VALUE")
-    for limit, most in limits.items():
+    _check_limits(name, values, engine)
+    policy = policy_class(name)
+    own = {"cost": engine.cost} if "cost" in inspect.signature(policy).parameters else {}
+    return _built("policy", name, policy, {**values, **own}), values
+
+
+def _check_limits(name: str, values: Mapping[str, Any], engine: EngineLimits) -> None:
+    """Refuse more than the engine has, and a budget that cannot hold the drafts of all decodes."""
+    for limit, most in (("slots", engine.running), ("budget", engine.batch_tokens)):
         if values.get(limit, 0) > most:
             raise InputError(
                 f"policy {name}: {limit}={values[limit]} exceeds the engine's {most}; raise --{limit}"
             )
-    policy = policy_class(name)
-    own = {"cost": engine.cost} if "cost" in inspect.signature(policy).parameters else {}
-    return _built("policy", name, policy, {**values, **own}), values
+    slots, budget = values.get("slots", engine.running), values.get("budget", engine.batch_tokens)
+    if engine.width > 1 and name == "sglang":
+        raise InputError("policy sglang: drafts are simulated as vLLM runs them; drop --speculate")
+    if engine.width > 1 and budget < slots * engine.width:
+        raise InputError(
+            f"policy {name}: budget={budget} is below {slots} slots of {engine.width} tokens each, drafts "
+            "included; raise budget or lower slots or --speculate"
+        )
 
 
 def current_names(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:

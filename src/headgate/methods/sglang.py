@@ -162,10 +162,6 @@ class SGLang(BatchPolicy):
         if ratio is not None:
             self._from, self._decayed = ratio, -1  # the step of a retraction takes nothing off
 
-    def start_over(self) -> None:
-        """Another policy has decided meanwhile."""
-        self._full, self._rest = False, 0
-
     def gauges(self) -> Mapping[str, float]:
         return {"new_token_ratio": self.ratio}
 
@@ -182,7 +178,11 @@ class SGLang(BatchPolicy):
             self._next = step.full and decodes > 0 and not (together or step.cut), self.interval, None
             return Plan(NONE if decodes and not together else ALL, tuple(step.prompts), chunk=step.tokens)
         full = step.full if step is not None else full
-        retracted, ratio = self._retractions(view) if self._short(view) else ((), None)
+        short = self._short(view)
+        if short and any(request.generated >= request.limit for request in view.decoding.values()):
+            self._next = False, max(rest - 1, 0), None
+            return Plan(NONE)  # KV comes free when the tokens on their way are seen
+        retracted, ratio = self._retractions(view) if short else ((), None)
         self._next = full and not retracted, max(rest - 1, 0), ratio
         if rest or retracted:
             return Plan(ALL, evict=retracted)
@@ -273,5 +273,5 @@ def _most(request: Request, view: View) -> int:
 
 
 def _due(request: Request, page: int) -> int:
-    """1 where its next token begins a page."""
-    return int((request.prompt + request.generated - 1) % page == 0)
+    """1 where its next token begins a page; one whose last token is on its way needs none."""
+    return int(request.generated < request.limit and (request.prompt + request.generated - 1) % page == 0)

@@ -59,8 +59,8 @@ class Uneven(HostTerms):
     spread: float = 0.0
     rng: np.random.Generator = field(default_factory=np.random.default_rng, compare=False)
 
-    def seconds(self, shape: Shape) -> float:
-        spent = super().seconds(shape)
+    def seconds(self, shape: Shape, width: int = 1) -> float:
+        spent = super().seconds(shape, width)
         return spent * exp(self.rng.normal(0.0, self.spread)) if shape.prefill else spent
 
 

@@ -1,7 +1,7 @@
 """Words to plans: known answers by hand, consistency with the simulator, every refusal."""
 
 from dataclasses import replace
-from math import inf, log1p
+from math import exp, inf, log1p
 
 import numpy as np
 import pytest
@@ -61,18 +61,21 @@ def test_toy_set_by_whole_steps() -> None:
     refill = plan.thresholds.stationary.refill
     assert plan.thresholds.chosen == plan.thresholds.stationary
     assert refill == 16  # whole iterations and rounding: 0.0606 of 256
-    phase = -log1p(-refill / 256) * 256
-    decodes = round(refill * 256 / phase)
-    pause = 0.005 + 3e-5 * refill * 512
+    refilled = refill + 0.5  # half of those that leave in the step with which the phase ends
+    phase = log1p(refilled / (256 - refilled + 0.5)) * 256
+    decodes = round(refilled * 256 / phase)
+    pause = 0.005 + 3e-5 * refilled * 512
     cycle = phase * (0.010 + 5e-5 * decodes) + pause
-    assert plan.exclusive.rate == pytest.approx(refill / cycle, rel=1e-9)
+    assert plan.exclusive.rate == pytest.approx(refilled / cycle, rel=1e-9)
     assert plan.exclusive.tokens == pytest.approx(plan.exclusive.rate * 769)  # 512 + 256 + the first
-    assert plan.exclusive.per_token == pytest.approx(cycle / phase)
-    assert plan.exclusive.longest_gap == pytest.approx(pause + 0.010 + 5e-5 * 256)
-    step = 0.011 + 4.2e-5 * (256 + 512)  # one prompt enters in each step
-    assert plan.mixed.rate == pytest.approx(1 / step)
-    assert plan.mixed.per_token == pytest.approx(step)
-    assert plan.gain == pytest.approx(plan.exclusive.rate * step - 1)
+    assert plan.exclusive.per_token == pytest.approx(cycle / phase, rel=2e-3)  # of whole refills, there
+    assert plan.exclusive.longest_gap == pytest.approx(0.005 + 3e-5 * refill * 512 + 0.010 + 5e-5 * 256)
+    entering = 256 / 257  # prompts in a step, a Poisson number: some steps have none
+    some = 1 - exp(-entering)
+    step = some * (0.011 + 4.2e-5 * (255 + entering * 512 / some)) + (1 - some) * (0.010 + 5e-5 * 255)
+    assert plan.mixed.rate == pytest.approx(entering / step, rel=5e-4)  # whole tokens
+    assert plan.mixed.per_token == pytest.approx(1 / plan.mixed.rate)
+    assert plan.gain == pytest.approx(plan.exclusive.rate / plan.mixed.rate - 1)
     assert plan.winner == "exclusive"
 
 

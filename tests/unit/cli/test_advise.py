@@ -15,6 +15,7 @@ from headgate.advisor.advice import Advice, Advised
 from headgate.advisor.capacity.plan import CARRIES, WIDE, PolicyRate, apart, declined, half_width
 from headgate.advisor.capacity.trials import Case
 from headgate.cost.card import load_card
+from headgate.experiment.settings import experiment
 from headgate.report.plans.advise import answer
 from headgate.stats.figures import Estimate, Spread
 
@@ -164,7 +165,9 @@ def test_one_criterion_tells_rates_apart():
 
 
 def test_what_is_not_significantly_better_is_no_reason_for_a_plug_in():
-    start = SimpleNamespace(card=load_card("cal-h200-qwen3-8b"))
+    start = SimpleNamespace(
+        card=load_card("cal-h200-qwen3-8b"), settings=experiment({}), engine=SimpleNamespace(width=1)
+    )
     default = Advised("mixed", {}, 1024, 8192, found_rates("mixed, 1024 slots, 8192 tokens", 3.0, 3.1, 3.2))
     plain = Advised("mixed", {}, 64, 2048, found_rates("mixed, 64 slots, 2048 tokens", 9.0, 11.0, 9.5))
     better = Advised("keep", {}, 64, 8192, found_rates("keep, 64 slots, 8192 tokens", 9.5, 10.6, 10.4))
@@ -238,3 +241,17 @@ def test_graphs_are_simulated_as_printed(headgate):
     assert said not in flat(headgate(*words).out)
     small = flat(headgate(*words, "--graph", 256).out)
     assert "--max-cudagraph-capture-size 256" in small and f"{said} 256 tokens" in small
+
+
+def test_sglang_is_advised_by_its_flags_and_needs_no_plug_in(headgate):
+    """Its own flags are tried beside policies that take the plug-in; plain means SGLang's scheduling."""
+    run = headgate("advise", "--engine", "sglang", *SMALL, *PROMISE, "--policy", "eb+", "--slots", 64)
+    assert run.code == 0, run.err
+    said = flat(run.out)
+    assert said.split("uniform lengths ")[1].startswith("Run plain SGLang, without a plug-in, with --max-run")
+    for part in ("Beside plain SGLang", "sglang:mixed_chunk=true", "sglang:prefill_decode_interval=1"):
+        assert part in said
+    assert "vLLM" not in said and "--max-cudagraph-capture-size" not in said
+    line = pasted(run.out, "sglang serve")
+    assert shlex.split(line)[:3] == ["sglang", "serve", "Qwen/Qwen3-8B"]
+    assert "--max-running-requests 64 --chunked-prefill-size" in line

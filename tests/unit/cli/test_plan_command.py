@@ -61,7 +61,7 @@ def test_threshold_says_all_of_it() -> None:
         "TPOT (ms)",
         "longest gap",
         "TTFT (s)",
-        "At 1,024 clients exclusive batches serve 6.",
+        "At 1,024 clients exclusive batches serve 4.",
         "Exclusive batches win from",
         "below about 2 % are within the error",
     ):

@@ -142,7 +142,7 @@ def test_a_policy_takes_over_requests_that_run(config, tmp_path):
 
 
 def test_a_difference_is_found_and_the_file_put_back(config, tmp_path):
-    code, out, err = trial(config, "--out", "found", "--overwrite")
+    code, out, err = trial(config, "--out", "found", "--overwrite", "--api-key", "s3cret")
     assert code == 0, err
     assert not list(tmp_path.glob("settings.toml.*"))
     assert "slow is worse than as is: promises kept" in " ".join(out.split()), out
@@ -155,6 +155,7 @@ def test_a_difference_is_found_and_the_file_put_back(config, tmp_path):
     assert bench[0]["mean_ttft_ms"] < bench[1]["mean_ttft_ms"] and bench[0]["failed"] == 0
     page = (tmp_path / "found" / "report.html").read_text()
     assert "slow is worse than as is" in page and "<svg" in page
+    assert "--api-key KEY" in page and "s3cret" not in page
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -330,3 +330,18 @@ def test_the_head_of_the_queue_is_not_looked_up_without_a_free_slot(monkeypatch)
     assert looked == [4]  # the policy is asked, and sees what is in the cache
     engine.scheduler.finish_request("d0")
     assert "w" in engine.step().num_scheduled_tokens and looked == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("drafts", "ahead", "blocks"), [(0, 0, 1), (3, 3, 1), (7, 8, 1), (8, 8, 2), (15, 16, 2)]
+)
+def test_blocks_that_a_decode_may_need_for_its_drafts(drafts, ahead, blocks):
+    """1 + k tokens, and room for those that are drafted after them: with blocks of 16, one up to k = 7."""
+    engine, _ = running()
+    scheduler = engine.scheduler
+    scheduler.num_spec_tokens, scheduler.num_lookahead_tokens = drafts, ahead
+    scheduler.scheduler_config.async_scheduling = True
+    engine.live.ledger.limits = engine.live.ledger.limits._replace(decode_width=1 + drafts)
+    knobs = plug_in().knobs.Knobs(scheduler, engine.live, engine.books, lambda: None)
+    assert knobs._blocks_each == blocks
+    assert knobs.forgets is bool(drafts)

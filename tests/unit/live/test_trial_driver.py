@@ -226,7 +226,7 @@ class Shown:
         return self.looks == 1 or self.after is not None
 
 
-class OwnLoad:
+class TraceLoad:
     """Its clock runs with the looks at it."""
 
     def __init__(self):
@@ -245,7 +245,7 @@ def test_a_block_counts_from_when_its_arm_is_in_force(tmp_path, monkeypatch, aft
     """A busy machine takes settings over late."""
     monkeypatch.setattr("headgate.live.trial.trial.READ_WITHIN", 0.1)
     (tmp_path / "s.toml").write_text('policy = "mixed"\n')
-    source, slow = OwnLoad(), Arm("slow", {"policy": "v0"})
+    source, slow = TraceLoad(), Arm("slow", {"policy": "v0"})
     shown = Shown(after, source.book, comes)
     switch = BySettings(SettingsFile(str(tmp_path / "s.toml")), source, shown, SPEED)
     blocks = []

@@ -82,6 +82,7 @@ def file_of(folder: Path, engine: Engine, traffic: SearchTraffic, rest: object) 
         engine.limits,
         engine.prefix_cache,
         engine.speculation,
+        engine.retraction,
     )
     shared = (traffic.requests, traffic.levels, traffic.classes, traffic.recorded)
     digest.update(repr((limits, shared, rest)).encode())

@@ -6,13 +6,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares  # type: ignore[import-untyped]
+from scipy.optimize import least_squares, nnls  # type: ignore[import-untyped]
 
+from headgate.core.errors import InputError
 from headgate.cost.card import Card, GridCell, Provenance, Region
 from headgate.cost.fit.family import MEANING, Law, seconds
 from headgate.cost.fit.solve import ChosenLaw, Problem, choose, unseen
 from headgate.cost.fit.steps import DECODE, KINDS, About, Floats, StepTable, cut
-from headgate.cost.laws.terms import HostTerms
+from headgate.cost.fit.steps import FEWEST as FEWEST_TIMED
+from headgate.cost.laws.terms import DraftTerms, HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 
 LARGEST_GRAPH = "largest CUDA graph"  # the setting that names it
@@ -37,6 +39,7 @@ class Fitted:
     intervals: dict[str, tuple[float, float]]
     quality: Quality
     host: HostTerms | None = None  # None: the steps do not show it
+    drafting: DraftTerms | None = None  # None: no step verified drafts
 
     def card(self) -> Card:
         about, table = self.about, self.table
@@ -52,6 +55,7 @@ class Fitted:
             max_batch_tokens=about.max_batch_tokens,
             work=self.terms,
             host=self.host,
+            speculation=self.drafting,
             region=region(table),
             provenance=self._provenance(),
         )
@@ -72,6 +76,10 @@ class Fitted:
             names = ("constant", "per_request", "prompts")
             step, request, prompts = (_milli(getattr(self.host, name)) for name in names)
             text.append(f"host beside it, ms: {step}, {request} a request, {prompts} with prompts{ungraphed}")
+        if self.drafting:
+            names = ("draft", "draft_per_decode", "speculating")
+            draft, each, step = (_micro(getattr(self.drafting, name)) for name in names)
+            text.append(f"drafts, us: {draft} a pass, {each} a decode in it, {step} a step that has any")
         text.append("errors on held-out parts:  median     p95   total  pieces")
         for name, figures in self.quality.regions.items():
             shown = "".join(f"{100 * figures[key]:>6.1f} %" for key in ("median", "p95", "total"))
@@ -97,7 +105,18 @@ class Fitted:
 
 
 def fit(table: StepTable, about: About) -> Fitted:
-    """The member of the family that predicts unseen parts best, fitted to all of them."""
+    """The member of the family that predicts unseen parts best, fitted to all of them.
+
+    Steps that verified drafts are left out of it; what drafts take is fitted to what remains of them.
+    """
+    speculated = table.take(table.drafts > 0)
+    if len(speculated):
+        table = table.take(table.drafts == 0)
+        if len(table) < FEWEST_TIMED:
+            raise InputError(
+                f"{len(speculated)} of {len(speculated) + len(table)} timed steps verified drafts; a fit "
+                f"needs {FEWEST_TIMED} without any: measure without speculation, too"
+            )
     table.checked()
     setting = about.settings.get(LARGEST_GRAPH, "")
     graph = int(setting) if setting.isdigit() else 0
@@ -117,6 +136,7 @@ def fit(table: StepTable, about: About) -> Fitted:
         intervals=_intervals(problem, law, weights),
         quality=measure(table, unseen(problem, law)),
         host=fit_host(table, terms, graph),
+        drafting=fit_drafts(speculated, terms, about.settings.get(METHOD, "eagle")),
     )
 
 
@@ -246,6 +266,35 @@ def _figures(real: Floats, priced: Floats) -> dict[str, float]:
 
 def _four(value: np.floating) -> float:
     return float(f"{float(value):.4g}")
+
+
+# -- speculative decoding, from steps that verified drafts
+
+METHOD = "speculative method"  # the setting that names it
+
+
+def fit_drafts(table: StepTable, terms: WorkTerms, method: str = "eagle") -> DraftTerms | None:
+    """What drafts take beyond their verification, which `terms` price as tokens in the linear layers.
+
+    Least squares on relative errors, none negative. Passes and steps are told apart only where two numbers of
+    drafts were timed: with one, all of it counts as passes. None: no step had drafts.
+    """
+    if not len(table):
+        return None
+    if len(table) < FEWEST:
+        raise InputError(
+            f"{len(table)} timed steps with drafts; a fit needs at least {FEWEST}, measure longer"
+        )
+    layers = np.vectorize(WorkCost(terms).layers, otypes=[np.float64])
+    verified = layers((table.tokens + table.drafts).astype(np.int64)) - layers(table.tokens.astype(np.int64))
+    passes = table.drafts / np.maximum(table.decodes, 1.0)
+    columns = [passes, table.drafts]
+    if np.ptp(np.rint(passes)) >= 1:
+        columns.append(np.ones(len(table)))
+    left = table.seconds - seconds(terms, table) - verified
+    found, _ = nnls(np.column_stack(columns) / table.seconds[:, None], left / table.seconds)
+    draft, each, *step = (float(f"{value:.4g}") for value in found)
+    return DraftTerms(round(float(passes.max())), draft, each, step[0] if step else 0.0, method)
 
 
 # -- the host, from the steps it kept waiting

@@ -18,6 +18,7 @@ Rows = NDArray[np.bool_]
 NOTHING, DECODE, PREFILL, MIXED = 0, 1, 2, 3  # the shape class of a step; NOTHING: the engine stood idle
 LONGEST = 60.0  # seconds; a step that took longer was not a step (a laptop slept, a clock was set)
 FEWEST = 30  # steps
+NUMBERS = ("seconds", "decodes", "context", "prefill", "behind", "prompts", "attention", "drafts")
 KINDS = ("nothing", "decode", "prefill", "mixed")
 
 
@@ -35,6 +36,7 @@ class StepTable:
     behind: Floats  # KV tokens already there for those prompts
     prompts: Floats  # prompts in the step; NaN: unknown
     attention: Floats  # sum over prompt chunks of tokens * (start + tokens / 2); NaN: unknown
+    drafts: Floats  # draft tokens that were verified, of all decodes together
     before: NDArray[np.int8]  # shape class of the step before: NOTHING, DECODE, PREFILL, MIXED
     busy: Rows  # the next step was scheduled before this one ended: the host was ahead
     part: NDArray[np.int32]  # index into labels: the grid cell or run it came from
@@ -62,13 +64,15 @@ class StepTable:
 
     def save(self, path: str | Path) -> None:
         columns = {name: getattr(self, name) for name in COLUMNS}
+        if not self.drafts.any():
+            del columns["drafts"]
         np.savez_compressed(path, **columns, labels=np.array(self.labels), dropped=np.array(self.dropped))
 
     @classmethod
     def load(cls, path: str | Path) -> StepTable:
         try:
             with np.load(path, allow_pickle=False) as stored:
-                columns = {name: stored[name] for name in COLUMNS}
+                columns = {name: stored[name] for name in COLUMNS if name != "drafts" or name in stored}
                 labels, dropped = stored["labels"].tolist(), int(stored["dropped"])
         except OSError as error:
             fault = error.strerror or "not an .npz file"
@@ -83,9 +87,10 @@ class StepTable:
     def from_columns(cls, columns: Mapping[str, ArrayLike], labels: Sequence[str] = ("all",)) -> StepTable:
         """From plain columns. `seconds`, `decodes`, `context` and `prefill` must be given.
 
-        Without `behind` nothing lies behind; without `before` it is taken from the row above; without `busy`
-        the host was always ahead; without `part` all rows are one. Rows with a clock jump (no time, negative
-        time, more than a minute) or nothing in them are left out and counted.
+        Without `behind` nothing lies behind; without `drafts` none were verified; without `before` it is
+        taken from the row above; without `busy` the host was always ahead; without `part` all rows are one.
+        Rows with a clock jump (no time, negative time, more than a minute) or nothing in them are left out
+        and counted.
         """
         missing = [name for name in ("seconds", "decodes", "context", "prefill") if name not in columns]
         if missing:
@@ -130,11 +135,10 @@ def shape_class(decodes: ArrayLike, prefill: ArrayLike) -> NDArray[np.int8]:
 def _filled(given: Mapping[str, NDArray[np.generic]], count: int, labels: tuple[str, ...]) -> StepTable:
     """The given columns with their types, the others as `from_columns` says."""
     zero, unknown = np.zeros(count), np.full(count, np.nan)
-    defaults = {"behind": zero, "prompts": unknown, "attention": unknown}
+    defaults = {"behind": zero, "drafts": zero, "prompts": unknown, "attention": unknown}
     try:
         numbers = {
-            name: np.asarray(given.get(name, defaults.get(name)), dtype=np.float64)
-            for name in ("seconds", "decodes", "context", "prefill", "behind", "prompts", "attention")
+            name: np.asarray(given.get(name, defaults.get(name)), dtype=np.float64) for name in NUMBERS
         }
         part = np.asarray(given.get("part", np.zeros(count)), dtype=np.int32)
     except (TypeError, ValueError):
@@ -153,7 +157,7 @@ def _filled(given: Mapping[str, NDArray[np.generic]], count: int, labels: tuple[
 
 
 def _refuse_nonsense(table: StepTable) -> None:
-    for name in ("decodes", "context", "prefill", "behind"):
+    for name in ("decodes", "context", "prefill", "behind", "drafts"):
         values = getattr(table, name)
         bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
         if len(bad):

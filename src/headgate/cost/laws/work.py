@@ -94,7 +94,7 @@ class WorkCost(CompiledCost):
         constant, per_behind, per_attention, per_prompt = self._prompts
         spent = (
             constant
-            + self._layers(decodes * self.width + prefill)
+            + self.layers(decodes * self.width + prefill)
             + per_behind * behind
             + per_attention * pairs
             + per_prompt * len(parts)
@@ -118,7 +118,7 @@ class WorkCost(CompiledCost):
         line = self._lines.get(decodes)
         if line is None:
             terms = self.terms
-            fixed = terms.constant + self._layers(decodes * self.width) + terms.per_decode * decodes
+            fixed = terms.constant + self.layers(decodes * self.width) + terms.per_decode * decodes
             if self.drafting is not None:
                 fixed += self._drafts[0] + self._drafts[1] * decodes
             line = self._lines[decodes] = (fixed, terms.per_context)
@@ -172,7 +172,7 @@ class WorkCost(CompiledCost):
             ),
         )
 
-    def _layers(self, tokens: int) -> float:
+    def layers(self, tokens: int) -> float:
         """The linear layers: whole tiles, the reading of all weights, and of the experts that are met."""
         tile, least, per_token = self._tiles
         whole = -(-tokens // tile) * tile

@@ -173,20 +173,22 @@ def _decoded(decoder: msgspec.json.Decoder[Kind], data: bytes) -> Kind:
 
 
 class SamplingParams(msgspec.Struct):
-    """What SGLang's /generate takes of them; all others are accepted and ignored."""
+    """What SGLang's /generate takes of them, by the names of a completion; others are ignored."""
 
-    max_new_tokens: int | None = 128
-    min_new_tokens: int = 0
+    max_tokens: int | None = msgspec.field(default=128, name="max_new_tokens")
+    min_tokens: int = msgspec.field(default=0, name="min_new_tokens")
     n: int = 1
     ignore_eos: bool = False
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    no_stop_trim: bool = False
+    include_stop_str_in_output: bool = msgspec.field(default=False, name="no_stop_trim")
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    custom_params: dict[str, str | int | float | list[str | int | float]] | None = None
+    vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = msgspec.field(
+        default=None, name="custom_params"
+    )
 
 
 class GenerateBody(msgspec.Struct):
@@ -213,21 +215,10 @@ def read_generate(data: bytes) -> Body:
         raise parameter("The emulator streams one answer of /generate; drop n or stream.", "n", told.n)
     body = Body(
         prompt=asked.input_ids if asked.text is None else asked.text,
-        max_tokens=told.max_new_tokens,
-        min_tokens=told.min_new_tokens,
-        n=told.n,
         stream=asked.stream,
-        stop=told.stop,
-        stop_token_ids=told.stop_token_ids,
-        include_stop_str_in_output=told.no_stop_trim,
-        ignore_eos=told.ignore_eos,
-        temperature=told.temperature,
-        top_p=told.top_p,
-        presence_penalty=told.presence_penalty,
-        frequency_penalty=told.frequency_penalty,
         priority=asked.priority or 0,
         request_id=asked.rid,
-        vllm_xargs=told.custom_params,
+        **msgspec.structs.asdict(told),
     )
     _check_fields(body)
     if not body.prompt:

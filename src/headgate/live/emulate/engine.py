@@ -11,6 +11,8 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Protocol
 
+import numpy as np
+
 from headgate.core.errors import RunError, one_line
 from headgate.core.ledger import Entry
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
@@ -20,10 +22,12 @@ from headgate.live.emulate.clock import Alarm, Clock
 from headgate.live.emulate.text import Text
 from headgate.live.engine.tally import ClassTally
 from headgate.sim.engine.asynchronous import Ahead
+from headgate.sim.engine.bursts import Bursts, drawn_rates
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import VirtualEngine
 
 LOG = logging.getLogger("headgate.emulate")
+MOST_SEED = 2**63 - 1
 
 
 class EmulatedEngine:
@@ -45,9 +49,14 @@ class EmulatedEngine:
     ) -> None:
         self.limits, self.clock = engine, clock
         self.tally, self.by_class = EngineTally(engine.longest), ClassTally()
-        self.streams = Streams(self.tally)
+        self.streams = Streams(self.tally, engine.width)
         self._lengths: dict[int, int] = {}  # true output lengths of the jobs inside
         self._contents: dict[int, Pieces] = {}  # what they share with others
+        self._accepts: dict[int, float] = {}  # how often drafts of theirs are accepted
+        self._seeds: dict[int, int] = {}
+        bursts: Bursts | None = None
+        if engine.speculation:
+            bursts = Bursts(engine, self._accepts, self._seeds, asynchronous)  # type: ignore[arg-type]
         kind = Ahead if asynchronous else VirtualEngine
         self.replica: VirtualEngine = kind(
             engine,
@@ -55,6 +64,7 @@ class EmulatedEngine:
             self._lengths,  # type: ignore[arg-type]
             (self.streams, self.by_class, *observers),
             contents=self._contents,  # type: ignore[arg-type]
+            bursts=bursts,
         )
         self.memory = KvMemory(self.replica)
         self.dead: str | None = None
@@ -189,6 +199,8 @@ class EmulatedEngine:
         for job in self.streams.flush():
             self._lengths.pop(job.id, None)
             self._contents.pop(job.id, None)
+            self._accepts.pop(job.id, None)
+            self._seeds.pop(job.id, None)
             if job.export and job.how in (End.STOPPED, End.LIMIT):
                 self.memory.keep(job)
                 self.on_keep(job)
@@ -259,6 +271,10 @@ class EmulatedEngine:
         self._lengths[job.id] = job.length
         job.content = job.content or ((-1 - job.id, job.prompt),)
         self._contents[job.id] = job.content
+        if speculation := self.limits.speculation:  # the same prompt has the same on every engine
+            seed = self._seeds[job.id] = (job.mark << 8 | job.choice) & MOST_SEED
+            chance = np.random.default_rng((seed, 1))  # not the stream that its bursts are drawn from
+            self._accepts[job.id] = float(drawn_rates(speculation.of(job.kind), chance, 1)[0])
         self.streams.jobs[job.id] = job
         self.replica.receive(entry)
 
@@ -304,8 +320,8 @@ class EmulatedJob:
     __slots__ = (
         "admitted", "arrival", "cached", "choice", "content", "entry", "error", "events", "evictions",
         "export", "finished", "first", "guess", "how", "id", "kind", "length", "limit", "loaded", "made",
-        "mark", "newest", "priority", "prompt", "sent", "sink", "slo", "stop_reason", "stops", "tenant",
-        "text",
+        "mark", "newest", "priority", "prompt", "sent", "sink", "slo", "steps", "stop_reason", "stops",
+        "sums", "tenant", "text",
     )  # fmt: skip
 
     def __init__(self, prompt: int, length: int, limit: int, text: Text, sink: Sink, choice: int = 0) -> None:
@@ -323,10 +339,19 @@ class EmulatedJob:
         self.arrival = self.admitted = self.first = self.newest = self.finished = -1.0  # emulated seconds
         self.made = self.sent = self.evictions = 0
         self.events: list[bytes] = []  # of its next tokens, ready to be written, the next one last
+        self.sums: list[int] | None = None  # tokens after each step since its prompt, where that differs
+        self.steps = 0  # of these, with tokens handed out
         self.how: End | None = None
         self.error: str | None = None  # the engine failed it
 
     guess: int | None
+
+    def next_burst(self) -> int:
+        """How many tokens its next step hands out; the first is that of its prompt."""
+        if self.sums is None:
+            return 1
+        step, self.steps = self.steps, self.steps + 1
+        return self.sums[step] - self.sums[step - 1] if 0 < step < len(self.sums) else 1
 
     def fail(self, error: str | None) -> None:
         self.error, self.how = error, End.ABORTED
@@ -351,7 +376,8 @@ class Streams(Observer):
     but the set itself. Jobs whose client does not stream are counted only.
     """
 
-    def __init__(self, tally: EngineTally) -> None:
+    def __init__(self, tally: EngineTally, width: int = 1) -> None:
+        self._drafts = width - 1
         self.jobs: dict[int, EmulatedJob] = {}  # all inside the engine
         self._tally = tally
         self._rolling: dict[int, EmulatedJob] = {}  # get a token with every tick
@@ -371,7 +397,11 @@ class Streams(Observer):
         self._tally.stepped(steps)
         if not steps.decodes or not self._rolling:
             return
-        self._tally.generation_tokens += len(self._rolling)
+        if self._drafts:
+            self._tally.drafts += len(self._rolling)
+            self._tally.draft_tokens += self._drafts * len(self._rolling)
+        else:
+            self._tally.generation_tokens += len(self._rolling)
         gaps, fresh = self._tally.inter_token_latency, self._fresh
         self._fresh = []
         for job in fresh:
@@ -384,7 +414,11 @@ class Streams(Observer):
     def prefilled(self, request: Request, now: float) -> None:
         """The token that came with its prompt; from now on it rolls."""
         job = self.jobs[request.id]
-        self._tally.generation_tokens += 1
+        if self._drafts:
+            deliveries = None if job.entry is None else job.entry.deliveries
+            job.sums, job.steps = None if deliveries is None else deliveries.sums, 0
+        else:
+            self._tally.generation_tokens += 1
         if job.first < 0:
             job.first = now
             self._tally.time_to_first_token.add(now - job.arrival)
@@ -414,8 +448,15 @@ class Streams(Observer):
         job = self.jobs.pop(request.id)
         self._stop(job.id)
         job.how, job.finished = how, now
+        if self._drafts and request.generated > job.made:
+            self._count(request.generated - job.made)
         job.made = max(job.made, request.generated)
         self._ended.append(job)
+
+    def _count(self, burst: int) -> None:
+        """Tokens of one step of a job that speculates; all but one of them were drafts."""
+        self._tally.generation_tokens += burst
+        self._tally.accepted_tokens += burst - 1
 
     def flush(self) -> list[EmulatedJob]:
         """Hand out the tokens of the step; the jobs that have ended with it."""
@@ -423,7 +464,10 @@ class Streams(Observer):
         self._due, self._ended = [], []
         for job in due:
             if job.how is None:
-                job.made += 1
+                burst = job.next_burst()
+                job.made += burst
+                if self._drafts:
+                    self._count(burst)
                 if job.sink.streams:
                     job.sink.tokens(job)
         for job in ended:
@@ -630,6 +674,7 @@ class EngineTally:
         self.step_seconds = 0.0
         self.prompt_tokens = self.loaded_tokens = self.generation_tokens = self.preemptions = self.steps = 0
         self.cache_queries = self.cache_hits = self.cached_tokens = 0
+        self.drafts = self.draft_tokens = self.accepted_tokens = 0  # of decode steps that speculate
         self.ended_by: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         self.rejected: Counter[str] = Counter(max_num_queued_reqs=0, max_num_queued_tokens=0)
         self.nixl: Counter[str] = Counter()

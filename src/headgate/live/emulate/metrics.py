@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -97,6 +97,10 @@ class PlaceMetrics:
             "prompt_tokens": ("Number of prefill tokens processed.", "prompt_tokens"),
             "generation_tokens": ("Number of generation tokens processed.", "generation_tokens"),
         }
+        if self._place.setup.engine.speculation:
+            plain["spec_decode_num_drafts"] = ("Number of spec decoding drafts.", "drafts")
+            plain["spec_decode_num_draft_tokens"] = ("Number of draft tokens.", "draft_tokens")
+            plain["spec_decode_num_accepted_tokens"] = ("Number of accepted tokens.", "accepted_tokens")
         for name, (about, attribute) in plain.items():
             yield self._counter(name, about, lambda tally, key=attribute: {"": getattr(tally, key)})
         yield self._counter(
@@ -208,40 +212,51 @@ SGLANG_HISTOGRAMS = {  # of the tally: SGLang's name
 }
 
 
+SGLANG_GAUGES: dict[str, tuple[str, Callable[[EmulatedEngine], float]]] = {
+    "num_running_reqs": ("The number of running requests.", lambda engine: engine.running),
+    "num_queue_reqs": ("The number of requests in the waiting queue.", lambda engine: engine.waiting),
+    "token_usage": ("The token usage.", lambda engine: engine.kv_usage),
+    "num_used_tokens": ("The number of used tokens.", lambda engine: _pool(engine) - _free(engine)),
+    "kv_used_tokens": ("Used token slots in the KV pool.", lambda engine: _pool(engine) - _free(engine)),
+    "kv_available_tokens": ("Free token slots in the KV pool.", lambda engine: _free(engine)),
+    "cache_hit_rate": (
+        "The prefix cache hit rate.",
+        lambda engine: engine.tally.cache_hits / max(1, engine.tally.cache_queries),
+    ),
+    "gen_throughput": (  # over all its steps, where SGLang has the newest
+        "The generation throughput (token/s).",
+        lambda engine: engine.tally.generation_tokens / (engine.tally.step_seconds or 1.0),
+    ),
+    "new_token_ratio": (
+        "The new token ratio.",
+        lambda engine: engine.replica.policy.gauges().get("new_token_ratio", 0.0),
+    ),
+}
+SGLANG_COUNTERS: dict[str, tuple[str, Callable[[EngineTally], float]]] = {
+    "prompt_tokens": ("Number of prefill tokens processed.", lambda tally: tally.prompt_tokens),
+    "generation_tokens": ("Number of generation tokens.", lambda tally: tally.generation_tokens),
+    "cached_tokens": ("Number of cached prompt tokens.", lambda tally: tally.cached_tokens),
+    "num_requests": ("Number of requests processed.", lambda tally: sum(tally.ended_by.values())),
+    "num_aborted_requests": ("Number of requests aborted.", lambda tally: tally.ended_by["abort"]),
+    "num_retracted_requests": ("Number of retracted requests.", lambda tally: tally.preemptions),
+}
+
+
 class SGLangMetrics(PlaceMetrics):
     """The same under SGLang's names (0.5.23). Buckets are vLLM's, and streams are not told from others."""
 
     def _gauges(self) -> Iterator[GaugeFamily]:
-        for name, about, of in (
-            ("num_running_reqs", "The number of running requests.", _running),
-            ("num_queue_reqs", "The number of requests in the waiting queue.", _waiting),
-            ("token_usage", "The token usage.", _usage),
-            ("full_token_usage", "The token usage for full attention layers.", _usage),
-            ("num_used_tokens", "The number of used tokens.", _used),
-            ("kv_used_tokens", "Number of actively used token slots in the KV cache pool.", _used),
-            ("kv_available_tokens", "Number of free token slots in the KV cache pool.", _free),
-            ("cache_hit_rate", "The prefix cache hit rate.", _hit_rate),
-            ("gen_throughput", "The generation throughput (token/s).", _throughput),
-            ("new_token_ratio", "The new token ratio.", _ratio),
-        ):
+        for name, (about, of) in SGLANG_GAUGES.items():
             family = GaugeFamily(f"sglang:{name}", about, RANKS)
             for values, engine, _ in self._engines:
-                family.add_metric(self._ranks(values), of(engine))
+                family.add_metric(_ranks(values), of(engine))
             yield family
 
     def _counters(self) -> Iterator[GaugeFamily]:
-        for name, about, of in (
-            ("prompt_tokens", "Number of prefill tokens processed.", "prompt_tokens"),
-            ("generation_tokens", "Number of generation tokens processed.", "generation_tokens"),
-            ("cached_tokens", "Number of cached prompt tokens.", "cached_tokens"),
-            ("num_requests", "Number of requests processed.", ""),
-            ("num_aborted_requests", "Number of requests aborted.", "abort"),
-            ("num_retracted_requests", "Total number of retracted requests.", "preemptions"),
-        ):
+        for name, (about, of) in SGLANG_COUNTERS.items():
             family = CounterFamily(f"sglang:{name}", about, RANKS)
             for values, _, tally in self._engines:
-                ended = tally.ended_by["abort"] if of else sum(tally.ended_by.values())
-                family.add_metric(self._ranks(values), ended if of in ("", "abort") else getattr(tally, of))
+                family.add_metric(_ranks(values), of(tally))
             yield family
 
     def _histograms(self) -> Iterator[GaugeFamily]:
@@ -249,45 +264,20 @@ class SGLangMetrics(PlaceMetrics):
             family = HistogramFamily(f"sglang:{name}", HISTOGRAMS[attribute][1], RANKS)
             for values, _, tally in self._engines:
                 found: Histogram = getattr(tally, attribute)
-                family.add_rows(self._ranks(values), found.rows(), found.sum)
+                family.add_rows(_ranks(values), found.rows(), found.sum)
             yield family
 
-    def _ranks(self, values: list[str]) -> list[str]:
-        return [values[0], "unified", "0", "0", "0", values[1]]
+
+def _pool(engine: EmulatedEngine) -> int:
+    return engine.replica.ledger.kv_total
 
 
-def _running(engine: EmulatedEngine) -> float:
-    return engine.running
-
-
-def _waiting(engine: EmulatedEngine) -> float:
-    return engine.waiting
-
-
-def _usage(engine: EmulatedEngine) -> float:
-    return engine.kv_usage
-
-
-def _used(engine: EmulatedEngine) -> float:
-    blocks = engine.replica.blocks
-    return (blocks.total - blocks.free) * blocks.size
-
-
-def _free(engine: EmulatedEngine) -> float:
+def _free(engine: EmulatedEngine) -> int:
     return engine.replica.blocks.free * engine.replica.blocks.size
 
 
-def _hit_rate(engine: EmulatedEngine) -> float:
-    return engine.tally.cache_hits / max(1, engine.tally.cache_queries)
-
-
-def _throughput(engine: EmulatedEngine) -> float:
-    """Over all its steps, where SGLang has the last forty decodes."""
-    return engine.tally.generation_tokens / engine.tally.step_seconds if engine.tally.step_seconds else 0.0
-
-
-def _ratio(engine: EmulatedEngine) -> float:
-    return engine.replica.policy.gauges().get("new_token_ratio", 0.0)
+def _ranks(values: list[str]) -> list[str]:
+    return [values[0], "unified", "0", "0", "0", values[1]]
 
 
 def _gauge(name: str, about: str, *more: str) -> GaugeFamily:

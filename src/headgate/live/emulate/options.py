@@ -46,6 +46,9 @@ class Options(SettingsModel):
     model_len: Count | None = declared(
         ENGINE, "most tokens of one request, prompt and output (default: the card's)"
     )
+    speculate: str | None = declared(
+        ENGINE, "speculative decoding, DRAFTS:accept=SHARE,..., as for `headgate simulate` (default: off)"
+    )
     prefix_cache: Switch = declared(
         ENGINE,
         "find KV of equal prompts again, vLLM's --enable-prefix-caching",

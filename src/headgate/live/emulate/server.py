@@ -506,50 +506,36 @@ async def _health(request: web.Request) -> web.Response:
 
 
 async def _model_info(request: web.Request) -> web.Response:
-    setup = request.app[PLACE].setup
-    return _json(
-        {
-            "model_path": setup.card.model,
-            "served_model_name": setup.model,
-            "tokenizer_path": setup.card.model,
-            "is_generation": True,
-            "preferred_sampling_params": None,
-            "weight_version": "default",
-            "load_format": "auto",
-            "disaggregation_mode": "null",
-            "has_image_understanding": False,
-            "has_audio_understanding": False,
-        }
-    )
+    return _json(_about_model(request.app[PLACE]))
 
 
 async def _server_info(request: web.Request) -> web.Response:
     """What routers and load tests read of it."""
     place = request.app[PLACE]
     setup, engine = place.setup, place.setup.engine
-    return _json(
-        {
-            "model_path": setup.card.model,
-            "served_model_name": setup.model,
-            "host": setup.options.host,
-            "port": place.port,
-            "context_length": engine.max_model_len,
-            "tp_size": setup.card.tensor_parallel,
-            "dp_size": len(place.engines),
-            "page_size": engine.block,
-            "max_running_requests": engine.running,
-            "max_total_num_tokens": engine.kv_tokens,
-            "chunked_prefill_size": engine.batch_tokens,
-            "schedule_policy": "fcfs",
-            "disable_radix_cache": not engine.prefix_cache,
-            "disaggregation_mode": "null",
-            "internal_states": [
-                {"effective_max_running_requests_per_dp": engine.running, "waiting": each.waiting}
-                for each in place.engines
-            ],
-            "version": SGLANG,
-        }
-    )
+    limits = {
+        "context_length": engine.max_model_len,
+        "page_size": engine.block,
+        "max_running_requests": engine.running,
+        "max_total_num_tokens": engine.kv_tokens,
+        "chunked_prefill_size": engine.batch_tokens,
+        "disable_radix_cache": not engine.prefix_cache,
+    }
+    ranks = {"tp_size": setup.card.tensor_parallel, "dp_size": len(place.engines), "port": place.port}
+    states = [{"waiting": each.waiting, "running": each.running} for each in place.engines]
+    return _json(_about_model(place) | limits | ranks | {"internal_states": states, "version": SGLANG})
+
+
+def _about_model(place: PortState) -> dict[str, Any]:
+    card = place.setup.card.model
+    return {
+        "model_path": card,
+        "served_model_name": place.setup.model,
+        "tokenizer_path": card,
+        "is_generation": True,
+        "weight_version": "default",
+        "disaggregation_mode": "null",
+    }
 
 
 async def _tokenize(request: web.Request) -> web.Response:

@@ -55,7 +55,7 @@ from headgate.live.engine.requests import promises
 from headgate.live.engine.settings import Settings, read_settings
 from headgate.live.vllm import VLLM
 from headgate.methods.make import make_policy, split_name
-from headgate.sim.engine.engine import NEWEST, SHORTEST, Engine, engine_of_card
+from headgate.sim.engine.engine import NEWEST, SHORTEST, Engine, engine_of_card, with_speculation
 from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
 from headgate.workloads.traces import BUNDLED, bundled, read_trace
 
@@ -561,6 +561,8 @@ class EmulatorSetup:
         self.engine: Engine = engine_of_card(
             self.card, options.slots, options.budget, options.kv_tokens, options.model_len, options.block
         )._replace(prefix_cache=options.prefix_cache, retraction=SHORTEST if self.sglang else NEWEST)
+        if options.speculate is not None:
+            self.engine = with_speculation(self.engine, self.card, options.speculate)
         asked = options.asynchronous
         self.asynchronous = self.card.host is not None if asked is None else asked
         self.parameters: dict[str, Any]  # of the policy
@@ -584,7 +586,7 @@ class EmulatorSetup:
     def from_settings(self, settings: Settings) -> tuple[BatchPolicy, dict[str, Any]]:
         """The policy as the plug-in would make it; vLLM's own scheduling is `mixed`, SGLang's `sglang`."""
         engine = self.engine
-        if settings.policy in (VLLM.name, "sglang"):
+        if settings.policy == self.options.engine:
             return make_policy("sglang" if self.sglang else "mixed", {}, engine)
         return build_policy(
             settings,
@@ -594,6 +596,7 @@ class EmulatorSetup:
             max_model_len=engine.max_model_len,
             batch_tokens=engine.batch_tokens,
             running=engine.running,
+            width=engine.width,
         )
 
 

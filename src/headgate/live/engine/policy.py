@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any, cast
 
 from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy
 from headgate.cost.card import DERIVED_CARD, Card, load_card, parse_card
+from headgate.cost.laws.terms import DraftTerms
+from headgate.cost.laws.work import WorkCost
 from headgate.cost.likeness import Likeness, doubts, refusals
 from headgate.cost.model import Shape, StepCost
 from headgate.live.engine.process import LOG, EngineNames
@@ -18,6 +21,7 @@ from headgate.sim.engine.engine import Engine
 
 CAN_BE_ANYTHING: dict[str, Any] = {"kv_tokens": 1 << 24, "block": 16, "max_model_len": 1 << 20}
 UNKNOWN = Likeness()
+SIMULATED = "sglang"  # the policy that an engine has by itself
 MOST_TOKENS, MOST_REQUESTS = 1 << 20, 1 << 16  # where the engine's limits are not known yet
 
 
@@ -49,7 +53,7 @@ def build_policy(
             LOG.warning("headgate: %s", warning)
     cost = _cost(card)
     if card is not None and width > 1:
-        cost = WideCost(cost, width)
+        cost = _with_drafts(cost, card, width)
     if card is not None and graph:
         cost = cost.graphed(graph)
         if settings.named()[0] == "keep":
@@ -61,10 +65,15 @@ def build_policy(
     return _make(settings, names, card, engine)
 
 
+def _with_drafts(cost: StepCost, card: Card, width: int) -> StepCost:
+    if not isinstance(cost, WorkCost):
+        return WideCost(cost, width)
+    return cost.speculating(replace(card.speculation or DraftTerms(width - 1), drafts=width - 1))
+
+
 class WideCost(StepCost):
-    """A card that knows of no drafts, on an engine that verifies some: a decode is priced as `width` decodes
-    that share its context. What drafting itself takes is not known, and what a decode takes beyond its token
-    counts for each draft, too.
+    """A card that prices decodes, not tokens, on an engine that verifies drafts: a decode is priced as
+    `width` decodes that share its context. What drafting itself takes is not known.
     """
 
     def __init__(self, cost: StepCost, width: int) -> None:
@@ -125,6 +134,11 @@ def _make(
     settings: Settings, names: EngineNames, card: Card | None, engine: Engine
 ) -> tuple[BatchPolicy, dict[str, Any]]:
     name, words = settings.named()
+    if name == SIMULATED:
+        raise InputError(
+            f"policy {name} is SGLang's own scheduling, for the simulator; choose another, or serve with "
+            f"--engine sglang --policy {name} and SGLang's own flags instead of {name}:PARAMETER=VALUE"
+        )
     cost = inspect.signature(policy_class(name)).parameters.get("cost")
     if card is None and cost is not None and cost.default is cost.empty:
         raise InputError(

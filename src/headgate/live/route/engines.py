@@ -123,7 +123,8 @@ class EngineWatch:
     def _scraped(self, engine: Upstream, metrics: bytes) -> None:
         before = engine.load
         engine.load = read_load(metrics, self._now())
-        engine.reads_words = any(mark in metrics for mark in PLUG_IN)
+        engine.sglang = SGLANG_MARK in metrics
+        engine.reads_words = not engine.sglang and any(mark in metrics for mark in PLUG_IN)
         engine.busy = False
         recent = self._differences.setdefault(engine.id, deque(maxlen=FOREIGN_WINDOW))
         recent.append(engine.load.running + engine.load.waiting - engine.legs - engine.peers)
@@ -181,7 +182,7 @@ def outliers(engines: list[Upstream], health: Health, now: float) -> list[Upstre
     return sorted(slow, key=lambda each: -each.first_token)[:most]
 
 
-# -- the metrics of vLLM that are read
+# -- the metrics of vLLM and SGLang that are read
 
 ALARMS = (
     "vllm:nixl_num_notifications_after_expiry_total",
@@ -189,6 +190,7 @@ ALARMS = (
     "vllm:nixl_num_failed_transfers_total",
     "vllm:num_preemptions_total",
 )
+SGLANG_ALARMS = ("sglang:num_retracted_requests_total",)
 NAMES = {  # of the fields of a load, and of alarms
     "running": "vllm:num_requests_running",
     "waiting": "vllm:num_requests_waiting",
@@ -196,18 +198,35 @@ NAMES = {  # of the fields of a load, and of alarms
     "prompt_tokens": "vllm:prompt_tokens_total",
     "generated": "vllm:generation_tokens_total",
 }
+SGLANG_NAMES = {
+    "running": "sglang:num_running_reqs",
+    "waiting": "sglang:num_queue_reqs",
+    "kv_usage": "sglang:token_usage",
+    "prompt_tokens": "sglang:prompt_tokens_total",
+    "generated": "sglang:generation_tokens_total",
+}
+SGLANG_GAUGES = [name for name in SGLANG_NAMES.values() if not name.endswith("_total")]
+SGLANG_MARK = b"\nsglang:num_running_reqs"
+# Ranks of one engine may each show its gauges, and priorities a part of them: only the whole counts.
+PARTS = rb'(?![^\n]*(?:[tp]p_rank="[1-9]|[{,]priority="[^"]))'
 PLUG_IN = b"headgate_info", b"headgate_queue"  # an engine that shows one of these reads class and tenant
 _SAMPLE = {
-    name: re.compile(rb"\n" + name.encode() + rb"(?:\{[^\n]*\})? ([0-9.eE+-]+)(?: [0-9]+)?(?=\n|$)")
-    for name in (*NAMES.values(), *ALARMS)
+    name: re.compile(
+        rb"\n"
+        + name.encode()
+        + (PARTS if name in SGLANG_GAUGES else b"")
+        + rb"(?:\{[^\n]*\})? ([0-9.eE+-]+)(?: [0-9]+)?(?=\n|$)"
+    )
+    for name in (*NAMES.values(), *ALARMS, *SGLANG_NAMES.values(), *SGLANG_ALARMS)
 }
 
 
 def read_load(text: bytes, now: float) -> EngineLoad:
     """Sums over all label sets (several engine cores behind one address); absent ones are 0."""
     text = b"\n" + text  # a pattern that begins with a letter is found fast, one that begins with ^ is not
-    load = EngineLoad(alarms={name: _total(name, text) for name in ALARMS}, at=now)
-    for field_name, name in NAMES.items():
+    names, alarms = (SGLANG_NAMES, SGLANG_ALARMS) if SGLANG_MARK in text else (NAMES, ALARMS)
+    load = EngineLoad(alarms={name: _total(name, text) for name in alarms}, at=now)
+    for field_name, name in names.items():
         setattr(load, field_name, type(getattr(load, field_name))(_total(name, text)))
     return load
 
@@ -370,6 +389,7 @@ class Upstream:
     retired: bool = False
     busy: bool = False  # its queue was full; until the next scrape
     reads_words: bool = False  # it has headgate's plug-in
+    sglang: bool = False  # by its metrics
     ejected_until: float = 0.0
     ejections: int = 0
     legs: int = 0  # calls of ours that are open there
@@ -437,6 +457,17 @@ class Upstream:
             if holds:
                 return word
         return "up"
+
+
+def refuse_handover(upstreams: Iterable[Upstream], hands_over: bool) -> None:
+    """SGLang's KV goes to no other engine of ours, whatever router, group or role asks for it."""
+    for upstream in upstreams:
+        spec = upstream.spec
+        if upstream.sglang and (hands_over or spec.kv_group or spec.role in ("prefill", "decode")):
+            raise InputError(
+                f"engine {spec.url} is SGLang, whose KV is not handed over; choose a router that sends "
+                "requests whole, such as least-loaded, and drop kv_group and the roles prefill and decode"
+            )
 
 
 # -- from a file or DNS

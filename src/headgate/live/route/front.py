@@ -163,7 +163,7 @@ class Front:
 
     def _reading(self, request: web.BaseRequest, body: Body, path: str) -> Steps[AskedRequest]:
         if APIS[path].form:
-            return reading_form(body, ",".join(request.headers.getall("Content-Type", ())))
+            return reading_form(body, ", ".join(request.headers.getall("Content-Type", ())))
         return reading(body, path, self.app.config.front.allow_kv_params)
 
     def _tenant(self, request: web.BaseRequest, key: Key | None) -> str:

@@ -98,18 +98,11 @@ class RouterMetrics:
         counter.inc()
 
     def refused_tenant(self, tenant: str, reason: str) -> None:
-        self.tenant_refused.labels(self.told_apart(tenant), reason).inc()
-
-    def told_apart(self, tenant: str) -> str:
-        """The label of a tenant; those beyond the first thousand share one."""
-        if tenant not in self._tenants:
-            if len(self._tenants) >= MOST_TENANTS:
-                return OTHER_TENANTS
-            self._tenants.add(tenant)
-        return tenant
+        self.tenant_refused.labels(told_apart(tenant, self._tenants), reason).inc()
 
     def served(self, tenant: str, prompt: int, output: int) -> None:
-        tenant = self.told_apart(tenant)
+        """Tokens of a tenant."""
+        tenant = told_apart(tenant, self._tenants)
         self.tenant_tokens.labels(tenant, "prompt").inc(prompt)
         self.tenant_tokens.labels(tenant, "output").inc(output)
 
@@ -127,6 +120,15 @@ class RouterMetrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"headgate_{name}", text, ["class"], buckets=buckets, registry=self.registry)
+
+
+def told_apart(tenant: str, known: set[str]) -> str:
+    """The label of a tenant; those beyond the first thousand share one."""
+    if tenant not in known:
+        if len(known) >= MOST_TENANTS:
+            return OTHER_TENANTS
+        known.add(tenant)
+    return tenant
 
 
 # -- access log and trace

@@ -6,8 +6,9 @@ this for all engines and accounts. A lease grows only by slots that no other rou
 the store hears of it, by what others lack, and never below what runs, so the leases of an engine never exceed
 its slots. Slots that nobody needs are shared equally; where all are needed they go by need, one at least.
 Requests at once of a key are leased alike, and so is what is left of tokens and requests: each router
-that uses some has a part, and more where a request needs it and no other has it. A request that would be
-refused, or counts on an account that was not compared for a second, waits for one exchange first.
+that uses some has a part, and more where a request needs it and no other has it. What was spent is told as a
+sum, so an exchange whose answer is lost counts once. A request that would be refused, or counts on an account
+that was not compared for a second, waits for one exchange first.
 
 A router that the store has not heard of for a lease (5 s) is gone, and others take its slots. Its calls are
 closed with it, which makes vLLM abort them; what still runs there shows in the engine's metrics and is taken
@@ -23,12 +24,12 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
 from headgate.core.errors import InputError
@@ -50,12 +51,10 @@ SETTLING = 2.0  # seconds in which a new store grants nothing: longer than any r
 LOOKS = (0.0, 0.05, 0.05, 0.05)  # seconds before each exchange that a request asks for before it is refused
 STALE = 1.0  # seconds after which an account is compared before a request counts on it
 FEW = 32  # requests at once for each router: none of fewer are leased ahead
+MOST_SHARED = 256  # accounts of either kind: exchanges cost the store in proportion, and clients choose names
 AT_REST = 5.0  # seconds without use after which an account is given up
 SMOOTHING = 0.02  # of the newest share of the engines in the one that plans are made for
-SPARE_SLOTS, SPARE_PLACES = (
-    1.0,
-    0.5,
-)  # share of what is not needed that is leased ahead: of slots, of inflight
+SPARE_SLOTS, SPARE_PLACES = 1.0, 0.5  # share of what is not needed that is leased ahead
 
 EXCHANGE = """
 local rows, me, seq = KEYS[1], ARGV[1], tonumber(ARGV[2])
@@ -68,16 +67,22 @@ if not born then
   born = now
   redis.call('HSET', rows, ' born', now)
 end
-local others, all = {}, redis.call('HGETALL', rows)
+local others, before, all = {}, {}, redis.call('HGETALL', rows)
 for i = 1, #all, 2 do
   if all[i] == me then
-    if cjson.decode(all[i + 1]).seq >= seq then return {} end
+    local row = cjson.decode(all[i + 1])
+    if row.seq >= seq then return {} end
+    before = row.spent
   elseif all[i] ~= ' born' then
     local row = cjson.decode(all[i + 1])
-    if row.till < now then redis.call('HDEL', rows, all[i]) else others[#others + 1] = row end
+    if row.till < now then
+      redis.call('HDEL', rows, all[i])
+    else
+      others[#others + 1] = row
+    end
   end
 end
-local row, answer = {seq = seq, till = now + lease, held = {}, uses = {}}, {#others + 1}
+local row, answer = {seq = seq, till = now + lease, held = {}, uses = {}, spent = {}}, {#others + 1}
 for _, each in ipairs(told.leases) do
   local name, pool, keep, need, runs, spare = unpack(each)
   local held, needed, running, sharing = keep, need, 0, {}
@@ -112,12 +117,14 @@ for _, each in ipairs(told.leases) do
   answer[#answer + 1] = running
 end
 for number, each in ipairs(told.buckets) do
-  local name, rate, most, spent, wanted, active = unpack(each)
+  local name, rate, most, spent, wanted, active, told = unpack(each)
   local key, level = KEYS[number + 1], most
+  row.spent[name] = told + spent
+  if before[name] then spent = told + spent - before[name] end
   local seen = redis.call('GET', key)
   if seen then
-    local before, at = string.match(seen, '(%S+) (%S+)')
-    level = math.min(most, tonumber(before) + math.max(0, now - at) * rate)
+    local last, at = string.match(seen, '(%S+) (%S+)')
+    level = math.min(most, tonumber(last) + math.max(0, now - at) * rate)
   end
   level = math.min(most, level - spent)
   if level < most then
@@ -151,8 +158,17 @@ class SlotLease:
 
 @lru_cache(maxsize=16384)
 def _hashed(name: str) -> str:
-    """Names of keys, tenants and addresses do not reach the store."""
+    """Names of keys, tenants, addresses and engines do not reach the store."""
     return sha256(name.encode()).hexdigest()[:24]
+
+
+def _why(error: Exception) -> str:
+    return clean(str(error)) or f"no answer within {TIMEOUT:g} s"
+
+
+def _is_full(shared: Mapping[str, object], name: str) -> bool:
+    """Whether a further account has an equal share at each router instead."""
+    return name not in shared and len(shared) >= MOST_SHARED
 
 
 class ReplicaStore:
@@ -203,9 +219,9 @@ class ReplicaStore:
             while not any(lease.held for lease in self._leases.values()) and self.app.now() < until:
                 await asyncio.sleep(BUSY)
                 await self._exchange()
-        except self._failures as error:
+        except (*self._failures, TypeError) as error:  # the latter: an option of the URL that redis lacks
             await self._client.aclose()
-            raise InputError(f"replicas.store cannot be used, {clean(str(error))}; check it") from None
+            raise InputError(f"replicas.store cannot be used, {_why(error)}; check it") from None
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -231,10 +247,8 @@ class ReplicaStore:
 
         Others may hold what it needs and use it no more; they tell within a tenth of a second.
         """
-        counts, all_buckets = (
-            [use for _, use in uses],
-            [(each, tokens) for each in buckets if each is not None],
-        )
+        counts = [use for _, use in uses]
+        all_buckets = [(each, tokens) for each in buckets if each is not None]
         for use in counts:
             all_buckets += [(each, 1.0) for each in (use.requests, use.tokens) if each is not None]
         for wait in LOOKS:
@@ -251,18 +265,25 @@ class ReplicaStore:
 
     def _lacks_place(self, use: TenantUse) -> bool:
         if self._places.get(use.name) is not use:
+            use.lease = max(1, (use.most or 0) // self.routers)
+            if _is_full(self._places, use.name):
+                return False
             self._places[use.name] = use
-            use.lease = 0 if self.up else max(1, (use.most or 0) // self.routers)
-        lacks = use.lease is not None and use.inflight >= use.lease
+            use.lease = 0 if self.up else use.lease
+        lacks = use.lease is not None and use.lease <= use.inflight < (use.most or 0)  # else none has more
         use.wanted += lacks
         return lacks
 
     def _lacks(self, bucket: Allowance, tokens: float, now: float) -> bool:
         if self._buckets.get(bucket.name) is not bucket:
-            self._buckets[bucket.name] = bucket
-            if not self.up:
+            full = _is_full(self._buckets, bucket.name)
+            if (full or not self.up) and (not bucket.alone or bucket.compared == -inf):
                 bucket.compare(bucket.most / self.routers, 1 / self.routers, now)
                 bucket.alone = True
+            if full:
+                bucket.spent = 0.0  # no other router hears of it
+                return False
+            self._buckets[bucket.name] = bucket
         bucket.used_at = now
         short = min(tokens, bucket.full) - bucket.level(now)
         stale = now - bucket.compared > STALE
@@ -279,7 +300,7 @@ class ReplicaStore:
                 busy = self.app.gate.tickets or self._places or self._buckets
                 async with asyncio.timeout(BUSY if busy else IDLE):
                     await self._kick.wait()
-                await asyncio.sleep(SOONEST - (self.app.now() - began))
+                await asyncio.sleep(max(SOONEST, self.took) - (self.app.now() - began))
             except TimeoutError:
                 pass
             self._kick.clear()
@@ -291,7 +312,7 @@ class ReplicaStore:
             except self._failures as error:
                 if self.up:
                     self.up, self.losses = False, self.losses + 1
-                    log.error("the store is lost, leases stay as they are: %s", clean(str(error)))
+                    log.error("the store is lost, leases stay as they are: %s", _why(error))
             except Exception:
                 log.exception("an exchange with the store failed")
             for done in asking:
@@ -329,7 +350,8 @@ class ReplicaStore:
         for (use, _), (held, give, _) in zip(places, rows[len(engines) :], strict=True):
             use.lease, use.give, use.wanted = held, give, 0
         levels = answer[1 + 3 * len(leases) :]
-        for number, (bucket, _, _) in enumerate(buckets):
+        for number, (bucket, spent, _) in enumerate(buckets):
+            bucket.told += spent
             part, level, many = levels[3 * number : 3 * number + 3]
             bucket.elsewhere = float(level) - float(part)
             bucket.compare(float(part), 1 / int(many), now)
@@ -352,7 +374,7 @@ class ReplicaStore:
             give = lease.held - need if leaving else lease.give
             lease.held, lease.give = max(load, lease.held - max(0, give)), 0
             spare = 0.0 if leaving or url not in able else SPARE_SLOTS
-            told.append([f"engine {url}", pools[url], lease.held, need, max(load, each.legs), spare])
+            told.append([_hashed(f"engine {url}"), pools[url], lease.held, need, max(load, each.legs), spare])
         self._apply(engines)  # before the store hears of it
         return told
 
@@ -364,9 +386,7 @@ class ReplicaStore:
                 use.lease = 0
                 continue
             most, need = use.most or 0, use.inflight + use.wanted
-            few = (
-                most < FEW * self.routers
-            )  # too few to have some idle at one router while another lacks them
+            few = most < FEW * self.routers  # none may be idle at one router while another lacks it
             use.lease = max(use.inflight, 0 if few else min(use.lease or 0, most) - use.give)
             spare = 0.0 if few else SPARE_PLACES
             told.append((use, [_hashed(name), most, use.lease, need, use.inflight, spare]))
@@ -381,7 +401,7 @@ class ReplicaStore:
             if not active and bucket.rests(now):
                 del self._buckets[name]
                 continue
-            row = [_hashed(name), bucket.per_minute / 60_000, bucket.most, spent, wanted, active]
+            row = [_hashed(name), bucket.per_minute / 60_000, bucket.most, spent, wanted, active, bucket.told]
             told.append((bucket, spent, row))
         return told
 

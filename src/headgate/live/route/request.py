@@ -482,7 +482,8 @@ FORM = re.compile(r"""multipart/form-data; *boundary=("?)([\w'()+,./:=?-]{1,70})
 FILE_HEAD = 1 << 12  # bytes of the headers of a part
 PARTS_OF_FORM = 64
 SAID = rb'; *(name|filename|filename\*)=("[^"\\]*"|[^" \\;]+)'
-IN_PART, SAID_IN_PART = re.compile(rb"form-data(?:%b)+" % SAID, re.I), re.compile(SAID)
+IN_PART, SAID_IN_PART = re.compile(rb"form-data(?:%b)+" % SAID, re.I), re.compile(SAID, re.I)
+PART_NAME = re.compile(rb"[\w.\[\]-]{1,64}")  # parsers strip, unquote or decode what is not so plain
 HEADERS_OF_PART = {b"content-disposition", b"content-type", b"content-length", b"content-transfer-encoding"}
 CONTROL = re.compile(rb"[\0-\x08\x0a-\x1f]")
 READ_IN_FORM = frozenset(("model", "stream", "prompt", "max_completion_tokens"))
@@ -523,7 +524,7 @@ def reading_form(body: Body, kind: str) -> Steps[AskedRequest]:
                 raise RefusedError(400, "form", f"{name} is there twice or too long")
             fields[name] = bytes(body[start:at])
         at += 2 + len(line)
-    if bytes(body[at:]) not in (b"--", b"--\r\n"):
+    if len(body) - at > 4 or bytes(body[at:]) not in (b"--", b"--\r\n"):
         raise RefusedError(400, "form", NO_FORM)
     limit = fields.get("max_completion_tokens", b"")
     return AskedRequest(
@@ -544,12 +545,12 @@ def _part(head: bytes) -> tuple[str, bool]:
     values = {name.lower(): value.strip() for name, _, value in headers}
     said = values.get(b"content-disposition", b"")
     names = SAID_IN_PART.findall(said) if IN_PART.fullmatch(said) else []
-    found = {name: value.strip(b'"') for name, value in names}
+    found = {name.lower(): value.strip(b'"') for name, value in names}
     unclear = (
         len(values) != len(headers) or not HEADERS_OF_PART.issuperset(values) or len(found) != len(names)
     )
     lines = b"".join(values.values())
-    if unclear or not found.get(b"name") or not found[b"name"].isascii() or CONTROL.search(lines):
+    if unclear or not PART_NAME.fullmatch(found.get(b"name", b"")) or CONTROL.search(lines):
         raise RefusedError(400, "form", NO_FORM)
     return found[b"name"].decode(), len(found) > 1
 

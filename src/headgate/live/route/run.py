@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # until there is something to reload
+    loop.add_signal_handler(signal.SIGUSR2, log.warning, "SIGUSR2 is for the parent of `processes`")
     tasks: set[asyncio.Task[None]] = set()
 
     def reload() -> None:
@@ -208,14 +210,14 @@ class Parent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end)
-        loop.add_signal_handler(signal.SIGHUP, self._to_all, signal.SIGHUP)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        loop.add_signal_handler(signal.SIGUSR2, self._restart)
         self._bind()
         failed = await self._start(0)  # alone: what is wrong with the settings is said once
         failed = failed or max(
             await asyncio.gather(*map(self._start, range(1, len(self.children)))), default=0
         )
         if not failed:
-            loop.add_signal_handler(signal.SIGUSR2, self._restart)
             await self._ending.wait()
         else:
             self._end()
@@ -275,7 +277,7 @@ class Parent:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _restart(self) -> None:
-        if not any(task.get_name() == "restart" for task in self._tasks):
+        if None not in self.children and not any(task.get_name() == "restart" for task in self._tasks):
             self._keep(self._replace(), "restart")
 
     async def _replace(self) -> None:
@@ -295,6 +297,12 @@ class Parent:
     def _end(self) -> None:
         self._ending.set()
         self._to_all(signal.SIGTERM)
+
+    def _reload(self) -> None:
+        """A process that still starts reads the newest settings, and a signal could end it."""
+        for child in self.children:
+            if child is not None:
+                child.send(signal.SIGHUP)
 
     def _to_all(self, number: int) -> None:
         for child in self._living:
@@ -323,6 +331,7 @@ CARD, SPEED, SLOTS, ENGINES = "cal-h200-qwen3-8b", 0.2, 8, 4
 RATES = {"chat": 8.0, "batch": 5.0}  # requests a second, beyond what the engines can serve
 PROMPTS = {"chat": 256, "batch": 2048}  # tokens
 OUTPUTS = {"chat": 60, "batch": 90}
+PROMISES = {"chat": 0.5}  # seconds to the first token
 PATIENCE = 10.0  # seconds a client waits for its first token
 DOWN_AT, UP_AT = 8.0, 16.0  # seconds: engine 1 dies and comes back
 
@@ -385,7 +394,7 @@ async def demo(flags: dict[str, dict[str, Any]]) -> AsyncIterator[Demo]:
         router = {"card": CARD, **flags.get("router", {})}
         classes = [
             {"name": name, "match": {"header": name}, "prompt": PROMPTS[name], "output": OUTPUTS[name],
-             "rate": RATES[name], "queue": 40}
+             "rate": RATES[name], "queue": 40, "ttft": PROMISES.get(name)}
             for name in RATES
         ]  # fmt: skip
         engines = [{"url": url, "slots": SLOTS} for url in fleet]

@@ -23,7 +23,7 @@ from headgate.live.route.config import Config, EngineAt, FrontSettings, address,
 from headgate.live.route.deliver.connections import KEEP_ALIVE, Connections
 from headgate.live.route.deliver.legs import Legs, RoutedRequest, TenantBounds, TenantLimits, TokenLimits
 from headgate.live.route.deliver.service import Service
-from headgate.live.route.engines import EngineWatch, Upstream, discover, engine_key
+from headgate.live.route.engines import EngineWatch, Upstream, discover, engine_key, refuse_handover
 from headgate.live.route.front import Admin, Front
 from headgate.live.route.gate.gate import EngineState, Gate
 from headgate.live.route.gate.policy import LivePolicy
@@ -74,12 +74,14 @@ class RouterApp:
         for spec in engines:
             self._add(spec)
         await self.watch.start(self.upstreams.values())
+        refuse_handover(self.upstreams.values(), self.policy.router.hands_over)
         if self.config.replicas.store is not None:
             self.replicas = ReplicaStore(self.config.replicas, self)
             await self.replicas.start()
         await self._listen()
         for line in self.config.doubts(self.keys.names):
             app_log.warning("%s", line)
+        self.view.sample(self.now())
         self._tasks += [asyncio.create_task(self._follow()), asyncio.create_task(self._tidy())]
 
     def _make_parts(self, engines: int) -> None:

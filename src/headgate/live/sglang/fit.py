@@ -30,9 +30,7 @@ def mixes(policy: str) -> bool:
 def check_fit(policy: str, mixed_chunk: bool) -> None:
     """Refuse a policy by its name. One of the user's own gets the nearest that SGLang can do."""
     if policy in UNFIT:
-        raise InputError(
-            f"policy {policy} {UNFIT[policy]}; choose eb, eb+, mixed or keep, or run it in vLLM or the simulator"
-        )
+        raise InputError(f"policy {policy} {UNFIT[policy]}; choose eb, eb+, mixed or keep, or run it in vLLM")
     if policy in MIXING and not mixed_chunk:
         raise InputError(
             f"policy {policy} runs decodes beside prompts; start SGLang with {MIXED_CHUNK} or choose eb"
@@ -43,9 +41,7 @@ def check_engine(scheduler: Any) -> None:
     """Refuse what was not tried: a schedule that is not what was asked for is worse than none."""
     for what, found in _untried(scheduler):
         if found:
-            raise InputError(
-                f"SGLang with {what} is not supported; drop it, or unset HEADGATE_CONFIG to serve without headgate"
-            )
+            raise InputError(f"SGLang with {what} is not supported; drop it, or unset HEADGATE_CONFIG")
 
 
 def _untried(scheduler: Any) -> Iterator[tuple[str, bool]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
-from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
+from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from headgate.core.ledger import Entry
 from headgate.core.policy import End
@@ -39,7 +39,9 @@ class RequestMap:
         self._sign = 1 if scheduler.schedule_low_priority_values_first else -1
         self._in_order = True
         self._radix = scheduler.tree_cache
-        self._looks = type(self._radix) is RadixCache and not self._radix.disable
+        # A look counts as a use, by which SGLang chooses what to drop: the trees of all ranks must be alike.
+        elsewhere = scheduler.enable_hierarchical_cache or scheduler.enable_lmcache
+        self._looks = not self._radix.disable and scheduler.tp_size == 1 and not elsewhere
         self._look_again = True  # prompts ran, or a request came or left, since the head was looked up
 
     # -- comings and goings
@@ -74,6 +76,7 @@ class RequestMap:
         )
         entry.todo = max(1, entry.prompt + len(request.output_ids))
         self.entries[request], self.requests[number] = entry, request
+        self.look(entry)
         live.arrive(entry)
 
     def left(self, request: Any, how: End) -> None:
@@ -137,12 +140,10 @@ class RequestMap:
             cache_salt=getattr(request, "cache_salt", None),
         )
         match = self._radix.match_prefix(MatchPrefixParams(key=key))
-        loose, node = 0, match.last_device_node
-        while node is not None and node is not self._radix.root_node:
-            if node.lock_ref > 0:
-                break  # so are all above it
-            loose += len(node.key)
-            node = node.parent
+        free = self._radix.evictable_size()
+        lock = self._radix.lock(match.last_device_node)
+        loose = free - self._radix.evictable_size()  # what no request holds yet
+        self._radix.unlock(lock)
         return entry.expect(match.device_prefix_len, loose, 0)
 
     # -- steps
@@ -154,7 +155,8 @@ class RequestMap:
             if planned:
                 live.ran((), 0, None)
             return
-        rows, pieces = batch.reqs, ()
+        rows = batch.reqs
+        pieces: tuple[PromptPiece, ...] = ()
         if batch.forward_mode.is_extend():
             beside = {*batch.decoding_reqs} if batch.decoding_reqs else NO_REQUESTS
             pieces = tuple(self._pieces(batch, beside))

@@ -1,9 +1,9 @@
 """SGLang's `Scheduler` with a policy in charge. Nothing of SGLang's own code is repeated.
 
-Before each step the plan becomes the few values that SGLang's code reads (`Turn`); they go back after it. When
-the policy is relieved there is no turn, none of them is touched, and SGLang's own scheduling goes on from that
-step. With tensor parallelism every rank schedules: rank 0 alone has the policy and its books and sends each
-turn to the others.
+Before each step the plan becomes the few values that SGLang's code reads (`Turn`); they go back after it.
+When the policy is relieved there is no turn, none of them is touched, and SGLang's own scheduling goes on
+from that step. With tensor parallelism every rank schedules: rank 0 alone has the policy and its books and
+sends each turn to the others.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from headgate.live.sglang.seams import doubt, installed, problem
 from headgate.live.sglang.turn import PlanAdder, PlanOrder, Turn, TurnMaker
 
 LOG.logger = logging.getLogger("sglang.headgate")
+UNTIL_0_5_22 = not hasattr(Scheduler, "send_abort_output")
 LATE = "the first token could not come within the promised time; try again or elsewhere"
 # What a turn changes of SGLang while it composes prompts.
 CHANGED = (
@@ -47,8 +48,19 @@ CHANGED = (
 class HeadgateScheduler(Scheduler):
     """All our attributes begin with `_headgate`. They are there before SGLang's own constructor runs."""
 
+    # SGLang's, as far as we change them for a step.
+    waiting_queue: list[Any]
+    policy: Any
+    is_mixed_chunk: bool
+    chunked_prefill_size: Any
+    enable_priority_preemption: bool
+    prefill_delayer: Any
+    min_free_slots_delayer: Any
+
     _headgate: Live | None = None  # on rank 0, once all is made
+    _headgate_books: RequestMap
     _headgate_turn: Turn | None = None
+    _headgate_held_row = False  # a prompt was half done when the turn began
     _headgate_plug_in: PlugIn | None = None
 
     def __init__(self, server_args: Any, port_args: Any) -> None:
@@ -70,7 +82,7 @@ class HeadgateScheduler(Scheduler):
         self._headgate_mixes = bool(self.is_mixed_chunk)
         shared = self.tp_size > 1
         self._headgate_follows = shared and bool(self.tp_group.rank_in_group)
-        self._headgate_group = self.tp_group if shared else None
+        self._headgate_group: Any = self.tp_group if shared else None
         if self._headgate_follows:
             return  # no policy, no books: it runs rank 0's turns
         plug_in = PlugIn(settings, _facts(self), lambda settings: _policy(settings, self))
@@ -137,10 +149,10 @@ class HeadgateScheduler(Scheduler):
         self._headgate_books.left(request, End.REFUSED)
         self._headgate_rejected.append(request.rid)
         self._headgate_drop(request)
-        if hasattr(self, "send_abort_output"):
-            self.send_abort_output(abort, request)
-        else:  # until 0.5.22
+        if UNTIL_0_5_22:
             self.ipc_channels.send_to_tokenizer.send_output(abort, request)
+        else:
+            self.send_abort_output(abort, request)
 
     def _headgate_drop(self, request: Any) -> None:
         """Out of the queue, as SGLang's own abort does it."""
@@ -221,26 +233,48 @@ class HeadgateScheduler(Scheduler):
         if turn is None:
             return super().get_new_batch_prefill(running_batch)
         self._headgate_evict(running_batch, turn)
+        own = self._headgate_try(self._headgate_change, running_batch, turn)
+        if own is None:
+            return super().get_new_batch_prefill(running_batch)
+        try:
+            return super().get_new_batch_prefill(running_batch)
+        finally:
+            seen, left = {*turn.visible}, {*self.waiting_queue}
+            came = [request for request in self.waiting_queue if request not in seen]  # grammars are ready
+            queue = [request for request in own["waiting_queue"] if request not in seen or request in left]
+            for name, value in {**own, "waiting_queue": queue + came}.items():
+                setattr(self, name, value)
+
+    def _headgate_change(self, running_batch: Any, turn: Turn) -> dict[str, Any]:
+        """Set what SGLang reads; how it was."""
+        if UNTIL_0_5_22:
+            running_batch.filter_batch()  # later ones let finished requests go in each step
         self._headgate_due = self._headgate_decodes_take(running_batch) if turn.mixed else 0
+        self._headgate_held_row = self.chunked_req is not None
         own = {name: getattr(self, name) for name in CHANGED}
-        queue = self.waiting_queue
-        self.waiting_queue = visible = list(turn.visible)
+        self.waiting_queue = list(turn.visible)
         self.policy, self.is_mixed_chunk = self._headgate_own_order, turn.mixed
         self.chunked_prefill_size = turn.tokens + (len(running_batch.reqs) if turn.mixed else 0)
         self.enable_priority_preemption = False
         self.prefill_delayer = self.min_free_slots_delayer = None  # they would fight the policy
         running_batch.batch_is_full = False  # it remembers that another prompt did not fit
-        try:
-            return super().get_new_batch_prefill(running_batch)
-        finally:
-            seen, left = {*visible}, {*self.waiting_queue}
-            came = [request for request in self.waiting_queue if request not in seen]  # grammars became ready
-            own["waiting_queue"] = [r for r in queue if r not in seen or r in left] + came
-            for name, value in own.items():
-                setattr(self, name, value)
+        return own
+
+    def get_num_allocatable_reqs(self, running_bs: int, *args: Any, **more: Any) -> int:
+        """SGLang 0.5.22 counts the row of a half-done prompt as taken by another."""
+        count = int(super().get_num_allocatable_reqs(running_bs, *args, **more))
+        if UNTIL_0_5_22 and self._headgate_turn is not None and self._headgate_held_row:
+            return min(count + 1, self.max_running_requests - running_bs)
+        return count
+
+    def _headgate_try(self, part: Any, *args: Any) -> Any:
+        """Guarded where one rank schedules; of several, one that goes its own way lets the others hang."""
+        if self._headgate is None or self._headgate_group is not None:
+            return part(*args)
+        return self._headgate_guard.guarded(part, *args)
 
     def _headgate_decodes_take(self, batch: Any) -> int:
-        """Tokens of the pages that its decodes need in this step, but for those that end with the last one."""
+        """Tokens of the pages that its decodes need in this step; some end with the step in flight."""
         ending = {*self._reqs_finishing_inflight(batch)}
         places = [place for place, request in enumerate(batch.reqs) if request not in ending]
         return int(batch.new_tokens_required_next_decode(places))
@@ -287,9 +321,7 @@ class HeadgateScheduler(Scheduler):
             visible, evict = ([request.rid for request in some] for some in (turn.visible, turn.evict))
             said = visible, turn.mixed, turn.tokens, turn.decodes, evict
         rejected, self._headgate_rejected = self._headgate_rejected, []
-        said, rejected = broadcast_pyobj(
-            [said, rejected], group.rank, self.tp_cpu_group, src=group.ranks[0]
-        )
+        said, rejected = broadcast_pyobj([said, rejected], group.rank, self.tp_cpu_group, src=group.ranks[0])
         if not self._headgate_follows:
             return
         queue = {request.rid: request for request in self.waiting_queue}
@@ -370,7 +402,7 @@ def _terms(request: Any, plug_in: PlugIn) -> RequestTerms:
 def _facts(scheduler: Any) -> EngineFacts:
     if scheduler.max_running_requests > _slots(scheduler):
         LOG.warning(
-            "headgate: %d of SGLang's %d slots are used: a step holds no more tokens; raise --chunked-prefill-size",
+            "headgate: %d of SGLang's %d slots are used: a step has no more tokens (--chunked-prefill-size)",
             _slots(scheduler),
             scheduler.max_running_requests,
         )

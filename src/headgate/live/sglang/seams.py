@@ -21,7 +21,7 @@ SCHEDULER, POLICY, BATCH, PLUGINS, CACHE = (
     "srt/managers/schedule_policy.py",
     "srt/managers/schedule_batch.py",
     "srt/plugins/__init__.py",
-    "srt/mem_cache/radix_cache.py",
+    "srt/mem_cache/base_prefix_cache.py",
 )
 # Methods that we call or override, with the arguments that we pass or read by name.
 METHODS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
@@ -38,6 +38,7 @@ METHODS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "abort_request": ("recv_req",),
             "continue_generation": ("recv_req",),
             "_release_aborted_request": ("req",),
+            "get_num_allocatable_reqs": ("running_bs",),
             "_reqs_finishing_inflight": ("batch",),
             "release_host_resources": (),
         }
@@ -53,12 +54,14 @@ METHODS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         },
         "SchedulePolicy": {"calc_priority": ("waiting_queue",), "shortest_prefill_chunk_limit": ()},
     },
-    BATCH: {"ScheduleBatch": {
-        "release_req": ("idx",),
-        "filter_batch": ("keep_indices",),
-        "new_tokens_required_next_decode": ("selected_indices",),
-    }},
-    CACHE: {"RadixCache": {"match_prefix": ("params",), "evictable_size": ()}},
+    BATCH: {
+        "ScheduleBatch": {
+            "release_req": ("idx",),
+            "filter_batch": ("keep_indices",),
+            "new_tokens_required_next_decode": ("selected_indices",),
+        }
+    },
+    CACHE: {"BasePrefixCache": {"match_prefix": ("params",), "evictable_size": (), "lock": (), "unlock": ()}},
 }
 # Names that a function must still read or call for our values to have an effect.
 READS = {
@@ -78,17 +81,25 @@ READS = {
 # Names of which each file must speak.
 WORDS = {
     SCHEDULER: ("_make_abort_req", "beam_coordinator", "grammar_manager", "truncation_align_size"),
-    BATCH: ("full_untruncated_fill_ids", "extend_end", "prefix_len", "extend_lens", "_compute_max_prefix_len"),
+    BATCH: (
+        "full_untruncated_fill_ids",
+        "extend_end",
+        "prefix_len",
+        "extend_lens",
+        "_compute_max_prefix_len",
+    ),
     POLICY: ("CLIP_MAX_NEW_TOKENS", "per_req_token_overhead", "memory_budget"),
     PLUGINS: ("sglang.srt.plugins",),
-    CACHE: ("lock_ref", "device_prefix_len", "last_device_node"),
+    CACHE: ("MatchPrefixParams", "device_prefix_len", "last_device_node"),
 }
 
 
 def home() -> Path | None:
     """The folder of the installed package, which is not imported."""
     spec = find_spec("sglang")
-    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+    if spec is None or spec.origin is None or not spec.submodule_search_locations:
+        return None  # also where a folder of that name is no package
+    return Path(spec.submodule_search_locations[0])
 
 
 def installed(folder: Path | None = None) -> str | None:
@@ -108,6 +119,7 @@ def installed(folder: Path | None = None) -> str | None:
 
 
 def release_numbers(text: str) -> tuple[int, ...]:
+    """0.5.23.post1 as (0, 5, 23)."""
     numbers = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(map(int, numbers[0].split("."))) if numbers else ()
 
@@ -151,7 +163,12 @@ def faults(folder: Path) -> list[str]:
         node = next((n for n in ast.walk(trees[file]) if getattr(n, "name", "") == function), None)
         text = ast.unparse(node) if node is not None else ""
         lacking += [f"{function} no longer reads {name}" for name in names if name not in text]
-    lacking += [f"{file} has no {word}" for file, words in WORDS.items() for word in words if word not in sources[file]]
+    lacking += [
+        f"{file} has no {word}"
+        for file, words in WORDS.items()
+        for word in words
+        if word not in sources[file]
+    ]
     return lacking
 
 

@@ -98,7 +98,15 @@ class PlanAdder(PrefillAdder):
         return self.budget_state()
 
     def add_chunked_req(self, req: Any) -> Any:
-        before, count = self._offsets(), len(self.can_run_list)
+        """Where no KV is free it waits: SGLang would try all the same, and fail for want of memory."""
+        before, count, budget = self._offsets(), len(self.can_run_list), self.memory_budget
+        started = (
+            self.ceil_paged_tokens(req.prefix_len) - req.prefix_len
+        )  # free in the page that it has begun
+        budget.total_offset -= started
+        if budget.remaining_total <= 0:
+            budget.total_offset = before[0]
+            return req
         result = super().add_chunked_req(req)
         if len(self.can_run_list) > count:
             self._charge(req, before)

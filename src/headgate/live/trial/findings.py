@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from headgate.live.trial.book import Block, Book, measured
+from headgate.live.trial.book import Book, measured
 from headgate.stats.switchback import (
     ALLOWED,
     BINS,
@@ -86,7 +86,12 @@ def judge(
     allowed = ALLOWED[state.name] if state is not None else ()
     if not book.promises:
         allowed = tuple(metric for metric in allowed if metric is not KEPT)
-    judged = Judge(looks, ended)
+    levels = (looks.at_the_end, None) if ended else (looks.on_the_way, looks.later)
+
+    def verdicts(arm: int, metrics: Sequence[Metric], kind: str | None = None) -> tuple[Verdict, ...]:
+        pairs = [(blocks[0].sums(kind), blocks[arm].sums(kind)) for blocks in rounds]
+        return tuple(judge_metric(metric, pairs, *levels) for metric in metrics)
+
     sums = [[blocks[arm].sums() for blocks in rounds] for arm in range(len(arms))]
     requests = tuple(round(sum(one.requests for one in mine)) for mine in sums)
     failed = tuple(round(sum(one.failed for one in mine)) for mine in sums)
@@ -94,10 +99,10 @@ def judge(
     classes = [kind for kind in book.classes() if len(book.classes()) > 1]
     found = []
     for arm in range(1, len(arms)):
-        apart = _far_apart(shares[0], shares[arm])
-        fair = allowed if apart is None else [each for each in allowed if each not in (TTFT, TTFT_P95)]
-        by_class = {kind: judged.all(rounds, arm, fair, kind) for kind in classes}
-        found.append(ArmFound(arm, judged.all(rounds, arm, fair, None), by_class, apart))
+        apart = (shares[0], shares[arm]) if abs(shares[arm] - shares[0]) > FAILURES else None
+        fair = [each for each in allowed if apart is None or each not in (TTFT, TTFT_P95)]
+        by_class = {kind: verdicts(arm, fair, kind) for kind in classes}
+        found.append(ArmFound(arm, verdicts(arm, fair), by_class, apart))
     return Findings(
         arms=tuple(arms),
         primary=primary,
@@ -109,31 +114,6 @@ def judge(
         requests=requests,
         failed=failed,
     )
-
-
-def _far_apart(base: float, arm: float) -> tuple[float, float] | None:
-    """Shares of requests that failed, where they are too far apart to compare waits."""
-    return (base, arm) if abs(arm - base) > FAILURES else None
-
-
-@dataclass(frozen=True)
-class Judge:
-    """Critical values of one look. The primary figure may stop the trial, and spends the error for that."""
-
-    looks: Looks
-    ended: bool
-
-    def all(
-        self, rounds: Sequence[Sequence[Block]], arm: int, allowed: Sequence[Metric], kind: str | None
-    ) -> tuple[Verdict, ...]:
-        pairs: list[tuple[Sums, Sums]] = [(each[0].sums(kind), each[arm].sums(kind)) for each in rounds]
-        return tuple(self._one(metric, pairs) for metric in allowed)
-
-    def _one(self, metric: Metric, pairs: list[tuple[Sums, Sums]]) -> Verdict:
-        looks = self.looks
-        if self.ended:
-            return judge_metric(metric, pairs, looks.at_the_end)
-        return judge_metric(metric, pairs, looks.on_the_way, looks.later)
 
 
 # -- as JSON

@@ -153,7 +153,13 @@ class Online(RoutePolicy):
             if kind is not None:
                 self._probes.sent(kind, fleet.now)
                 return inner.let_in(kind, fleet)
-        return inner.route(fleet)
+        routing = inner.route(fleet)
+        if not fleet.places and not routing.moves:  # nothing runs, so no event would ask again
+            wake = min(routing.wake, self._probes.next_due(fleet))
+            if self._roles.waiting:
+                wake = min(wake, self._next)
+            routing = routing._replace(wake=wake)
+        return routing
 
     def gauges(self) -> Mapping[str, float]:
         plan, gauges = self.plan, dict(self.inner.gauges())
@@ -269,9 +275,14 @@ class Probes:
 
     def due(self, fleet: Fleet) -> str | None:
         for kind, seconds in self._every.items():
-            if fleet.now - self._last[kind] >= seconds and fleet.queues.get(kind):
+            if fleet.now >= self._last[kind] + seconds and fleet.queues.get(kind):
                 return kind
         return None
+
+    def next_due(self, fleet: Fleet) -> float:
+        """When a closed class that waits may have one."""
+        times = (self._last[kind] + each for kind, each in self._every.items() if fleet.queues.get(kind))
+        return min(times, default=inf)
 
     def sent(self, kind: str, now: float) -> None:
         self._last[kind] = now
@@ -285,6 +296,7 @@ class RoleSteps:
 
     def __init__(self, dwell: float) -> None:
         self.dwell = dwell  # seconds
+        self.waiting = False  # for an engine that may not change yet
         self._changed: dict[int, float] = {}
 
     def step(self, fleet: Fleet, wanted: Sequence[str]) -> tuple[tuple[int, str], ...]:
@@ -293,11 +305,13 @@ class RoleSteps:
         missing = Counter(wanted[: len(open)])
         missing.subtract(replica.role for replica in open)
         role = max(missing, key=lambda each: missing[each], default="")
+        self.waiting = False
         if not role or missing[role] <= 0:
             return ()
         spare = [engine for engine in open if missing[engine.role] < 0]
         settled = [e for e in spare if fleet.now - self._changed.get(e.id, -inf) >= self.dwell]
         if not settled:
+            self.waiting = bool(spare)
             return ()
 
         def in_the_way(engine: Replica) -> int:

@@ -40,7 +40,8 @@ class LearnedCost(StepCost):
     def learn(self, steps: Steps) -> None:
         start, context = steps.start, steps.context
         for end in steps.ends:
-            shape = Shape(steps.queries or steps.decodes, context, steps.prefill, steps.behind)
+            queries = steps.queries or steps.decodes * self.width
+            shape = Shape(queries, context, steps.prefill, steps.behind)
             self._fit.update(_features(shape, 1), max(end - start, SHORTEST))
             start, context = end, context + steps.decodes
         self._terms = tuple(max(0.0, float(value)) for value in self._fit.values)

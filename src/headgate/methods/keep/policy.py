@@ -234,13 +234,13 @@ class Keep(BatchPolicy):
     def plan(self, view: View) -> Plan:
         """The next step, chosen anew while any request waits."""
         self._step, self._sits, self._no_room = None, False, False
+        if self.learned is not None:
+            self.learned.width = view.limits.decode_width
         if not self._promised:
             self._shut_out = 0
             plan = self.plain.plan(view)
             return plan._replace(until=plan.until._replace(arrivals=1))  # it may bring a promise
         decodes, width = len(view.decoding), view.limits.decode_width
-        if self.learned is not None:
-            self.learned.width = width
         budget = min(self.budget, view.limits.batch_tokens)
         if decodes * width > budget:  # only after taking over a fuller engine
             return Plan(frozenset(islice(view.decoding, budget // width)), budget=budget)

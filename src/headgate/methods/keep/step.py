@@ -296,7 +296,7 @@ class StepPrices:
     def __init__(self, cost: StepCost) -> None:
         self.host = cost.host
         self.slow = SlowHost()
-        self.width: int = getattr(cost, "width", 1)  # tokens of a decode in a step, drafts included
+        self.width: int = cost.width  # tokens of a decode in a step, drafts included
         self._seconds = (cost.unhosted() if cost.host else cost).seconds
 
     def decodes(self, load: DecodeLoad) -> float:
@@ -312,7 +312,8 @@ class StepPrices:
         """Host time of a step with these prompts, as usual."""
         if self.host is None:
             return 0.0
-        return self.host.seconds(quick(Shape, (decodes, 0, cut.tokens, cut.behind, cut.chunks)))
+        shape = quick(Shape, (decodes, 0, cut.tokens, cut.behind, cut.chunks))
+        return self.host.seconds(shape, self.width)
 
     def slow_launch(self, decodes: int, cut: Cut) -> float:
         """The same when the host is slow."""

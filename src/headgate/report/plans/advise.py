@@ -205,8 +205,8 @@ def _limits(advice: Advice, each: Advised) -> list[str]:
         return flags + (words or [f"{engine.slots} {each.slots}", f"{engine.budget} {each.budget}"])
     flags += [f"{engine.slots} {each.slots}", f"{engine.budget} {each.budget}"]
     if speculation := advice.start.engine.speculation:
-        words = json.dumps({"method": drafting(advice).method, "num_speculative_tokens": speculation.drafts})
-        flags.append(f"--speculative-config {quote(words)}")
+        drafts = json.dumps({"method": drafting(advice).method, "num_speculative_tokens": speculation.drafts})
+        flags.append(f"--speculative-config {quote(drafts)}")
     if promised_gap(advice.levels) is not None:
         flags.append(f"{FLAG} {graph_flag(each.budget, advice.start.settings.graph).value}")
     return flags

@@ -9,23 +9,30 @@ from headgate.advisor.drafts import SIZES, DraftsPlan, DraftsRun
 from headgate.report import document as doc
 
 CARE = (
-    "Runs are finite. Acceptance is taken to be the same at every load, and the drafter's own prompts and KV are "
-    "not simulated."
+    "Runs are finite. Acceptance is taken to be the same at every load, and the drafter's own prompts and KV "
+    "are not simulated."
 )
 DENSE = (
-    "A dense model reads its weights once whatever the batch: drafts are nearly free in small batches and cost "
-    "their whole work in large ones, so gains fall as the batch grows."
+    "A dense model reads its weights once whatever the batch: drafts are nearly free in small batches and "
+    "cost their whole work in large ones, so gains fall as the batch grows."
 )
 EXPERTS = (
-    "A mixture of experts reads more experts for more tokens: in small batches drafts need experts of their own, "
-    "in large ones all are read anyway, so gains grow with the batch until the GPU's arithmetic is busy."
+    "A mixture of experts reads more experts for more tokens: in small batches drafts need experts of their "
+    "own, in large ones all are read anyway, so gains grow with the batch until the GPU's arithmetic is busy."
 )
 
 
 def drafts_page(plan: DraftsPlan, command: Sequence[str]) -> doc.Page:
     """The answer, every k at the load, gains by batch size, and what to give vLLM."""
     rows = [_row(plan, run) for run in plan.runs]
-    heads = ("drafts\na step", "tokens\na step", "decodes\nat once", "TPOT\nms", "gap p99\nms", "TTFT\nms")
+    heads: tuple[str, ...] = (
+        "drafts\na step",
+        "tokens\na step",
+        "decodes\nat once",
+        "TPOT\nms",
+        "gap p99\nms",
+        "TTFT\nms",
+    )
     heads += ("output\ntokens/s", "busy", "gain")
     if any(run.kept is not None for run in plan.runs):
         heads += ("promises\nkept",)
@@ -67,13 +74,14 @@ def answer(plan: DraftsPlan) -> str:
     return (
         f"Speculate with {doc.plural(best.drafts, 'draft')} a step: TPOT {1000 * best.tpot:.3g} instead of "
         f"{1000 * none.tpot:.3g} ms, {doc.number(best.output_rate)} instead of "
-        f"{doc.number(none.output_rate)} output tokens/s, a gain of {most}{100 * (plan.gain(best) - 1):.0f} %; gaps between deliveries are "
+        f"{doc.number(none.output_rate)} output tokens/s, a gain of {most}"
+        f"{100 * (plan.gain(best) - 1):.0f} %; gaps between deliveries are "
         f"{1000 * best.gap:.3g} instead of {1000 * none.gap:.3g} ms (p99)."
     )
 
 
 def _row(plan: DraftsPlan, run: DraftsRun) -> doc.Row:
-    cells = [
+    cells: list[doc.Cell | str | float] = [
         run.drafts,
         doc.valued(f"{run.tokens:.2f}", run.tokens),
         doc.valued(f"{run.batch:.1f}", run.batch),

@@ -1,19 +1,21 @@
 """Speculative decoding in virtual time: which step of a request delivers how many tokens, drawn beforehand.
 
-So n output tokens become m steps, a tick is a step as before, and the ends of requests are known. Decodes do not
-grow by the same in every step any more: their growth stands in two lists by tick, tokens and KV blocks. A request
-that joins adds its own, one that leaves early takes back what would still have come.
+So n output tokens become m steps, a tick is a step as before, and the ends of requests are known. Decodes do
+not grow by the same in every step any more: their growth stands in two lists by tick, tokens and KV blocks. A
+request that joins adds its own, one that leaves early takes back what would still have come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headgate.core.ledger import Deliveries, Entry, Ledger
+from headgate.cost.laws.speculation import Acceptance
 from headgate.kv.blocks import Blocks
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
@@ -30,7 +32,9 @@ class Bursts:
     holds for the first step after a pause too, where vLLM knows better.
     """
 
-    def __init__(self, engine: Engine, rates: list[float], seeds: list[int], asynchronous: bool) -> None:
+    def __init__(
+        self, engine: Engine, rates: Sequence[float], seeds: Sequence[int], asynchronous: bool
+    ) -> None:
         assert engine.speculation is not None
         self.width = engine.width
         self._ahead, self._longest = engine.speculation.ahead, engine.longest
@@ -93,6 +97,13 @@ def spread(entry: Entry, ledger: Ledger, blocks: Blocks, by: int) -> None:
         tick += 1
 
 
+def drawn_rates(law: Acceptance, chance: np.random.Generator, requests: int) -> NDArray[np.float64]:
+    """At which rate the drafts of each request are accepted."""
+    if not 0 < law.mean < 1 or law.spread == np.inf:
+        return np.full(requests, law.mean)
+    return chance.beta(law.mean * law.spread, (1 - law.mean) * law.spread, requests)
+
+
 def bursts_of(
     engine: Engine, workload: Workload, numbered: Callable[[Any], Any], asynchronous: bool = False
 ) -> Bursts | None:
@@ -107,9 +118,7 @@ def bursts_of(
     chance = np.random.default_rng(origin)
     rates = np.empty(len(workload))
     for place, kind in enumerate(workload.kinds):
-        mine, law = workload.kind == place, speculation.of(kind.name)
-        certain = not 0 < law.mean < 1 or law.spread == np.inf
-        a, b = law.mean * law.spread, (1 - law.mean) * law.spread
-        rates[mine] = law.mean if certain else chance.beta(a, b, int(np.count_nonzero(mine)))
+        mine = workload.kind == place
+        rates[mine] = drawn_rates(speculation.of(kind.name), chance, int(np.count_nonzero(mine)))
     seeds = (np.arange(len(workload), dtype=np.int64) << 32) + origin
     return Bursts(engine, numbered(rates.tolist()), numbered(seeds.tolist()), asynchronous)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from headgate.core.durations import price
 from headgate.core.errors import InputError, unknown
 from headgate.cost.card import Card
-from headgate.cost.laws.speculation import Acceptance
+from headgate.cost.laws.speculation import MOST_DRAFTS, Acceptance
+from headgate.cost.laws.terms import DraftTerms
+from headgate.cost.laws.work import WorkCost
 from headgate.cost.model import StepCost
 
 NEWEST, SHORTEST = "newest", "shortest"  # whose KV goes first where decodes find none, as in vLLM and SGLang
@@ -32,7 +36,7 @@ class Speculation(NamedTuple):
     @property
     def burst(self) -> float:
         """Tokens that a decode step delivers on average, of the class with the most."""
-        laws = [law for _, law in self.classes] or [self.accept]
+        laws = (self.accept, *(law for _, law in self.classes))
         return max(law.tokens(self.drafts) for law in laws)
 
     def said(self) -> dict[str, object]:
@@ -146,3 +150,101 @@ def engine_of_card(
         )
     kv_tokens, length = kv_tokens or card.kv_tokens, model_len or card.max_model_len
     return Engine(card.cost, kv_tokens, length, budget, slots, block or card.block).checked()
+
+
+# -- speculative decoding
+
+DRAFT_LAUNCH = 0.2e-3  # s a pass of a drafter that was not measured takes beside a layer of the model
+USUAL_LAYERS = 36
+
+
+class SpeculateSettings(NamedTuple):
+    """What --speculate says; None: the card's, or assumed."""
+
+    drafts: int
+    accept: float | None = None
+    spread: float | None = None
+    draft: float | None = None
+    draft_per_decode: float | None = None
+    speculating: float | None = None
+    method: str | None = None
+
+
+def speculate_settings(text: str) -> SpeculateSettings:
+    """DRAFTS[:NAME=VALUE,...]"""
+    drafts, *rest = text.split(":", 1)
+    if not drafts.strip().isdecimal() or not 0 <= int(drafts) <= MOST_DRAFTS:
+        raise InputError(
+            f"--speculate {text!r}: expect a number of drafts from 0 to {MOST_DRAFTS}, such as 3:accept=0.7"
+        )
+    values: dict[str, Any] = {}
+    for part in rest[0].split(",") if rest else ():
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if name not in SpeculateSettings._fields[1:] or not equals:
+            raise unknown("word of --speculate", name, SpeculateSettings._fields[1:])
+        if name in values:
+            raise InputError(f"--speculate: {name} is given twice; drop one of the two")
+        values[name] = value if name == "method" else _speculate_number(name, value)
+    return SpeculateSettings(int(drafts), **values)
+
+
+def _speculate_number(name: str, value: str) -> float:
+    try:
+        number = float(value) if name in ("accept", "spread") else price(value)
+    except ValueError:
+        number = -1.0
+    most = {"accept": 1.0, "spread": inf}.get(name, 1.0)
+    if not 0 <= number <= most or (name == "spread" and not number):
+        raise InputError(f"--speculate: {name} is {value!r}; expect a number from 0 to {most:g}")
+    return number
+
+
+def drafting_of(card: Card, asked: SpeculateSettings) -> DraftTerms:
+    """What drafts take: as asked, else as the card was measured, else assumed."""
+    assert card.work is not None
+    terms = card.speculation
+    if terms is None:
+        layers = (card.provenance.model_shape or {}).get("layers", USUAL_LAYERS)
+        work = card.work
+        draft = DRAFT_LAUNCH + (work.constant + work.per_token * work.least_tokens) / layers
+        terms = DraftTerms(max(1, asked.drafts), draft, work.per_token / layers + work.per_decode)
+    named = {name: getattr(asked, name) for name in ("draft", "draft_per_decode", "speculating", "method")}
+    try:
+        return replace(
+            terms, drafts=max(1, asked.drafts), **{k: v for k, v in named.items() if v is not None}
+        )
+    except ValueError as error:
+        raise InputError(f"--speculate: {error}") from None
+
+
+def with_speculation(
+    engine: Engine,
+    card: Card,
+    text: str,
+    classes: tuple[tuple[str, Acceptance], ...] = (),
+    every_class: bool = False,
+) -> Engine:
+    """The engine as --speculate says. `classes` have laws of their own; `every_class`: no other is needed."""
+    asked = speculate_settings(text)
+    if not isinstance(engine.cost, WorkCost):
+        raise InputError(
+            f"--speculate: card {card.name} prices decodes, not tokens, so drafts have no price; choose a "
+            "calibrated (cal-...) or derived card"
+        )
+    if not asked.drafts:
+        return engine
+    if engine.retraction == SHORTEST:
+        raise InputError("--speculate: drafts are simulated as vLLM runs them; drop it, or --engine sglang")
+    most = card.speculation.drafts if card.speculation else MOST_DRAFTS
+    if asked.drafts > most:
+        raise InputError(f"--speculate {asked.drafts}: card {card.name} was measured up to {most} drafts")
+    if asked.accept is None and not every_class:
+        raise InputError(
+            f"--speculate {text} needs the share of drafts that are accepted: write "
+            f"{asked.drafts}:accept=0.7, or accept in each [[classes]] table (vLLM counts them: "
+            "spec_decode_num_accepted_tokens_per_pos)"
+        )
+    drafting = drafting_of(card, asked)
+    common = Acceptance(asked.accept or 0.0, asked.spread or inf)
+    speculation = Speculation(asked.drafts, common, drafting.ahead, classes)
+    return engine._replace(cost=engine.cost.speculating(drafting), speculation=speculation).checked()

@@ -52,7 +52,7 @@ class Residents:
         else:
             self.blocks = Blocks(total, engine.block)
         self._composing = False  # a step with decodes, which write a token each before new prompts enter
-        limits = Limits(engine.batch_tokens, engine.running, engine.block, engine.width)
+        limits = Limits(engine.batch_tokens, engine.running, engine.block, engine.width, engine.burst)
         self.ledger = Ledger(limits, self.blocks.total * engine.block)
         self._bursts = bursts  # None: every step of a decode brings a token
         if bursts is not None:

@@ -19,6 +19,7 @@ from fake_engines import Call, FakeEngine, stream
 from headgate.core.errors import InputError
 from headgate.live.route.classes import new_key
 from headgate.live.route.config import checked
+from headgate.live.route.deliver.legs import Allowance, TenantBounds, TenantUse
 from headgate.live.route.server import RouterApp
 from router_world import CALM, World, merged, run, until
 
@@ -103,8 +104,11 @@ def test_a_lost_store_changes_nothing_and_comes_back_without_a_restart(
                 asked = [asyncio.create_task(one.stream()) for _ in range(12)]
                 await until(lambda: script.running == 12)
                 before = held([one, other])
+                row = one.app.view.snapshot(one.app.now())["engines"][0]
+                assert (row["lease"], row["ours"], row["peers"]) == (before[0], 12, 0)
                 store.kill()
                 await until(lambda: not (one.app.replicas.up or other.app.replicas.up))
+                assert any("store is lost" in note for note in one.app.view.snapshot(one.app.now())["notes"])
                 await asyncio.sleep(1.5)  # more than a lease
                 assert held([one, other]) == before
                 asked += [asyncio.create_task(other.stream()) for _ in range(12)]
@@ -178,6 +182,66 @@ def test_limits_of_keys_hold_for_all_routers_together(tmp_path: Path) -> None:
                 assert 1 <= served <= 4, "eight tokens each, thirty a minute at both routers together"
                 for world in worlds:
                     await world.settled()
+
+    run(work())
+
+
+def test_what_was_spent_counts_once_where_the_answer_of_the_store_is_lost() -> None:
+    async def work() -> None:
+        with RedisServer() as store:
+            async with fleet(store, 1, stream) as (world,):
+                replicas, bucket = world.app.replicas, Allowance(600, name="tokens x")
+                await replicas.ready((), bucket)
+                replicas._task.cancel()
+                script = replicas._script
+
+                async def lost(**about: Any) -> None:
+                    await script(**about)
+                    raise TimeoutError
+
+                for spent, left in ((400, 200), (-300, 500), (100, 400)):
+                    bucket.use(spent, world.app.now())
+                    replicas._script = lost
+                    for _ in range(2):
+                        with pytest.raises(TimeoutError):
+                            await replicas._exchange()
+                    replicas._script = script
+                    await replicas._exchange()
+                    assert left <= bucket.level(world.app.now()) < left + 50, "10 a second flow in"
+                keys = await replicas._client.keys("*")
+                rows = await replicas._client.hvals("{headgate}:rows")
+                assert b"127.0.0.1" not in b" ".join([*keys, *rows]), "the store holds no names"
+
+    run(work())
+
+
+def test_a_request_at_the_bound_of_its_key_is_refused_without_an_exchange() -> None:
+    async def work() -> None:
+        with RedisServer() as store:
+            async with fleet(store, 1, stream) as (world,):
+                replicas, use = world.app.replicas, TenantUse(TenantBounds(inflight=2), "x")
+                assert replicas._lacks_place(use)
+                await until(lambda: use.lease)
+                use.inflight = use.lease = 2
+                assert not replicas._lacks_place(use)
+
+    run(work())
+
+
+def test_accounts_beyond_a_number_have_an_equal_share_at_each_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        with RedisServer() as store:
+            async with fleet(store, 2, stream) as (world, _):
+                replicas, now = world.app.replicas, world.app.now()
+                await until(lambda: replicas.routers == 2)
+                monkeypatch.setattr("headgate.live.route.replicas.MOST_SHARED", 0)
+                use = TenantUse(TenantBounds(tokens=600, inflight=4), "x")
+                assert use.tokens is not None
+                await replicas.ready([("tenant", use)])
+                assert use.bound == 2 and use.tokens.level(now) == 300 and not replicas._places
+                use.tokens.use(200, now)
+                await replicas.ready([("tenant", use)])
+                assert 100 <= use.tokens.level(now) < 110 and use.tokens.spent == 0, "not filled up again"
 
     run(work())
 

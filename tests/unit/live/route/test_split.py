@@ -11,7 +11,7 @@ import pytest
 from fake_engines import stream
 from headgate.core.fleet import Move, Stage
 from headgate.live.emulate import answer, chat_answer, emulated
-from headgate.live.route.deliver.connections import Fault, LegError
+from headgate.live.route.deliver.connections import EngineAnswer, Fault, LegError
 from headgate.live.route.deliver.handover import (
     KvParams,
     decode_body,
@@ -302,11 +302,11 @@ def held_decodes(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asynci
     """Calls that carry parameters of a prefill wait before they are sent: told when one does, and let go."""
     waiting, go_on, send = asyncio.Event(), asyncio.Event(), Leg._send
 
-    async def slow(leg: Leg, body: bytes, headers) -> None:
+    async def slow(leg: Leg, body: bytes, headers, limit: float) -> EngineAnswer:
         if b'"do_remote_prefill":true' in body and b"2147483647" not in body:
             waiting.set()
             await go_on.wait()
-        await send(leg, body, headers)
+        return await send(leg, body, headers, limit)
 
     monkeypatch.setattr(Leg, "_send", slow)
     return waiting, go_on

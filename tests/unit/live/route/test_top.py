@@ -8,6 +8,7 @@ import os
 import pty
 import signal
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from aiohttp import web
 from rich.console import Console
 
 from fake_engines import stream
-from headgate.cli.top import LOST, Frame, view
+from headgate.cli.top import LOST, Frame, follow, view
+from headgate.core.errors import InputError
 from headgate.live.emulate import emulated
 from headgate.live.route.view.engine import EngineView
 from router_world import World, routed, run, until
@@ -63,7 +65,11 @@ def test_a_router_is_drawn_with_its_engines_classes_tenants_plan_and_errors() ->
             rows = [[float(n), 1.0, 0.0, 0.0, 5.0 * n, 1.0, 0.0, None, 0.1] for n in range(10)]
             text = drawn(shown, history=rows)
             lines = {line.split()[0]: line for line in text.splitlines() if line.split()}
-            assert "density-deep, 2 engines" in text and "● up" in text and "100 % of promises kept" in text
+            assert (
+                "router density-deep, 2 engines" in text
+                and "● up" in text
+                and "100 % of promises kept" in text
+            )
             assert "plan" in text and "price" in text and "alice" in lines and "lost-1" in text
             assert "▁" in lines["tokens/s"] and "█" in lines["tokens/s"]
             assert "refused" not in lines  # nothing to draw
@@ -159,6 +165,18 @@ def test_what_is_neither_a_router_nor_an_engine_is_one_line() -> None:
 # -- a connection that is lost
 
 
+def test_another_version_of_the_view_is_one_line() -> None:
+    async def frames() -> AsyncIterator[Frame]:
+        raise InputError("another version")
+        yield
+
+    async def work() -> None:
+        with pytest.raises(InputError, match="another version"):
+            await anext(follow(frames))
+
+    run(work())
+
+
 def test_a_lost_router_is_found_again() -> None:
     async def work() -> None:
         async with routed(stream) as world:
@@ -202,7 +220,7 @@ def test_ctrl_c_leaves_the_terminal_as_it_was() -> None:
                     pass
                 return bytes(seen)
 
-            await until(lambda: b"headgate router" in read() and b"engines" in read())
+            await until(lambda: b"router least-loaded" in read() and b"engines" in read())
             assert b"\x1b[?1049h" in seen  # a screen of its own
             child.send_signal(signal.SIGINT)
             await child.wait()

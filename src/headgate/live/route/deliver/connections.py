@@ -31,22 +31,25 @@ class Connections:
         self._addresses: dict[str, Address] = {}
         self._pools: dict[str, IdleConnections] = {}
 
-    async def post(
-        self, url: str, path: str, body: Body, headers: CIMultiDict[str], connect: float
+    def idle(self, url: str) -> EngineConnection | None:
+        """A connection to this engine that waits for its next call."""
+        return self._pool(url).take()
+
+    async def connected(self, url: str, limit: float) -> EngineConnection:
+        """A new one, within so many seconds."""
+        return await self._connected(self._address(url), limit)
+
+    def post(
+        self, connection: EngineConnection, url: str, path: str, body: Body, headers: CIMultiDict[str]
     ) -> EngineAnswer:
-        """Send a request and wait for the head of its answer; connecting may take `connect` seconds."""
-        address = self._addresses.get(url) or self._addresses.setdefault(url, _address(url))
-        pool = self._pools.get(url) or self._pools.setdefault(url, IdleConnections(url))
-        connection = pool.take()
-        if connection is None:
-            connection = await self._connected(address, connect)
-        try:
-            answer = connection.send(_asked(address, path, headers, len(body)), body, pool)
-            await answer.has_head()
-        except BaseException:
-            connection.close()
-            raise
-        return answer
+        """Send a request; its answer is yet to come."""
+        return connection.send(_asked(self._address(url), path, headers, len(body)), body, self._pool(url))
+
+    def _address(self, url: str) -> Address:
+        return self._addresses.get(url) or self._addresses.setdefault(url, _address(url))
+
+    def _pool(self, url: str) -> IdleConnections:
+        return self._pools.get(url) or self._pools.setdefault(url, IdleConnections(url))
 
     def forget_idle(self, seconds: float = KEEP_ALIVE) -> None:
         oldest = asyncio.get_running_loop().time() - seconds
@@ -74,10 +77,11 @@ class Connections:
 
 
 HEADS = 1 << 16  # bytes of an answer's head, or of what follows its last chunk
+INTERIM = 32  # answers such as 100 and 103 before the one that counts
 SIZE_LINE = 256  # bytes of the line before a chunk
 FULL = 1 << 17  # bytes of an answer above which no more is read until some are taken
-STATUS = re.compile(rb"HTTP/1[.]([01]) ([0-9]{3})(?: [^\r\n]*)?")
-HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\0-\x08\x0a-\x1f\x7f]*)")
+STATUS = re.compile(rb"HTTP/1[.]([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?")
+HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\0-\x08\x0a-\x1f\x7f]*)")
 SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})(?:[ \t]*;[\t -~]*)?")
 LENGTH = re.compile("[0-9]{1,15}")
 
@@ -150,6 +154,12 @@ class EngineAnswer:
         if len(self.parts) > 1 and not self._paused and sum(map(len, self.parts)) > FULL:
             self._paused = self.connection.pause()
 
+    def fail(self, error: Exception) -> None:
+        """It is given up, or cannot go on; whatever waits for it hears so."""
+        if not self.ended and self.error is None:
+            self.error = error
+            self.told()
+
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -159,8 +169,11 @@ class EngineAnswer:
 
     def _raise(self) -> None:
         """No frame of the traceback may hold the error, which would be a cycle."""
-        if self.error is not None:
-            raise type(self.error)(*self.error.args)
+        error = self.error
+        if isinstance(error, LegError):
+            raise LegError(error.fault, error.message)
+        if error is not None:
+            raise type(error)(*error.args)
 
     def keep(self) -> None:
         """Its body was read to the end: the connection may be used again where both sides allow it."""
@@ -179,8 +192,10 @@ class EngineAnswer:
         """Hang up; reading the body raises an error from now on."""
         if self._pool is not None:
             self._pool = None
-            self.error = self.error or ConnectionResetError("the connection is closed")
             self.parts.clear()
+            if self.error is None:
+                self.error = ConnectionResetError("the connection is closed")
+                self.told()
             self.connection.close()
 
 
@@ -199,13 +214,13 @@ class EngineConnection(asyncio.Protocol):
         self.has_more = False  # bytes have followed the answer that was read
         self._buffer = b""  # not parsed yet
         self._read: Callable[[bytes], bytes] = self._head
-        self._left = 0  # bytes that the body, or its chunk, still has
+        self._left = 0  # bytes that the body, or its chunk, still has; before the head: interim answers
         self._keeps = False  # both sides will use the connection again
 
     def send(self, head: bytes, body: Body, pool: IdleConnections) -> EngineAnswer:
         assert self.transport is not None
         self.answer = answer = EngineAnswer(self, pool)
-        self._read = self._head
+        self._read, self._left = self._head, 0
         if len(body) > TURN:
             self.transport.write(head)
             self.transport.write(body)
@@ -218,6 +233,8 @@ class EngineConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         answer = self.answer
+        if answer is not None and answer.error is not None:
+            return
         if answer is None or answer.ended:  # nothing was asked, or all was answered
             self.has_more = True
             if self.pool is not None and not data.startswith(GOODBYE):
@@ -243,18 +260,17 @@ class EngineConnection(asyncio.Protocol):
         answer.told()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if exc is None and self._read == self._until_end and self.answer is not None:
-            self.answer.ended = True
-            self.answer.told()
+        answer = self.answer
+        if exc is None and self._read == self._until_end and answer is not None and answer.error is None:
+            answer.ended = True  # else it was closed here, and may lack its end
+            answer.told()
         self._end(exc if isinstance(exc, OSError) else ConnectionResetError("the connection is closed"))
         self.transport = self.answer = None  # no cycle may stay for the collector
         self._read = bytes
 
     def _end(self, error: Exception) -> None:
-        answer = self.answer
-        if answer is not None and not answer.ended and answer.error is None:
-            answer.error = error
-            answer.told()
+        if self.answer is not None:
+            self.answer.fail(error)
         self.close()
 
     def close(self) -> None:
@@ -302,12 +318,15 @@ class EngineConnection(asyncio.Protocol):
             match = HEADER.fullmatch(line)
             if match is None or said is None:
                 raise LegError(Fault.GARBAGE, NOT_HTTP)
-            headers.add(match[1].decode(), match[2].rstrip(b" \t").decode("utf-8", "surrogateescape"))
+            headers.add(match[1].decode(), match[2].strip(b" \t").decode("utf-8", "surrogateescape"))
         if said is None:
             raise LegError(Fault.GARBAGE, NOT_HTTP)
         status, data = int(said[2]), data[end + 4 :]
-        if 100 <= status < 200 and status != 101:
-            return self._head(data) if data else b""
+        if status < 200 and status != 101:
+            self._read, self._left = self._head, self._left + 1
+            if self._left > INTERIM:
+                raise LegError(Fault.GARBAGE, NOT_HTTP)
+            return data
         self._frame(status, headers, said[1] == b"1")
         answer.status, answer.headers = status, headers
         return data
@@ -327,7 +346,9 @@ class EngineConnection(asyncio.Protocol):
         else:
             self._read, self._keeps = self._until_end, False
         assert self.answer is not None
-        if status in (101, 204, 304) or (lengths and not self._left):
+        if status in (101, 204, 304):
+            self.answer.ended, self._keeps = True, False  # what is announced for it may yet come
+        elif lengths and not self._left:
             self.answer.ended = True
 
     def _length(self, data: bytes) -> bytes:
@@ -362,17 +383,17 @@ class EngineConnection(asyncio.Protocol):
                     return data[line:]
                 at, left = line + 2, left + 2
             if end - at >= left:
-                if data[at + left - 2 : at + left] != b"\r\n"[-left:]:
+                if data[at + left - 2 : at + left] != b"\r\n":
                     raise LegError(Fault.GARBAGE, NOT_HTTP)
                 if left > 2:
                     parts.append(data[at : at + left - 2])
                 at, self._left = at + left, 0
             else:
                 more = min(end - at, left - 2)
-                if more > 0:
+                if more:
                     parts.append(data[at : at + more])
-                self._left = left - max(more, 0)
-                return data[at + max(more, 0) :]
+                self._left = left - more
+                return data[at + more :]
         return b""
 
     def _trailer(self, data: bytes) -> bytes:

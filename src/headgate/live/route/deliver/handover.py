@@ -181,7 +181,9 @@ class Splitter:
 
     def _share_kv(self, reader: Upstream, params: KvParams) -> bool:
         owner = self.upstreams.get(params.owner)
-        return owner is not None and reader.spec.kv_group == owner.spec.kv_group
+        if owner is None or owner.sglang or reader.sglang:
+            return False
+        return reader.spec.kv_group == owner.spec.kv_group
 
     async def stop(self, seconds: float) -> None:
         if self.background:

@@ -352,6 +352,7 @@ class Allowance:
         self._level, self._at = self.most, 0.0
         self.share, self.alone = 1.0, True
         self.spent = self.wanted = 0.0
+        self.told = 0.0  # of what was spent, as the store has it
         self.elsewhere = 0.0  # that other routers have
         self.used_at = self.compared = -inf  # when a request asked for some, and the others were asked
 

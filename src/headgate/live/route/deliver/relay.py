@@ -69,7 +69,7 @@ class Leg:
         self._usage: Usage | None = None
         self._sent_rest = False
         self._cut = ""  # why we broke it off ourselves
-        self._timer: asyncio.Timeout | None = None
+        self._connecting: asyncio.Timeout | None = None
         self._tap: Tap | None = None
 
     async def start(self, body: Body, headers: CIMultiDict[str], first_token: float | None = None) -> None:
@@ -77,10 +77,14 @@ class Leg:
         if self._cut:
             raise LegError(Fault.CUT, self._cut, retry=False)
         limit = self._times.first_token if first_token is None else first_token
+        loop = asyncio.get_running_loop()
+        deadline, late = loop.time() + limit, None
         try:
-            async with asyncio.timeout(limit) as self._timer:
-                await self._send(body, headers)
-                await self._begin()
+            answer = await self._send(body, headers, limit)
+            late = loop.call_at(deadline, answer.fail, TimeoutError())
+            await answer.has_head()
+            self.status, self.headers = answer.status, to_client(answer.headers)
+            await self._begin(answer)
         except TimeoutError:
             raise self._broken(Fault.FIRST_TOKEN, f"no token within {limit:g} s") from None
         except OSError as error:
@@ -91,6 +95,9 @@ class Leg:
         except LegError:
             self.close()
             raise
+        finally:
+            if late is not None:
+                late.cancel()
 
     async def pump(self, client: ClientWriter, progress: Progress, counted: CountsEvents) -> bytes:
         """Pass the rest on as it comes, up to the last bytes, which are returned.
@@ -160,8 +167,8 @@ class Leg:
         self._cut = why
         if self._answer is not None:
             self._close()
-        elif self._timer is not None:
-            self._timer.reschedule(asyncio.get_running_loop().time())
+        elif self._connecting is not None:
+            self._connecting.reschedule(asyncio.get_running_loop().time())
 
     def close(self) -> None:
         """End the call. A connection whose answer was read to its end is used again, any other is closed."""
@@ -177,17 +184,23 @@ class Leg:
         if self._tap is not None:
             self._tap.wake()
 
-    async def _send(self, body: Body, headers: CIMultiDict[str]) -> None:
-        self._answer = answer = await self._connections.post(
-            self._url, self._path, body, headers, self._times.connect
-        )
-        self.status = answer.status
-        self.headers = to_client(answer.headers)
+    async def _send(self, body: Body, headers: CIMultiDict[str], limit: float) -> EngineAnswer:
+        connections, url = self._connections, self._url
+        connection = connections.idle(url)
+        if connection is None:
+            async with asyncio.timeout(limit) as self._connecting:
+                connection = await connections.connected(url, self._times.connect)
+            self._connecting = None
+        try:
+            self._answer = connections.post(connection, url, self._path, body, headers)
+        except BaseException:
+            connection.close()
+            raise
+        return self._answer
 
-    async def _begin(self) -> None:
-        assert self._answer is not None
-        kind = self._answer.headers.get("Content-Type", "")
-        plain = self._answer.headers.get("Content-Encoding", "identity") == "identity"
+    async def _begin(self, answer: EngineAnswer) -> None:
+        kind = answer.headers.get("Content-Type", "")
+        plain = answer.headers.get("Content-Encoding", "identity") == "identity"
         if not 200 <= self.status < 300:
             await self._read_error(kind)
         elif kind.startswith("text/event-stream"):
@@ -195,7 +208,7 @@ class Leg:
             if plain:
                 await self._first_event()
             else:
-                self.head = await self._answer.read()
+                self.head = await answer.read()
         elif kind.startswith("text/"):  # a page of something before the engine
             raise LegError(Fault.GARBAGE, "the engine's answer is a text, not JSON or events")
         else:

@@ -319,6 +319,9 @@ async def deliver(
         await _pass_on(job, call, response, client, progress, counted or job)
     except (ConnectionResetError, ConnectionAbortedError, BrokenPipeError):
         job.outcome = "client-gone"
+    except Exception:
+        abort(job.request)  # an answer that was begun is not followed by our 500
+        raise
     finally:
         progress.stop()
         job.stalled = progress.stalled

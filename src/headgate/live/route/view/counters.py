@@ -22,6 +22,7 @@ MOST = {"engines": 64, "classes": 32, "tenants": 20}  # rows in a snapshot
 MOST_REASONS = 12
 SHAPE = 1  # version of a snapshot: a field that changes its meaning or goes makes it 2
 SHORT, LONG = 10.0, 60.0  # seconds: rates are of the first, shares and percentiles of the second
+SHARES = 0.5, 0.95
 STRIDE, POINTS = 5.0, 180  # seconds between two points of the timeline, and how many are kept
 COLUMNS = ("time", "served", "refused", "failed", "output", "running", "waiting", "ttft", "kv")
 PROMISES = "headgate_promises_total"
@@ -63,6 +64,13 @@ def _unescaped(text: str) -> str:
     return ESCAPED.sub(lambda found: "\n" if found[1] == "n" else found[1], text) if "\\" in text else text
 
 
+class Quantiles(NamedTuple):
+    """The median, and what 5 % exceed; None where nothing was observed."""
+
+    p50: float | None = None
+    p95: float | None = None
+
+
 class Change(NamedTuple):
     """Counters before and now. One that is lower now began anew."""
 
@@ -71,14 +79,16 @@ class Change(NamedTuple):
     before: Counts
 
     def by(self, name: str, *labels: str, **only: str) -> dict[tuple[str, ...], float]:
-        """What was gained, summed by these labels."""
+        """What was gained, summed by these labels; what gained nothing is left out, but for buckets."""
         gains: dict[tuple[str, ...], float] = {}
         before = self.before.get(name, {})
         for key, value in self.now.get(name, {}).items():
+            gained = value - before.get(key, 0.0)
+            if gained == 0 and self.seconds and "le" not in labels:
+                continue
             pairs = dict(key)
             if all(pairs.get(label) == wanted for label, wanted in only.items()):
-                group = tuple(pairs.get(label, "") for label in labels)
-                gained = value - before.get(key, 0.0)
+                group = tuple([pairs.get(label, "") for label in labels])
                 gains[group] = gains.get(group, 0.0) + (gained if gained >= 0 else value)
         return gains
 
@@ -90,18 +100,27 @@ class Change(NamedTuple):
         """A second; 0 where no time has passed."""
         return sum(self.by(name, **only).values()) / self.seconds if self.seconds > 0 else 0.0
 
-    def quantile(self, name: str, share: float, **only: str) -> float | None:
-        """Of a histogram's new observations, linear within a bucket; None where there are none."""
-        gained = self.by(f"{name}_bucket", "le", **only)
-        rows = sorted((inf if le in ("+Inf", "Inf") else float(le), count) for (le,), count in gained.items())
-        total = rows[-1][1] if rows else 0.0
-        below = lower = 0.0
-        for bound, count in rows:
-            if total and count >= share * total:
-                inside = (share * total - below) / (count - below) if count > below else 1.0
-                return lower if bound == inf else lower + (bound - lower) * inside
-            below, lower = count, bound
-        return None
+    def quantiles(self, name: str, label: str = "") -> dict[str, Quantiles]:
+        """Of a histogram's new observations, linear within a bucket, by a label or, without one, under ""."""
+        rows: dict[str, list[tuple[float, float]]] = {}
+        for (value, le), count in self.by(f"{name}_bucket", label, "le").items():
+            bound = inf if le in ("+Inf", "Inf") else float(le)
+            rows.setdefault(value, []).append((bound, count))
+        quantiles = {}
+        for value, found in rows.items():
+            found.sort()
+            if found[-1][1]:
+                quantiles[value] = Quantiles(*(_quantile(found, share) for share in SHARES))
+        return quantiles
+
+
+def _quantile(rows: list[tuple[float, float]], share: float) -> float:
+    wanted, below, lower = share * rows[-1][1], 0.0, 0.0
+    for bound, count in rows:
+        if count >= wanted:
+            return lower if bound == inf else lower + (bound - lower) * (wanted - below) / (count - below)
+        below, lower = count, bound
+    return lower
 
 
 def latest(counts: Counts) -> Change:
@@ -111,7 +130,7 @@ def latest(counts: Counts) -> Change:
 
 def rounded(value: float | None, digits: int = 3) -> float | None:
     """As it is sent: JSON knows neither infinity nor NaN."""
-    return round(value, digits) if value is not None and isfinite(value) else None
+    return round(value, digits) + 0.0 if value is not None and isfinite(value) else None  # no -0.0
 
 
 def share(kept: float, broken: float) -> float | None:

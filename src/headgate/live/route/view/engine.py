@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from headgate.live.route.observe import clean
 from headgate.live.route.view import counters
-from headgate.live.route.view.counters import Change, Counts, LiveView, Row, latest, reasons, rounded
+from headgate.live.route.view.counters import (
+    Change,
+    Counts,
+    LiveView,
+    Quantiles,
+    Row,
+    latest,
+    reasons,
+    rounded,
+)
 
 MOST_GAUGES = 16
 RUNNING, WAITING, KV = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
@@ -44,7 +53,7 @@ class EngineView(LiveView):
             change.rate(OUTPUT),
             self._sum(RUNNING),
             self._sum(WAITING),
-            change.quantile(TTFT, 0.95),
+            change.quantiles(TTFT).get("", Quantiles()).p95,
             sum(kv) / len(kv) if kv else None,
         ]
 
@@ -78,6 +87,7 @@ class EngineView(LiveView):
         return notes
 
     def _totals(self, short: Change, long: Change) -> Row:
+        ttft, gap = (long.quantiles(name).get("", Quantiles()) for name in (TTFT, GAP))
         return {
             **{how: rounded(rate) for how, rate in _ended(short).items()},
             "refused": rounded(short.rate(REFUSED)),
@@ -86,10 +96,10 @@ class EngineView(LiveView):
             "input": rounded(short.rate(INPUT), 1),
             "running": self._sum(RUNNING),
             "waiting": self._sum(WAITING),
-            "ttft_p50": rounded(long.quantile(TTFT, 0.5)),
-            "ttft_p95": rounded(long.quantile(TTFT, 0.95)),
-            "gap_p50": rounded(long.quantile(GAP, 0.5), 4),
-            "gap_p95": rounded(long.quantile(GAP, 0.95), 4),
+            "ttft_p50": rounded(ttft.p50),
+            "ttft_p95": rounded(ttft.p95),
+            "gap_p50": rounded(gap.p50, 4),
+            "gap_p95": rounded(gap.p95, 4),
             "kept": counters.kept_share(long),
         }
 
@@ -97,7 +107,7 @@ class EngineView(LiveView):
         """One for each engine core behind the address."""
         now = latest(self._read)
         running, waiting, kv = (now.of(name, "engine") for name in (RUNNING, WAITING, KV))
-        slots = now.of("headgate_slots", "engine")
+        slots, ttft = now.of("headgate_slots", "engine"), long.quantiles(TTFT, "engine")
         return [
             {
                 "id": clean(rank) or "0",
@@ -109,7 +119,7 @@ class EngineView(LiveView):
                 "waiting": waiting.get(rank, 0.0),
                 "kv": rounded(kv.get(rank)),
                 "output": rounded(short.rate(OUTPUT, engine=rank), 1),
-                "ttft": rounded(long.quantile(TTFT, 0.5, engine=rank)),
+                "ttft": rounded(ttft.get(rank, Quantiles()).p50),
             }
             for rank, count in sorted(running.items())
         ]

@@ -11,10 +11,21 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from headgate.live.route.engines import Upstream
-from headgate.live.route.observe import clean
+from headgate.live.route.observe import clean, told_apart
 from headgate.live.route.request import RefusedError
 from headgate.live.route.view import counters
-from headgate.live.route.view.counters import MOST, Change, Counts, LiveView, Row, reasons, rounded, share
+from headgate.live.route.view.counters import (
+    MOST,
+    Change,
+    Counts,
+    Labels,
+    LiveView,
+    Quantiles,
+    Row,
+    reasons,
+    rounded,
+    share,
+)
 
 if TYPE_CHECKING:
     from headgate.live.route.deliver.legs import RoutedRequest
@@ -36,7 +47,8 @@ class RouterView(LiveView):
         self.refusals: deque[Row] = deque(maxlen=MOST_REFUSALS)  # apart: an overload must not hide errors
         self.changes: deque[Row] = deque(maxlen=MOST_CHANGES)  # of engines' states
         self._why: Counter[tuple[str, str]] = Counter()  # refusals by class and reason
-        self._tenants: Counter[tuple[str, str]] = Counter()  # by tenant: how requests ended, why, tokens
+        self._tenants: Counter[Labels] = Counter()  # by tenant: how requests ended, why, tokens
+        self._names: set[str] = set()  # of tenants
         self._states: dict[int, str] = {}
 
     # -- what is noted while it runs
@@ -45,16 +57,16 @@ class RouterView(LiveView):
         """`kept`: whether its promise was, None where nothing was promised."""
         kind, how, fault = job.kind.name, job.outcome, job.fault
         if job.tenant:
-            tenant = self._app.metrics.told_apart(job.tenant)
-            self._tenants[tenant, how] += 1
+            tenant = told_apart(job.tenant, self._names)
+            self._count(tenant, how)
             if job.output:
-                self._tenants[tenant, "tokens"] += job.prompt + job.output
+                self._count(tenant, "tokens", job.prompt + job.output)
             if kept is not None:
-                self._tenants[tenant, "kept" if kept else "broken"] += 1
+                self._count(tenant, "kept" if kept else "broken")
         if how == "refused":
             self._why[kind, fault] += 1
             if job.tenant:
-                self._tenants[tenant, f"why {fault}"] += 1
+                self._count(tenant, f"why {fault}")
             self.refusals.append(_error(job.id, job.status, how, fault, kind, job.tenant))
         elif how in ERRORS:
             self.errors.append(_error(job.id, job.status, how, fault, kind, job.tenant, job.engine))
@@ -62,17 +74,20 @@ class RouterView(LiveView):
     def refused(self, id: str, refused: RefusedError) -> None:
         """One that was refused before it had a class: a wrong key, path or body, a tenant's limit."""
         if refused.tenant:
-            tenant = self._app.metrics.told_apart(refused.tenant)
-            self._tenants[tenant, "refused"] += 1
-            self._tenants[tenant, f"why {refused.reason}"] += 1
+            tenant = told_apart(refused.tenant, self._names)
+            self._count(tenant, "refused")
+            self._count(tenant, f"why {refused.reason}")
         self.refusals.append(_error(id, refused.status, "refused", refused.reason, "", refused.tenant))
+
+    def _count(self, tenant: str, how: str, many: int = 1) -> None:
+        self._tenants[_key(tenant, how)] += many
 
     def _counts(self) -> Counts:
         self._note_states()
         metrics, engines = self._app.metrics, self._app.upstreams.values()
         counts = counters.collected(each for name in SEEN for each in getattr(metrics, name).collect())
         counts["why"] = {(("class", kind), ("reason", why)): n for (kind, why), n in self._why.items()}
-        counts["tenants"] = {(("tenant", name), ("how", how)): n for (name, how), n in self._tenants.items()}
+        counts["tenants"] = dict(self._tenants)
         counts["generated"] = {(("engine", str(each.id)),): each.load.generated for each in engines}
         return counts
 
@@ -96,7 +111,7 @@ class RouterView(LiveView):
             change.rate("generated"),
             len(roster.places),
             len(roster.waiting),
-            change.quantile(TTFT, 0.95),
+            change.quantiles(TTFT).get("", Quantiles()).p95,
             sum(up) / len(up) if up else None,
         ]
 
@@ -114,7 +129,7 @@ class RouterView(LiveView):
             "left_out": {"tenants": left_out},
             "refused": reasons(long.of(REFUSED, "reason")),
             "plan": plan and {name: value for name, value in plan.items() if name != "classes"},
-            "errors": sorted((*self.errors, *self.refusals), key=lambda each: -each["time"]),
+            "errors": sorted((*self.errors, *self.refusals), key=lambda each: each["time"])[::-1],
             "changes": list(self.changes)[::-1],
         }
 
@@ -122,6 +137,10 @@ class RouterView(LiveView):
         app, notes = self._app, []
         if app.draining:
             notes.append("the router drains and will end")
+        if app.replaced:
+            notes.append("another process serves in place of this one, which ends with its connections")
+        if app.replicas is not None and not app.replicas.up:
+            notes.append("the store is lost: slots and limits stay shared as they were")
         if app.gate.fallen is not None:
             notes.append(f"router {app.config.router.name} failed, least-loaded decides: {app.gate.fallen}")
         if not any(each.up(app.now()) for each in app.upstreams.values()):
@@ -130,6 +149,7 @@ class RouterView(LiveView):
 
     def _totals(self, short: Change, long: Change) -> Row:
         app, ended = self._app, short.of("headgate_requests_total", "outcome")
+        ttft = long.quantiles(TTFT).get("", Quantiles())
         return {
             **_rates(ended, short.seconds),
             "refused": rounded(short.rate(REFUSED)),
@@ -138,8 +158,8 @@ class RouterView(LiveView):
             "running": len(app.gate.roster.places),
             "waiting": len(app.gate.roster.waiting),
             "inflight": app.front.inflight,
-            "ttft_p50": rounded(long.quantile(TTFT, 0.5)),
-            "ttft_p95": rounded(long.quantile(TTFT, 0.95)),
+            "ttft_p50": rounded(ttft.p50),
+            "ttft_p95": rounded(ttft.p95),
             "kept": counters.kept_share(long),
         }
 
@@ -148,11 +168,13 @@ class RouterView(LiveView):
         upstreams = [each for each in self._app.upstreams.values() if not each.retired or each.legs]
         if len(upstreams) > MOST["engines"]:
             upstreams.sort(key=lambda each: self._states.get(each.id) == "up")
-        return [self._engine(each, short, long) for each in upstreams]
+        rates = {id: n / (short.seconds or 1.0) for id, n in short.of("generated", "engine").items()}
+        return [self._engine(each, rates, long) for each in upstreams]
 
-    def _engine(self, upstream: Upstream, short: Change, long: Change) -> Row:
+    def _engine(self, upstream: Upstream, rates: dict[str, float], long: Change) -> Row:
         now, load, id = self._app.now(), upstream.load, str(upstream.id)
         member, reopens = self._app.gate.roster.replicas[upstream.id], upstream.breaker.reopens_at
+        leases = self._app.replicas
         return {
             "id": upstream.id,
             "url": clean(upstream.url),
@@ -161,10 +183,11 @@ class RouterView(LiveView):
             "draining": upstream.draining,
             "slots": upstream.spec.slots,
             "ours": member.prompts + member.decodes,
+            **({} if leases is None else {"lease": leases.held(upstream), "peers": upstream.peers}),
             "running": load.running if upstream.healthy else None,
             "waiting": load.waiting if upstream.healthy else None,
             "kv": rounded(load.kv_usage) if upstream.healthy else None,
-            "output": rounded(short.rate("generated", engine=id), 1),
+            "output": rounded(rates.get(id, 0.0), 1),
             "ttft": rounded(upstream.first_token) if upstream.first_token else None,
             "breaker": upstream.breaker.state.value,
             "retry_s": None if reopens is None else rounded(max(reopens - now, 0.0), 1),
@@ -173,7 +196,7 @@ class RouterView(LiveView):
 
     def _classes(self, short: Change, long: Change, plan: Row | None) -> list[Row]:
         kept, output = counters.kept_by_class(long), short.of("headgate_output_tokens_total", "class")
-        rows = []
+        ttft, rows = long.quantiles(TTFT, "class"), []
         for name, queue in self._app.gate.roster.queues.items():
             only, settings = {"class": name}, self._app.classes.by_name.get(name)
             rows.append(
@@ -182,8 +205,8 @@ class RouterView(LiveView):
                     "waiting": len(queue),
                     **_rates(short.of("headgate_requests_total", "outcome", **only), short.seconds),
                     "output": rounded(output.get(name, 0.0) / (short.seconds or 1.0), 1),
-                    "ttft_p50": rounded(long.quantile(TTFT, 0.5, **only)),
-                    "ttft_p95": rounded(long.quantile(TTFT, 0.95, **only)),
+                    "ttft_p50": rounded(ttft.get(name, Quantiles()).p50),
+                    "ttft_p95": rounded(ttft.get(name, Quantiles()).p95),
                     "promise": None if settings is None else settings.ttft,
                     "kept": kept.get(name, {}),
                     "why": reasons(long.of("why", "reason", **only)),
@@ -222,18 +245,28 @@ def _rates(ended: dict[str, float], seconds: float) -> Row:
     return {name: rounded(rate) for name, rate in (("requests", sum(rates.values())), *rates.items())}
 
 
+def _key(tenant: str, how: str) -> Labels:
+    return ("tenant", tenant), ("how", how)
+
+
 def _tenants(short: Change, long: Change) -> tuple[list[Row], int]:
     """Those with most tokens and refusals, and how many others there are."""
-    tokens = short.of("tenants", "tenant", how="tokens")
     counted: dict[str, dict[str, float]] = {}
-    for (name, how), n in long.by("tenants", "tenant", "how").items():
-        if n:
-            counted.setdefault(name, {})[how] = n
-    busiest = sorted(counted, key=lambda name: -tokens.get(name, 0.0) - counted[name].get("refused", 0.0))
+    before = long.before["tenants"]
+    for key, n in long.now["tenants"].items():
+        if gained := n - before.get(key, 0.0):
+            counted.setdefault(key[0][1], {})[key[1][1]] = gained
+    weight = {name: hows.get("tokens", 0.0) + hows.get("refused", 0.0) for name, hows in counted.items()}
+    busiest = sorted(counted, key=lambda name: -weight[name])
+
+    def tokens(name: str) -> float:
+        now, then = (counts["tenants"].get(_key(name, "tokens"), 0.0) for counts in (short.now, short.before))
+        return (now - then) / (short.seconds or 1.0)
+
     rows = [
         {
             "name": clean(name),
-            "tokens": rounded(tokens.get(name, 0.0) / (short.seconds or 1.0), 1),
+            "tokens": rounded(tokens(name), 1),
             **_rates(counted[name], long.seconds),
             "kept": share(counted[name].get("kept", 0.0), counted[name].get("broken", 0.0)),
             "why": reasons({how[4:]: n for how, n in counted[name].items() if how.startswith("why ")}),

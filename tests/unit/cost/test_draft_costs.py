@@ -4,10 +4,13 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf
 
+import numpy as np
 import pytest
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card, parse_card
+from headgate.cost.fit.fit import METHOD, fit, fit_drafts
+from headgate.cost.fit.steps import About, StepTable
 from headgate.cost.laws.speculation import (
     Acceptance,
     MixedAcceptance,
@@ -19,10 +22,12 @@ from headgate.cost.laws.speculation import (
 )
 from headgate.cost.laws.terms import DraftTerms, HostTerms
 from headgate.cost.model import Chunk, Shape
-from headgate.experiment.build import make_engine, speculate_settings
+from headgate.experiment.build import make_engine
 from headgate.experiment.library import card_engine
 from headgate.experiment.settings import experiment
 from headgate.methods.bounds import Requests, engine_bound
+from headgate.methods.make import make_policy
+from headgate.sim.engine.engine import Speculation, speculate_settings
 
 FREE = DraftTerms(3)  # a drafter that takes nothing
 COST = load_card("cal-h200-qwen3-8b").cost.unhosted()
@@ -93,7 +98,7 @@ def test_a_step_with_drafts_is_the_sum_that_the_law_says():
     terms = DraftTerms(3, 0.35e-3, 2e-6, 1e-3)
     cost, shape = COST.speculating(terms), Shape(10, 5000, 100, 0, (Chunk(0, 100),))
     alone = COST.speculating(None)
-    layers = alone._layers(10 * 4 + 100) - alone._layers(10 + 100)
+    layers = alone.layers(10 * 4 + 100) - alone.layers(10 + 100)
     drafts = 3 * (0.35e-3 + 2e-6 * 10) + 1e-3
     assert cost.seconds(shape) == pytest.approx(alone.seconds(shape) + layers + drafts)
     only_prompts = Shape(0, 0, 100, 0, (Chunk(0, 100),))
@@ -142,7 +147,7 @@ def test_a_bound_counts_steps():
         ("3:accept=2", "expect a number from 0 to 1"),
         ("3:spread=0", "spread is '0'"),
         ("3:accept=x", "accept is 'x'"),
-        ("3:accpt=0.5", "did you mean 'accept'"),
+        ("3:accepted=0.5", "did you mean 'accept'"),
         ("3:accept=0.5,accept=0.6", "given twice"),
     ],
 )
@@ -158,9 +163,76 @@ def test_what_speculate_refuses(text, fault):
         ({"speculate": "3:accept=0.7", "card": "linear-h200-qwen3-8b"}, "prices decodes, not tokens"),
         ({"speculate": "31:accept=0.7", "budget": 2048}, "raise --budget"),
         ({"speculate": "3:accept=0.7,method=magic"}, "method must be one of"),
+        ({"speculate": "3:accept=0.7", "engine": "sglang"}, "as vLLM runs them"),
     ],
 )
 def test_what_an_engine_refuses(words, fault):
     settings = experiment(words)
     with pytest.raises(InputError, match=fault):
         make_engine(settings, load_card(settings.card))
+
+
+def test_what_drafts_take_is_found_again(tmp_path):
+    """Steps with 0, 1 and 4 drafts by a known law, with noise: its three numbers come back."""
+    chance = np.random.default_rng(3)
+    true = DraftTerms(4, 0.4e-3, 3e-6, 0.8e-3, "mtp")
+    rows = []
+    for k in (0, 1, 4):
+        cost = COST.speculating(replace(true, drafts=k) if k else None)
+        for decodes in (1, 8, 32, 64, 128, 200, 256):
+            for context in (200, 800, 2000):
+                shape = Shape(decodes, decodes * context)
+                for _ in range(12):
+                    noisy = cost.seconds(shape) * float(chance.normal(1.0, 0.002))
+                    rows.append((noisy, decodes, decodes * context, 0, k * decodes, len(rows) // 36))
+    names = ("seconds", "decodes", "context", "prefill", "drafts", "part")
+    columns = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
+    labels = [str(part) for part in range(int(columns["part"].max()) + 1)]
+    table = StepTable.from_columns(columns, labels)
+    table.save(tmp_path / "steps.npz")
+    assert StepTable.load(tmp_path / "steps.npz").drafts.tolist() == table.drafts.tolist()
+    found = fit_drafts(table.take(table.drafts > 0), COST.terms, "mtp")
+    assert found is not None
+    assert (found.drafts, found.method) == (4, "mtp")
+    assert found.draft == pytest.approx(true.draft, rel=0.1)
+    assert found.draft_per_decode == pytest.approx(true.draft_per_decode, rel=0.1)
+    assert found.speculating == pytest.approx(true.speculating, rel=0.1)
+    about = About("made-up", "GPU", "model", 10_000, 4096, 256, 8192, settings={METHOD: "mtp"})
+    card = fit(table, about).card()
+    assert card.speculation is not None
+    assert card.speculation.drafts == 4
+    shape = Shape(100, 80_000)
+    priced = card.cost.speculating(card.speculation).seconds(shape)
+    assert priced == pytest.approx(COST.speculating(true).seconds(shape), rel=0.03)
+    plain = StepTable.from_columns({name: columns[name][columns["drafts"] == 0] for name in names[:4]})
+    plain.save(tmp_path / "plain.npz")
+    with np.load(tmp_path / "plain.npz") as stored:
+        assert "drafts" not in stored
+    assert fit_drafts(plain.take(plain.drafts > 0), COST.terms) is None
+    with pytest.raises(InputError, match="timed steps with drafts"):
+        fit_drafts(table.take(table.drafts > 0).take(np.arange(5)), COST.terms)
+
+
+def test_a_policys_budget_must_hold_the_drafts():
+    engine = card_engine("cal-h200-qwen3-8b", slots=64, speculate="3:accept=0.7")
+    for name in ("mixed", "eb+", "slai", "keep"):
+        with pytest.raises(InputError, match="below 64 slots of 4 tokens each"):
+            make_policy(name, {"budget": 255}, engine)
+        make_policy(name, {"budget": 256}, engine)
+    make_policy("mixed", {"budget": 255, "slots": 63}, engine)
+    with pytest.raises(InputError, match="as vLLM runs them"):
+        make_policy("sglang", {}, engine)
+
+
+def test_classes_without_a_law_have_the_common_one():
+    named = (("chat", Acceptance(0.2)),)
+    assert Speculation(3, Acceptance(0.7), classes=named).burst == pytest.approx(2.533)
+    assert Speculation(3, Acceptance(0.0), classes=named).burst == Acceptance(0.2).tokens(3)
+
+
+def test_a_fit_needs_steps_without_drafts():
+    rows = np.arange(200)
+    columns = {"seconds": 0.01 + rows * 1e-5, "decodes": 1 + rows % 20, "context": rows * 50.0}
+    table = StepTable.from_columns({**columns, "prefill": rows * 0, "drafts": 3 * (1 + rows % 20)})
+    with pytest.raises(InputError, match=r"200 of 200 timed steps verified drafts; .* without speculation"):
+        fit(table, About("made-up", "GPU", "model", 10_000, 4096, 256, 8192))
