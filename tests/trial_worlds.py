@@ -19,7 +19,7 @@ from headgate.workloads.workload import Kind, Workload
 
 PROMISE = Slo(0.5, 0.1)
 JUDGED = Slo(0.5, 0.1, MEAN)  # the known answers were found with the mean
-Limits = namedtuple("Limits", "running batch_tokens cost")
+Limits = namedtuple("Limits", "running batch_tokens cost width")
 
 
 class Switch(BatchPolicy):
@@ -123,7 +123,7 @@ def book_of(world, arms, block, burn, seconds, seed, skip=0.0, judged=JUDGED):
     engine = headgate.card_engine("cal-h200-qwen3-8b", slots=256, budget=8192)
     rounds = int(seconds // (len(arms) * block)) + 2
     order = [arm for one in islice(in_rounds(len(arms), seed), rounds) for arm in one]
-    policy = Switch(arms, block, order, Limits(engine.running, engine.batch_tokens, engine.cost))
+    policy = Switch(arms, block, order, Limits(engine.running, engine.batch_tokens, engine.cost, 1))
     book = Book({None: judged} if judged else None)
     listener = TimedBlocks(book, order, len(arms), block, burn, skip, seconds)
     headgate.simulate(engine, policy, world, observers=(listener,))

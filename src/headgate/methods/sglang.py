@@ -87,6 +87,8 @@ class SGLang(BatchPolicy):
         False
     """
 
+    own_scheduling_of = "SGLang"  # which needs no policy of ours for it
+
     def __init__(
         self,
         slots: int,

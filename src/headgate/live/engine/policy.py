@@ -21,7 +21,6 @@ from headgate.sim.engine.engine import Engine
 
 CAN_BE_ANYTHING: dict[str, Any] = {"kv_tokens": 1 << 24, "block": 16, "max_model_len": 1 << 20}
 UNKNOWN = Likeness()
-SIMULATED = "sglang"  # the policy that an engine has by itself
 MOST_TOKENS, MOST_REQUESTS = 1 << 20, 1 << 16  # where the engine's limits are not known yet
 
 
@@ -134,10 +133,10 @@ def _make(
     settings: Settings, names: EngineNames, card: Card | None, engine: Engine
 ) -> tuple[BatchPolicy, dict[str, Any]]:
     name, words = settings.named()
-    if name == SIMULATED:
+    if whose := getattr(policy_class(name), "own_scheduling_of", ""):
         raise InputError(
-            f"policy {name} is SGLang's own scheduling, for the simulator; choose another, or serve with "
-            f"--engine sglang --policy {name} and SGLang's own flags instead of {name}:PARAMETER=VALUE"
+            f"policy {name} is {whose}'s own scheduling, for the simulator; choose another, or serve with "
+            f"--engine {name} --policy {name} and {whose}'s own flags instead of {name}:PARAMETER=VALUE"
         )
     cost = inspect.signature(policy_class(name)).parameters.get("cost")
     if card is None and cost is not None and cost.default is cost.empty:

@@ -155,10 +155,10 @@ class Online(RoutePolicy):
                 return inner.let_in(kind, fleet)
         routing = inner.route(fleet)
         if not fleet.places and not routing.moves:  # nothing runs, so no event would ask again
-            wake = min(routing.wake, self._probes.next_due(fleet))
-            if self._roles.waiting:
-                wake = min(wake, self._next)
-            routing = routing._replace(wake=wake)
+            due = self._probes.next_due(fleet)
+            if self._roles.waiting or due <= fleet.now:  # no engine takes it yet
+                due = self._next
+            routing = routing._replace(wake=min(routing.wake, due))
         return routing
 
     def gauges(self) -> Mapping[str, float]:
