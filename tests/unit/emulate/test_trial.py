@@ -211,7 +211,7 @@ def test_your_own_traffic_is_seen_in_the_trace(config, tmp_path):
                 flags = ("--config", config, "--follow", trace, *arms, *TIMING, "--speed", speed)
                 with process("trial", *flags, "--json", "-", cwd=tmp_path) as child:
                     out, err = child.communicate(timeout=500)
-                if client.poll() is None:  # it kept up
+                if client.poll() is None and child.returncode == 0:  # it kept up
                     break
             finally:
                 client.kill()

@@ -374,9 +374,14 @@ def test_a_hang_up_behind_pipelined_requests_reaches_the_engine(size: int) -> No
                 lambda: any(each._reading_paused or each._buffer_paused for each in server.connections)
             )
             writer.transport.abort() if size else writer.close()
-            await world.engines[0].seen[0].closed.wait()
+            seen = world.engines[0].seen
+            await seen[0].closed.wait()
             await world.settled()
-            assert len(world.engines[0].seen) == 1
+            # The end of a client stands behind the bytes that it sent: behind many it is known when the next
+            # write fails, and the request behind the first may have been sent by then.
+            assert len(seen) == 1 or size
+            for each in seen:
+                await each.closed.wait()
 
     run(work())
 
