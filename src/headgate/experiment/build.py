@@ -32,8 +32,7 @@ from headgate.sim.engine.engine import (
     DEFAULT_BUDGET,
     DEFAULT_SLOTS,
     DRAFT_LAUNCH,
-    NEWEST,
-    SHORTEST,
+    RETRACTION,
     Engine,
     engine_of_card,
     speculate_settings,
@@ -75,7 +74,7 @@ def make_engine(words: Experiment, card: Card) -> Engine:
         block=words.block,
     )
     cost = engine.cost.graphed(words.graph) if words.graph else engine.cost
-    retraction = SHORTEST if words.engine == "sglang" else NEWEST
+    retraction = RETRACTION[words.engine]
     engine = engine._replace(cost=cost, prefix_cache=words.prefix_cache, retraction=retraction)
     return engine if words.speculate is None else speculating(engine, card, words)
 

@@ -55,7 +55,7 @@ from headgate.live.engine.requests import promises
 from headgate.live.engine.settings import Settings, read_settings
 from headgate.live.vllm import VLLM
 from headgate.methods.make import make_policy, split_name
-from headgate.sim.engine.engine import NEWEST, SHORTEST, Engine, engine_of_card, with_speculation
+from headgate.sim.engine.engine import RETRACTION, Engine, engine_of_card, with_speculation
 from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
 from headgate.workloads.traces import BUNDLED, bundled, read_trace
 
@@ -560,7 +560,7 @@ class EmulatorSetup:
         self.card: Card = load_card(options.card)
         self.engine: Engine = engine_of_card(
             self.card, options.slots, options.budget, options.kv_tokens, options.model_len, options.block
-        )._replace(prefix_cache=options.prefix_cache, retraction=SHORTEST if self.sglang else NEWEST)
+        )._replace(prefix_cache=options.prefix_cache, retraction=RETRACTION[options.engine])
         if options.speculate is not None:
             self.engine = with_speculation(self.engine, self.card, options.speculate)
         asked = options.asynchronous

@@ -14,7 +14,9 @@ from headgate.cost.laws.terms import DraftTerms
 from headgate.cost.laws.work import WorkCost
 from headgate.cost.model import StepCost
 
-NEWEST, SHORTEST = "newest", "shortest"  # whose KV goes first where decodes find none, as in vLLM and SGLang
+# Whose KV goes first where decodes find none; the one with the shortest output then waits behind all others.
+NEWEST, SHORTEST = "newest", "shortest"
+RETRACTION = {"vllm": NEWEST, "sglang": SHORTEST}  # of an engine as it comes
 
 
 class Speculation(NamedTuple):
@@ -74,9 +76,7 @@ class Engine(NamedTuple):
     block: int = 16
     prefix_cache: bool = True  # keep KV of prompts and outputs, and find it where requests share content
     speculation: Speculation | None = None
-    retraction: str = (
-        NEWEST  # SHORTEST: the decode with the shortest output, which then waits behind all others
-    )
+    retraction: str = NEWEST
 
     @property
     def width(self) -> int:

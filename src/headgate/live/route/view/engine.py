@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headgate.live.route.engines import NAMES
 from headgate.live.route.observe import clean
 from headgate.live.route.view import counters
 from headgate.live.route.view.counters import (
@@ -16,8 +17,8 @@ from headgate.live.route.view.counters import (
 )
 
 MOST_GAUGES = 16
-RUNNING, WAITING, KV = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
-OUTPUT, INPUT = "vllm:generation_tokens_total", "vllm:prompt_tokens_total"
+RUNNING, WAITING, KV = NAMES["running"], NAMES["waiting"], NAMES["kv_usage"]
+OUTPUT, INPUT = NAMES["generated"], NAMES["prompt_tokens"]
 ENDED, REFUSED = "vllm:request_success_total", "vllm:admission_rejections_total"
 TTFT, GAP = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
 SERVED, FAILED = ("stop", "length", "repetition"), ("error",)
