@@ -225,23 +225,25 @@ class Stream:
     synchronize = wait = wait_stream = wait_event = record
 
 
-def _stay_asynchronous(config: Any) -> None:
-    """The platform switches asynchronous scheduling off on a CPU, where nothing is gained by it."""
-    config.scheduler_config.async_scheduling = True
-
-
 @contextmanager
-def asynchronously() -> Iterator[None]:
-    """vLLM's real asynchronous path, on a CPU."""
+def stays_asynchronous() -> Iterator[None]:
+    """The platform switches asynchronous scheduling off on a CPU, where nothing is gained by it: not for an
+    engine that is made in here."""
     update = CpuPlatform.check_and_update_config.__func__
 
     def and_stay(cls: type, config: Any) -> None:
         update(cls, config)
-        _stay_asynchronous(config)
+        config.scheduler_config.async_scheduling = True
 
+    with mock.patch.object(CpuPlatform, "check_and_update_config", classmethod(and_stay)):
+        yield
+
+
+@contextmanager
+def streams() -> Iterator[None]:
+    """What vLLM's asynchronous path needs on a CPU as long as the engine lives."""
     with ExitStack() as stack:
         patch = stack.enter_context
-        patch(mock.patch.object(CpuPlatform, "check_and_update_config", classmethod(and_stay)))
         for place, name in ((torch, "Event"), (torch.cuda, "Event"), (torch.cuda, "Stream")):
             patch(mock.patch.object(place, name, Stream))
         patch(mock.patch.object(torch.cuda, "current_stream", Stream))
@@ -270,10 +272,12 @@ def engine(model: Path, asynchronous: bool = False, plugin: bool = True, **words
         given["additional_config"] = {"headgate": {"policy": "mixed"}}
     with ExitStack() as stack:
         if asynchronous:
-            stack.enter_context(asynchronously())
+            stack.enter_context(streams())
         if _made:
             stack.enter_context(mock.patch.object(CpuPlatform, OVERRIDES, create=True))
-        real = Real(LLM(**given))
+        with stays_asynchronous() if asynchronous else nullcontext():
+            real = Real(LLM(**given))
+        assert real.core.vllm_config.scheduler_config.async_scheduling == asynchronous
         _made.append(True)
         try:
             yield real
