@@ -1,4 +1,5 @@
-"""A router before emulators for a long time, with 1 % faults and 5 % hang-ups: memory and books stay flat.
+"""A router before emulators for a long time, with 1 % faults, 5 % hang-ups and hostile clients: memory and
+books stay flat.
 
 Engines, clients and router have a process each, and the router runs on the loop of `headgate route`, so that
 what is measured is the memory of a router and nothing else. With several replicas the Redis server between
@@ -36,6 +37,18 @@ FAULTS = ("503", "500", "drop=3", "reset-before-head", "error-event=0", "abort",
 LEAK = 200  # bytes a request: less than the smallest record that the router has of one
 KEPT = 0.5  # objects a request: one that is kept for each would be 1
 SAMPLES = 60
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
+HOSTILE = {  # what some clients send; none of it may be answered with 200
+    "long header": HEAD + b"X: " + b"a" * 100_000,
+    "many headers": HEAD + b"".join(b"X-%d: a\r\n" % n for n in range(5000)) + b"\r\n",
+    "two lengths": HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "half a body": HEAD + b'Content-Length: 100\r\n\r\n{"prompt": ',
+    "huge body": HEAD + b"Content-Length: 99999999999\r\n\r\n" + b"a" * 100_000,
+    "bad chunk": HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "not HTTP": bytes(range(256)) * 40,
+    "deep JSON": HEAD + b"Content-Length: 20000\r\n\r\n" + b"[" * 20_000,
+    "wrong types": HEAD + b'Content-Length: 32\r\n\r\n{"prompt": 7, "max_tokens": "1"}',
+}
 SPEED, LEASE = 2.0, 10.0  # of the engines' clocks; seconds by the router's clock
 
 
@@ -96,6 +109,25 @@ async def client(
         right = not ended or text == answer(prompt, tokens)
         kind = "broken" if not ended else "whole" if right else "WRONG"
         counts[kind] = counts.get(kind, 0) + 1
+
+
+async def hostile(ports: list[int], draw: random.Random, counts: dict[str, int]) -> None:
+    """Sends what no client should, waits a moment for the answer and hangs up."""
+    while True:
+        kind = draw.choice(list(HOSTILE))
+        reader, writer = await asyncio.open_connection("127.0.0.1", draw.choice(ports))
+        status = "no answer"
+        try:
+            writer.write(HOSTILE[kind])
+            async with asyncio.timeout(draw.random() * 2.0):
+                line = await reader.readline()
+            status = line.split()[1].decode() if line.startswith(b"HTTP/1") else "no answer"
+        except (OSError, TimeoutError):
+            pass
+        finally:
+            writer.transport.abort()
+        name = "WRONG" if status == "200" else f"hostile: {status}"
+        counts[name] = counts.get(name, 0) + 1
 
 
 def _text(line: bytes) -> str:
@@ -159,6 +191,8 @@ async def soak(pipes: list[Connection], streams: int, store: RedisServer) -> boo
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         urls = [f"http://127.0.0.1:{port}/v1/completions" for port in ports]
         tasks = [asyncio.create_task(client(session, urls, random.Random(n), counts)) for n in range(streams)]
+        draws = (random.Random(f"hostile {n}") for n in range(max(1, streams // 20)))
+        tasks += [asyncio.create_task(hostile(ports, draw, counts)) for draw in draws]
         for turn in range(1, SAMPLES + 1):
             for pipe, of_router in zip(pipes, samples, strict=True):
                 of_router.append(await asyncio.to_thread(pipe.recv))
