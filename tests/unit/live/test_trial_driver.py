@@ -6,10 +6,14 @@ import asyncio
 import json
 import random
 import time
+from contextlib import suppress
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
-from headgate.core.errors import RunError
+from headgate.core.errors import InputError, RunError
+from headgate.live.trial import load
 from headgate.live.trial.arms import Arm, SettingsFile, read_arms
 from headgate.live.trial.book import Book
 from headgate.live.trial.follow import FollowedTrace
@@ -267,3 +271,24 @@ def test_a_block_counts_from_when_its_arm_is_in_force(tmp_path, monkeypatch, aft
     else:
         block = asyncio.run(put())
         assert block.measured_from == source.at > block.start + 5.0
+
+
+def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "LONGEST_ANSWER", 1000)
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        with suppress(ConnectionError):
+            while True:
+                await answer.write(b"a" * 1000)
+        return answer
+
+    async def work() -> None:
+        app = web.Application()
+        app.router.add_get("/v1/models", endless)
+        async with TestServer(app) as server:
+            with pytest.raises(InputError, match=r"no server answers at .* more than 16 MiB; start it"):
+                await load.served_model(str(server.make_url("")).rstrip("/"), "")
+
+    asyncio.run(work())

@@ -53,6 +53,7 @@ from headgate.live.emulate.text import LITTLE, Echo, Ids, Text, Tokens, content,
 from headgate.live.engine.policy import build_policy
 from headgate.live.engine.requests import promises
 from headgate.live.engine.settings import Settings, read_settings
+from headgate.live.sglang import SGLANG
 from headgate.live.vllm import VLLM
 from headgate.methods.make import make_policy, split_name
 from headgate.sim.engine.engine import RETRACTION, Engine, engine_of_card, with_speculation
@@ -590,7 +591,7 @@ class EmulatorSetup:
             return make_policy("sglang" if self.sglang else "mixed", {}, engine)
         return build_policy(
             settings,
-            VLLM,
+            SGLANG if self.sglang else VLLM,
             kv_tokens=engine.kv_tokens,
             block=engine.block,
             max_model_len=engine.max_model_len,

@@ -25,6 +25,7 @@ MOST_IN_FLIGHT = 20_000
 TOO_LATE = 0.01  # seconds: more than a client should add
 HOPELESS, NEWEST = 0.5, 50  # seconds of the server's: later than that, half of so many requests end the trial
 SHOWN = 160  # characters of a server's error
+LONGEST_ANSWER = 16 << 20  # bytes of /metrics or of the list of models
 SHORTEST_MODEL = 2048  # tokens, where a server does not say
 ERRORS = (aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError)
 
@@ -276,6 +277,11 @@ async def _get(url: str, key: str) -> str:
     try:
         async with aiohttp.ClientSession(**about) as session, session.get(url) as answer:
             answer.raise_for_status()
-            return await answer.text()
+            body = bytearray()
+            async for part in answer.content.iter_any():
+                body += part
+                if len(body) > LONGEST_ANSWER:
+                    raise aiohttp.ClientPayloadError("its answer has more than 16 MiB")
+            return body.decode(errors="replace")
     except (aiohttp.InvalidURL, ValueError) as error:
         raise InputError(f"{url} is no URL ({error}); write it as http://HOST:PORT") from None

@@ -10,7 +10,7 @@ import re
 import socket
 import time
 from math import isclose
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import pytest
@@ -412,10 +412,11 @@ def test_an_address_that_others_reach_lets_pages_change_something_by_its_number_
 # -- one engine
 
 
-def test_an_engine_is_shown_from_its_metrics() -> None:
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_an_engine_is_shown_from_its_metrics(name: Literal["vllm", "sglang"]) -> None:
     async def work() -> None:
         async with (
-            emulated(engines=1, speed=50.0, slots=4, model="m") as fleet,
+            emulated(engine=name, engines=1, speed=50.0, slots=4, model="m") as fleet,
             aiohttp.ClientSession() as client,
         ):
 

@@ -1,8 +1,8 @@
-"""A single engine's snapshot, from its /metrics alone: vLLM with or without the plug-in, or the emulator."""
+"""What `headgate top` shows of a single engine, vLLM or SGLang, from its /metrics alone."""
 
 from __future__ import annotations
 
-from headgate.live.route.engines import NAMES
+from headgate.live.route.engines import NAMES, SGLANG_NAMES
 from headgate.live.route.observe import clean
 from headgate.live.route.view import counters
 from headgate.live.route.view.counters import (
@@ -22,6 +22,16 @@ OUTPUT, INPUT = NAMES["generated"], NAMES["prompt_tokens"]
 ENDED, REFUSED = "vllm:request_success_total", "vllm:admission_rejections_total"
 TTFT, GAP = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
 SERVED, FAILED = ("stop", "length", "repetition"), ("error",)
+EVICTED = "vllm:num_preemptions_total"
+SGLANG_LIKE = {SGLANG_NAMES[name]: vllm for name, vllm in NAMES.items()} | {
+    "sglang:num_requests_total": ENDED,
+    "sglang:num_retracted_requests_total": EVICTED,
+    **{
+        f"sglang:{name[5:]}_{part}": f"{name}_{part}"
+        for name in (TTFT, GAP)
+        for part in ("bucket", "sum", "count")
+    },
+}
 
 
 class EngineView(LiveView):
@@ -35,11 +45,11 @@ class EngineView(LiveView):
     @staticmethod
     def knows(text: str) -> bool:
         """Whether this is the /metrics of an engine."""
-        read = counters.parsed(text)
+        read = _parsed(text)
         return RUNNING in read or "headgate_info" in read
 
     def read(self, text: str, now: float) -> None:
-        self._read, self.at = counters.parsed(text), now
+        self._read, self.at = _parsed(text), now
         self.sample(now)
 
     def _counts(self) -> Counts:
@@ -92,7 +102,7 @@ class EngineView(LiveView):
         return {
             **{how: rounded(rate) for how, rate in _ended(short).items()},
             "refused": rounded(short.rate(REFUSED)),
-            "evicted": rounded(short.rate("vllm:num_preemptions_total")),
+            "evicted": rounded(short.rate(EVICTED)),
             "output": rounded(short.rate(OUTPUT), 1),
             "input": rounded(short.rate(INPUT), 1),
             "running": self._sum(RUNNING),
@@ -137,6 +147,22 @@ class EngineView(LiveView):
             }
             for name in sorted({*kept, *evicted, *queue})
         ]
+
+
+def _parsed(text: str) -> Counts:
+    """Under vLLM's names. Ranks of one SGLang engine each show its figures, and priorities a part of them."""
+    read = counters.parsed(text)
+    if SGLANG_NAMES["running"] not in read:
+        return read
+    for name, vllm in SGLANG_LIKE.items():
+        for labels, value in read.pop(name, {}).items():
+            said = dict(labels)
+            if {said.get("tp_rank", "0"), said.get("pp_rank", "0")} == {"0"} and not said.get("priority"):
+                key = (("finished_reason", "stop"),) if vllm == ENDED else ()
+                bucket = (("le", said["le"]),) if "le" in said else ()
+                whole = (("engine", said.get("dp_rank", "0")), *key, *bucket)
+                read.setdefault(vllm, {})[whole] = read.get(vllm, {}).get(whole, 0.0) + value
+    return read
 
 
 def _ended(change: Change) -> dict[str, float]:
