@@ -109,6 +109,7 @@ REMEDIES = {
     "tuple_type": "a list",
     "dict_type": "a table",
     "model_type": "a table",
+    "literal_error": "{expected}",
 }  # by pydantic's names of faults
 
 
