@@ -8,6 +8,7 @@ import pytest
 from headgate_papers.eb.lengths import DATA_SETS
 from headgate_papers.eb.published import (
     CHOICES,
+    FIGURE5,
     GAMMA_SHIFT,
     H200,
     RTX,
@@ -25,6 +26,7 @@ from headgate_papers.eb.split_runs import FIGURES, eb_counts
 def test_spot_checks():
     assert TABLE2[RTX, "8B", "ShareGPT"] == (15.45, 17.07, 19.68)
     assert TABLE2[H200, "30B", "NuminaMath"] == (1.42, 1.83, 1.68)
+    assert FIGURE5[RTX, "ShareGPT", "TPOT"] == (268.97, 93.68)
     assert TABLE3[H200, "c=512"]["tok/s"] == (27464, 27207, 27460)
     assert TABLE3[RTX, "clients shift"]["TPOT"] == (142.4, 51.6, 77.5)
     assert TABLE10[192] == (0.39, 0.20, 0.13, 0.60)

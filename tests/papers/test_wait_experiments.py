@@ -20,7 +20,7 @@ from headgate_papers.wait import memory as wait_memory
 from headgate_papers.wait import nested as wait_nested
 from headgate_papers.wait import theorems as wait_theorems
 from headgate_papers.wait import tiny as wait_tiny
-from headgate_papers.wait.runs import Machine, Mix, WaitJob, serve
+from headgate_papers.wait.runs import Machine, Mix, WaitJob, draw, serve
 from headgate_papers.wait.study import Scene, at_load, claim, jobs_of, load_of, nested, paced, printed
 
 SMALL, SMALL_DEAR = Machine(kv=2000), Machine(kv=2000, per_new=30e-6)
@@ -134,12 +134,20 @@ def test_a_claim_counts_both_baselines_and_both_directions():
 
 
 def test_exponents_of_the_theorems():
-    """A strict condition loses 1/T and keeps latency; ζ is another unit of time."""
+    """A strict condition loses 1/T and keeps latency, also where rates vary and lengths share a segment."""
     options = Options(quick=True)
     report = reproduce("wait-theorems", options, find("wait-theorems").jobs(options))
     rates = {row.setting: [cell.ours for cell in row.cells] for row in report.sections[0].rows}
-    for name in ("WAIT, n > λΔT", "Nested WAIT, n > λΔT"):
+    for name in ("WAIT, n > λΔT", "Nested WAIT", "Nested, rates vary", "Nested, 1 segment"):
         assert rates[name] == pytest.approx([-1, 0], abs=0.15)
     assert rates["WAIT, n = λΔT"][0] > rates["WAIT, n > λΔT"][0] + 0.1
     assert rates["WAIT, n = λΔT"][1] > 0.05
     assert report.counts[-1].agree == report.counts[-1].of == 2
+
+
+def test_rates_that_vary_bring_as_many_requests():
+    steady = draw(Mix(((20.0, 10, 4),)), 1000.0, 0)
+    swaying = wait_theorems._swaying(steady, 1000.0, 0.05)
+    assert len(swaying) == len(steady) and (swaying.arrival + swaying.abort == 1000.0).all()
+    rising = swaying.arrival % 100 < 50  # the half of the period that brings more: 1 + 2 x 0.05 / pi
+    assert rising.mean() - (steady.arrival % 100 < 50).mean() == pytest.approx(0.05 / math.pi, abs=0.004)

@@ -28,7 +28,7 @@ def jobs(options: Options) -> list[Job]:
         for card in CARDS.values()
         for name in DATA_SETS
         for forced, load in _loads(name, options).items()
-        for point in _grid(name)
+        for point in grid_of(name)
         for policy in POLICIES
     ]
 
@@ -71,7 +71,8 @@ def _loads(name: str, options: Options) -> dict[bool, Load]:
     return found
 
 
-def _grid(name: str) -> tuple[tuple[int, int], ...]:
+def grid_of(name: str) -> tuple[tuple[int, int], ...]:
+    """The points that are tried for a data set."""
     return LONG_GRID if name == LONG else GRID
 
 
@@ -89,7 +90,7 @@ def _section(outcomes: Outcomes, gpu: str, model: str) -> Section:
 
 def _best(outcomes: Outcomes, card: str, name: str, forced: bool, policy: str) -> float:
     """The best of the grid, as the paper reports it."""
-    found = [outcomes.figure((card, name, forced, policy, point), "requests") for point in _grid(name)]
+    found = [outcomes.figure((card, name, forced, policy, point), "requests") for point in grid_of(name)]
     return max((rate for rate in found if isfinite(rate)), default=float("nan"))
 
 

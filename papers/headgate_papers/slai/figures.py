@@ -82,7 +82,7 @@ class Figure:
             f"{self.paying} % paying users, RTX 6000 Ada, Mistral-7B",
             _setup(self.paying, options),
             tuple(sections),
-            _counts(curves),
+            (*_counts(curves), *(slai_starvation.counts(curves.figures) if self.paying == 5 else ())),
             (*_remarks(curves, self.paying), _work(options)),
         )
 
@@ -156,7 +156,8 @@ def _capacities(curves: Curves, paying: int) -> list[Section]:
 
 def _high_load(curves: Curves, paying: int) -> list[Section]:
     found, title = [], f"Median TTFT at {HIGH} requests/s, s"
-    for table, against in ((HIGH_LOAD, PAPER), (REFERENCE_HIGH_LOAD, REFERENCE)):
+    both = ((title, HIGH_LOAD, PAPER), (f"{title}, against the reference", REFERENCE_HIGH_LOAD, REFERENCE))
+    for title, table, against in both:
         rows = [
             Row(label, (Cell(table[paying].get(label, nan), curves.at(label, HIGH, "ttft")),))
             for label in POLICIES

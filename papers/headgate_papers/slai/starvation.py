@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import nan
 from typing import Any
 
-from headgate_papers.report import REFERENCE, Cell, Row, Section
+from headgate_papers.report import REFERENCE, Cell, Count, Row, Section
 from headgate_papers.slai.chat_runs import BUDGET, ChatJob, Seeds
 from headgate_papers.slai.published import LONG_PROMPT, REFERENCE_LONG, REFERENCE_PRIORITY
 
@@ -61,6 +61,14 @@ def sections(figures: Seeds) -> list[Section]:
             against=REFERENCE,
         ),
     ]
+
+
+def counts(figures: Seeds) -> tuple[Count, ...]:
+    """What the paper says of priority."""
+    before, after = (
+        figures.mean((STUDY, label), "ttft_paying") for label in ("SLAI dyn", "SLAI dyn, priority")
+    )
+    return (Count(f"priority lowers the mean TTFT of paying users at {RATE}", int(after < before), 1),)
 
 
 def remarks(figures: Seeds) -> tuple[str, ...]:

@@ -123,7 +123,7 @@ class Served:
         )
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=2)
 def draw(mix: Mix, seconds: float, seed: int) -> Workload:
     """Everybody who comes before the horizon; whoever is still there then is sent home."""
     rate = sum(each[0] for each in mix.types)

@@ -94,12 +94,12 @@ def pacer(machine: Machine, mix: Mix) -> tuple[str, dict[str, Any]]:
     return "wait", {"max_pause": 0.0}
 
 
-def nested(slack: float) -> Way:
-    """Nested WAIT with a segment per type and that much slack."""
+def nested(slack: float, ends: tuple[int, ...] | None = None) -> Way:
+    """Nested WAIT with that much slack; a segment per type unless `ends` says where to cut."""
 
     def way(machine: Machine, mix: Mix) -> tuple[str, dict[str, Any]]:
         prompt = mix.types[0][1]
-        segments = segments_of(prompt, [(rate, decodes) for rate, _, decodes in mix.types])
+        segments = segments_of(prompt, [(rate, decodes) for rate, _, decodes in mix.types], ends)
         parts = segments.parts(slack)
         pace = NESTED_SHARE * machine.kv / offered(parts)
         with suppress(InputError):  # overload: as full as it may be

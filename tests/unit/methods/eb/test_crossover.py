@@ -266,3 +266,13 @@ def test_where_a_mixed_token_becomes_dearer_than_a_decode(card: PhaseCosts, shar
     """The paper has about 20 % (RTX PRO 6000) and 80 % (H200) for Qwen3-4B; these are its prices of 8B."""
     below, above = card.mixed_per_token(share - 0.001), card.mixed_per_token(share + 0.001)
     assert below < card.decode_per_request < above
+
+
+@pytest.mark.parametrize(("bend", "empty", "share"), [(-11.6, 0.0, 0.172), (-0.69, 0.724, 0.8)])
+def test_where_a_batch_of_the_published_bend_is_as_dear_as_its_decodes(bend, empty, share):
+    """(10), (11): K(r) = K(1) again at 2 (K(0)/K(1) - 1) / kappa. Of Qwen3-4B, kappa = -11.6 (RTX PRO 6000)
+    puts it at 17 % at most, kappa = -0.69 (H200) at 80 % where a prompt token costs 0.72 of a decode."""
+    price = PhaseCosts(0, 0, 1, 1, 0, (empty, 1 - empty - bend / 2, bend / 2))
+    assert curvature(price.mixed_by_share) == pytest.approx(bend)
+    assert 2 * (empty - 1) / bend == pytest.approx(share, abs=6e-4)
+    assert price.mixed_per_token(2 * (empty - 1) / bend) == pytest.approx(price.mixed_per_token(1.0)) == 1.0
