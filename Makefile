@@ -17,6 +17,10 @@ RAY_VENV  ?= .venv-ray
 RAY_BIN   := $(RAY_VENV)/bin
 RAY_READY := $(RAY_VENV)/.ready
 
+# The demo needs a sixth of that, in an environment of its own unless the one for development is there.
+DEMO_VENV  := $(if $(wildcard $(READY)),$(VENV),.venv-demo)
+DEMO_NEEDS := numpy scipy highspy pydantic typer rich
+
 # A network that stumbles is tried again.
 export PIP_RETRIES ?= 10
 export PIP_DEFAULT_TIMEOUT ?= 60
@@ -28,8 +32,8 @@ SOAK ?= 600
 
 .PHONY: demo test test-live test-wheel wheel test-compiled test-laws reproduce test-browser test-vllm vllm-release test-sglang sglang-release test-ray bench-ray soak soak-route lint docs bench bench-route clean
 
-demo: $(READY)
-	$(BIN)/headgate demo
+demo: $(DEMO_VENV)/.ready
+	$(DEMO_VENV)/bin/headgate demo
 
 test: $(READY) lint
 	$(BIN)/pytest -n 2
@@ -129,6 +133,13 @@ $(READY): pyproject.toml papers/pyproject.toml requirements-dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e . -e papers
 	touch $(READY)
 
+# Modules are compiled when they are first imported: most of scipy never is.
+.venv-demo/.ready: pyproject.toml setup.py requirements-dev.txt
+	$(PYTHON) -m venv .venv-demo
+	.venv-demo/bin/pip install --quiet --disable-pip-version-check --no-compile --constraint requirements-dev.txt $(DEMO_NEEDS)
+	.venv-demo/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps -e .
+	touch $@
+
 $(BROWSER_READY): $(READY) requirements-browser.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-browser.txt
 	touch $(BROWSER_READY)
@@ -158,4 +169,4 @@ $(RAY_READY): pyproject.toml requirements-dev.txt requirements-ray.txt
 	touch $(RAY_READY)
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(SGLANG_VENV) $(RAY_VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-demo $(VLLM_VENV) $(SGLANG_VENV) $(RAY_VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -14,7 +14,9 @@ from setuptools import Extension, setup
 
 COMPILER = "mypy>=2.4,<3"
 RUNTIME = "librt>=0.16,<1"  # numbers as bytes, for compiled code
-DEPENDENCIES = ["numpy>=1.26", "scipy>=1.11", "highspy>=1.7", "pydantic>=2.5", "typer>=0.12", "rich>=13"]
+SIMULATOR = ["numpy>=1.26", "scipy>=1.11", "highspy>=1.7", "pydantic>=2.5", "typer>=0.12", "rich>=13"]
+# Router, emulator and metrics: every command runs after pip install. vLLM brings these packages anyway.
+SERVERS = ["aiohttp>=3.12", "msgspec>=0.18", "prometheus-client>=0.18"]
 EXACT = "-ffp-contract=off"  # a * b + c rounded once, gcc's default on ARM, is not what Python gives
 DIRECT = "-fno-semantic-interposition"  # functions of the library may be inlined, nobody replaces them
 # What runs for every step or request. Classes that users subclass and whose class attributes they override
@@ -85,5 +87,5 @@ if __name__ == "__main__":
     setup(
         ext_modules=extensions(),
         setup_requires=[COMPILER] if WANTED else [],
-        install_requires=[*DEPENDENCIES, *([RUNTIME] if WANTED else [])],
+        install_requires=[*SIMULATOR, *SERVERS, *([RUNTIME] if WANTED else [])],
     )

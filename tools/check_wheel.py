@@ -1,4 +1,4 @@
-"""Is the wheel complete? Its files, its version, and the program in a bare environment elsewhere."""
+"""Is the wheel complete? Its files, version and metadata, and the program in a bare environment elsewhere."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 import venv
 from pathlib import Path
 from zipfile import ZipFile
+
+from packaging.metadata import Metadata
+from validate_pyproject import api, errors
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "headgate"
@@ -39,11 +43,34 @@ def missing_in_sdist(sdist: Path, package: Path) -> list[str]:
 
 def version_of(wheel: Path) -> str:
     """The version in the wheel's metadata."""
-    with ZipFile(wheel) as archive:
-        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        found = re.search(r"^Version: (.+)$", archive.read(name).decode(), re.M)
+    found = re.search(r"^Version: (.+)$", metadata(wheel).decode(), re.M)
     assert found, f"{wheel.name} has no version"
     return found[1].strip()
+
+
+def metadata(wheel: Path) -> bytes:
+    """The wheel's METADATA."""
+    with ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return archive.read(name)
+
+
+def wrong_metadata(found: bytes) -> list[str]:
+    """What an index would refuse; packaging's rules are the index's own."""
+    try:
+        Metadata.from_email(found)
+    except ExceptionGroup as group:
+        return [f"metadata: {error}" for error in group.exceptions]
+    return []
+
+
+def wrong_project(text: str) -> list[str]:
+    """What a pyproject.toml should not say; classifiers must exist."""
+    try:
+        api.Validator()(tomllib.loads(text))
+    except errors.ValidationError as error:
+        return [f"pyproject.toml: {error.message}"]
+    return []
 
 
 def cited_version(citation: Path) -> str:
@@ -75,10 +102,11 @@ def install(wheel: Path, folder: Path) -> Path:
 
 
 def try_program(headgate: Path, folder: Path) -> list[str]:
-    """Runs `headgate doctor` and `headgate demo` in `folder`; what went wrong."""
+    """Runs a few commands in `folder`, the router's settings among them; what went wrong."""
     wrong = []
-    for command, sign in (("doctor", "azure-conv"), ("demo", "report: ")):
-        ran = run([headgate, command], folder)
+    route = "route --engine http://127.0.0.1:9 --check"
+    for command, sign in (("doctor", "azure-conv"), ("demo", "report: "), (route, "http://127.0.0.1:9")):
+        ran = run([headgate, *command.split()], folder)
         if ran.returncode or sign not in ran.stdout:
             wrong.append(f"headgate {command}: exit code {ran.returncode}\n{ran.stdout}{ran.stderr}")
     reports = list(folder.glob("runs/*/report.html"))
@@ -91,6 +119,7 @@ def main() -> int:
     (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     wrong = [f"{wheel.name} lacks {name}" for name in missing_in_wheel(wheel, PACKAGE)]
     wrong += [f"{sdist.name} lacks {name}" for name in missing_in_sdist(sdist, PACKAGE)]
+    wrong += wrong_metadata(metadata(wheel)) + wrong_project((ROOT / "pyproject.toml").read_text())
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         headgate = install(wheel, folder)

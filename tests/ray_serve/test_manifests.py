@@ -1,11 +1,10 @@
-"""The manifests of examples/: by the schemas of Kubernetes and Ray Serve, and by headgate's own.
+"""The manifests for Ray of examples/: by the schemas of Kubernetes and Ray Serve, and by headgate's own.
 
 KubeRay's own schema comes with its operator and not as a package: `RayService` declares the fields used here.
 """
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from ray.serve.schema import RequestRouterConfig, ServeDeploySchema
 
 from headgate.live.ray.gate import ray_config
 from headgate.live.ray.router import HeadgateRouter
-from headgate.live.route.config import checked
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 VERSION = "1.37"
@@ -74,40 +72,6 @@ def routers(config):
                 found.append(RequestRouterConfig.model_validate(here["request_router_config"]))
             pending += here.values() if isinstance(here, dict) else here if isinstance(here, list) else []
     return found
-
-
-def test_route_is_valid_kubernetes():
-    found = documents("kubernetes/route.yaml")
-    for each in found:
-        kubernetes_validate.validate(each, VERSION, strict=True)
-    kinds = [each["kind"] for each in found]
-    assert kinds == ["ConfigMap", "Service", "Deployment", "Deployment", "Service"]
-
-
-def test_a_mistake_in_a_manifest_is_found():
-    service = documents("kubernetes/route.yaml")[1]
-    service["spec"]["selectr"] = {}
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(service, VERSION, strict=True)
-
-
-def test_the_router_finds_the_pods_of_the_headless_service():
-    settings, headless, engines, router, front = documents("kubernetes/route.yaml")
-    config = checked(tomllib.loads(settings["data"]["route.toml"]))
-    assert headless["spec"]["clusterIP"] == "None"
-    assert headless["spec"]["selector"] == engines["spec"]["template"]["metadata"]["labels"]
-    name, port = config.discovery.dns.split(":")
-    assert name.split(".")[0] == headless["metadata"]["name"]
-    assert int(port) == headless["spec"]["ports"][0]["port"]
-    (vllm,) = engines["spec"]["template"]["spec"]["containers"]
-    assert vllm["args"][vllm["args"].index("--max-num-seqs") + 1] == str(config.discovery.slots)
-    pod = router["spec"]["template"]
-    assert front["spec"]["selector"] == pod["metadata"]["labels"]
-    ports = {each["name"]: each["containerPort"] for each in pod["spec"]["containers"][0]["ports"]}
-    assert ports == {"http": config.front.port, "admin": int(config.front.admin.split(":")[1])}
-    end = config.front.drain_delay + config.front.drain_timeout
-    assert end < pod["spec"]["terminationGracePeriodSeconds"]
-    assert router["spec"]["replicas"] == 1
 
 
 def test_rayservice():

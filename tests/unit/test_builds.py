@@ -8,11 +8,14 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
 import pytest
+import yaml
 
-from headgate.core.build import compiled, mypyc_attr
+from headgate.core.build import build_name, compiled, mypyc_attr
 from headgate.core.errors import InputError
 from headgate.methods.make import typed
 from headgate.pure import SourcesOnly
@@ -81,7 +84,7 @@ def test_a_source_tree_runs_plain_python():
     import headgate
 
     if Path(headgate.__file__).is_relative_to(ROOT / "src"):
-        assert not compiled()
+        assert not compiled() and build_name() == "pure Python"
 
 
 def test_differences_are_named():
@@ -89,3 +92,68 @@ def test_differences_are_named():
     assert "0 a 2" in differences(["compiled", "0 a 1"], ["pure Python", "0 a 2"])[0]
     assert "builds that ran" in differences(["pure Python"], ["pure Python"])[0]
     assert "runs compiled" in differences(["compiled", "0 a 1"], ["pure Python"])[0]
+
+
+def test_there_are_compiled_wheels_for_every_python_we_name():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    named = [line.rpartition(" ")[2] for line in project["project"]["classifiers"] if ":: Python ::" in line]
+    wheels = project["tool"]["cibuildwheel"]
+    assert wheels["build"] == [f"cp{version.replace('.', '')}-*" for version in named]
+    assert wheels["environment"] == {"HEADGATE_COMPILE": "1"}
+
+
+def test_only_the_job_that_publishes_may_write_and_only_from_a_tag():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    (publish,) = [job for job in workflow["jobs"].values() if "permissions" in job]
+    assert publish["permissions"]["id-token"] == "write" and publish["if"] == "github.ref_type == 'tag'"
+    assert set(publish["needs"]) == set(workflow["jobs"]) - {"publish"}
+
+
+# -- what make demo installs
+
+
+def closure(names):
+    """Distributions that pip installs for these, without extras."""
+    found, pending = set(), [*names]
+    while pending:
+        name = re.sub(r"[-_.]+", "-", pending.pop()).lower()
+        if name not in found:
+            found.add(name)
+            lines = [line for line in distribution(name).requires or () if ";" not in line]
+            pending += [re.match(r"[\w.-]+", line)[0] for line in lines]
+    return found
+
+
+# A demo on fewer requests where nothing but these modules of other packages can be imported.
+SMALL_DEMO = """
+import sys
+class Missing:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name in {missing!r}:
+            raise ModuleNotFoundError(f"make demo does not install {{name}}", name=name)
+sys.meta_path.insert(0, Missing)
+from headgate.cli import main, simulate
+simulate = sys.modules["headgate.cli.simulate"]
+simulate.SCENES = {{"full": ("full", {{"clients": 32, "requests": 100}})}}
+simulate.POLICIES = ["mixed", "eb:refill=16"]
+sys.argv = ["headgate", "demo"]
+main()
+"""
+
+
+def test_the_demo_runs_with_at_most_twenty_packages(tmp_path):
+    needs = re.search(r"^DEMO_NEEDS := (.+)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
+    there = closure(needs)
+    assert len(there | {"headgate", "pip", "setuptools"}) <= 20
+    modules = packages_distributions().items()
+    missing = {
+        module
+        for module, owners in modules
+        if "headgate" not in owners and not there & {re.sub(r"[-_.]+", "-", one).lower() for one in owners}
+    }
+    assert "aiohttp" in missing
+    code = SMALL_DEMO.format(missing=missing)
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0 and "report: " in ran.stdout, ran.stdout + ran.stderr

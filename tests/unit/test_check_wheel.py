@@ -16,6 +16,8 @@ from tools.check_wheel import (
     missing_in_wheel,
     version_of,
     wanted,
+    wrong_metadata,
+    wrong_project,
 )
 
 
@@ -60,6 +62,22 @@ def test_versions_that_differ_are_named(wheel):
     assert disagreement({"a": "1", "b": "1"}) == []
     (line,) = disagreement({"the wheel": version_of(wheel), "CITATION.cff": "1.0"})
     assert line == "versions differ: the wheel says 9.9.9, CITATION.cff says 1.0"
+
+
+def test_metadata_that_an_index_refuses_are_named():
+    good = "Metadata-Version: 2.4\nName: headgate\nVersion: 0.1.0\nLicense-Expression: Apache-2.0\n"
+    assert wrong_metadata(good.encode()) == []
+    (line,) = wrong_metadata(good.replace("0.1.0", "0.1.x").encode())
+    assert "0.1.x" in line and "version" in line
+
+
+def test_the_project_is_described_by_the_rules():
+    text = (ROOT / "pyproject.toml").read_text()
+    assert wrong_project(text) == []
+    (line,) = wrong_project(text.replace("Development Status :: 3 - Alpha", "Development Status :: 3 - Alfa"))
+    assert "classifiers" in line
+    (line,) = wrong_project(text.replace("[project.scripts]", "[project.script]"))
+    assert "script" in line
 
 
 def test_the_citation_has_the_version_of_the_package():

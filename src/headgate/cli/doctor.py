@@ -15,16 +15,13 @@ from typing import Annotated, Any
 import typer
 
 from headgate.cli.output import check_json, write_json
-from headgate.core.build import compiled
+from headgate.core.build import build_name
 from headgate.core.errors import InputError
 from headgate.core.version import VERSION
 
-NEEDED = ("numpy", "scipy", "pydantic", "typer", "rich")
+NEEDED = ("numpy", "scipy", "highspy", "pydantic", "typer", "rich", "aiohttp", "msgspec", "prometheus_client")
 OPTIONAL = {
-    "prometheus_client": "metrics inside vLLM",
-    "aiohttp": "headgate route and headgate emulate",
     "tokenizers": "real token counts in headgate emulate",
-    "msgspec": "headgate route and headgate emulate",
     "uvloop": "faster headgate route and headgate emulate",
     "pandas": "Run.to_dataframe",
     "polars": "Run.to_dataframe",
@@ -86,7 +83,7 @@ def _findings() -> dict[str, Any]:
     packages |= {name: f"{_installed(name)} - {use}" for name, use in OPTIONAL.items()}
     return {
         "headgate": VERSION,
-        "build": "compiled" if compiled() else "pure Python",
+        "build": build_name(),
         "python": platform.python_version(),
         "machine": platform.platform(),
         "packages": packages,

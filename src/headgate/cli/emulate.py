@@ -22,8 +22,7 @@ EXAMPLES = """Answer as a loaded vLLM or SGLang server would, without a GPU.
 
 Steps take as long as a card says, and the scheduling policy is the real one. Serves /v1/completions,
 /v1/chat/completions, /v1/models, /tokenize, /health, /metrics and more, as vLLM 0.32 does; with --engine
-sglang /generate, SGLang's metrics and its scheduling, too. Needs the packages aiohttp and msgspec (the
-extra `emulate`).
+sglang /generate, SGLang's metrics and its scheduling, too.
 
 \b
 Examples:
@@ -56,7 +55,7 @@ def _check(options: Options) -> None:
         importlib.import_module("headgate.live.emulate.server")
     except ImportError as error:
         raise InputError(
-            f'emulate needs package {error.name}; pip install "headgate[emulate]", in a clone ".[emulate]"'
+            f"emulate needs package {error.name}; pip install headgate, in a clone pip install ."
         ) from None
     from headgate.live.emulate.faults import read_fault
     from headgate.live.emulate.service import EmulatorSetup

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 EXAMPLES = """Route requests to several vLLM servers; OpenAI-compatible.
 
 With any of headgate's routers. Streams pass byte for byte. Requests wait in the router, not in the engines;
-failed calls are tried elsewhere before the first token; hang-ups reach the engine. Needs aiohttp, msgspec
-and prometheus-client (the extra `route`). Metrics, books and drain are on the address of --admin.
+failed calls are tried elsewhere before the first token; hang-ups reach the engine. Metrics, books and
+drain are on the address of --admin.
 
 \b
 Examples:
@@ -115,7 +115,7 @@ def _need_packages() -> None:
         importlib.import_module("headgate.live.route.server")
     except ImportError as error:
         raise InputError(
-            f'route needs package {error.name}; pip install "headgate[route]", in a clone ".[route]"'
+            f"route needs package {error.name}; pip install headgate, in a clone pip install ."
         ) from None
 
 

@@ -73,7 +73,7 @@ def top(
         importlib.import_module("headgate.live.route.view.feed")
     except ImportError as error:
         raise InputError(
-            f'top needs package {error.name}; pip install "headgate[route]", in a clone ".[route]"'
+            f"top needs package {error.name}; pip install headgate, in a clone pip install ."
         ) from None
     url = (url if "://" in url else f"http://{url}").rstrip("/")
     if drain is not None and undrain is not None:

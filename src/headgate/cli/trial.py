@@ -314,8 +314,7 @@ async def _own_load(
         load = importlib.import_module("headgate.live.trial.load")
     except ImportError as error:
         raise InputError(
-            f'sending requests needs package {error.name}; pip install "headgate[emulate]", in a clone '
-            '".[emulate]"'
+            f"sending requests needs package {error.name}; pip install headgate, in a clone pip install ."
         ) from None
     urls = [arm.url for arm in plan.arms if arm.url] or ([url.rstrip("/")] if url else [])
     if not urls:

@@ -13,7 +13,7 @@ else:
         return lambda kind: kind
 
 
-__all__ = ["compiled", "mypyc_attr", "quick"]
+__all__ = ["build_name", "compiled", "mypyc_attr", "quick"]
 
 # quick(Shape, (1, 2)) is a NamedTuple without the Python function that its own constructor is.
 quick: Final = tuple.__new__
@@ -24,3 +24,8 @@ def compiled() -> bool:
     from headgate.core import ledger
 
     return not str(ledger.__file__).endswith(".py")
+
+
+def build_name() -> str:
+    """As reports and `headgate doctor` say it."""
+    return "compiled" if compiled() else "pure Python"

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from headgate.core.build import build_name
 from headgate.core.durations import duration
 from headgate.core.errors import InputError, unknown
 from headgate.core.policy import BatchPolicy
@@ -207,7 +208,7 @@ def _meta(
         "rate": words.rate if about["load"] == "open" else None,
         "burstiness": words.burstiness or 1.0,
         **about,
-        "versions": {"python": platform.python_version(), "numpy": np.__version__},
+        "versions": {"build": build_name(), "python": platform.python_version(), "numpy": np.__version__},
     }
 
 

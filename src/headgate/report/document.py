@@ -13,6 +13,7 @@ from math import isfinite
 from shlex import join as shell
 from typing import Any
 
+from headgate.core.build import build_name
 from headgate.core.version import VERSION
 from headgate.report.html.page import Markup
 from headgate.stats.comparison import Difference
@@ -194,7 +195,7 @@ def plan_page(
         answer_first=answer_first,
         alarms=tuple(map(sentence, alarms)),
     )
-    versions = f"headgate {VERSION}, Python {platform.python_version()}"
+    versions = f"headgate {VERSION} ({build_name()}), Python {platform.python_version()}"
     made = ("Command", shell(["headgate", *command])), ("Versions", versions)
     return Page(title, about, (chapter,), made, kind="plan")
 

@@ -12,6 +12,7 @@ import pytest
 
 from headgate.cli.output import run_folder, write_json
 from headgate.core.errors import InputError
+from headgate.core.version import VERSION
 from headgate.record.tables import Run
 
 FILES = {"bench.json", "run.json", "requests.npz", "steps.npz", "stays.npz", "plans.npz"}
@@ -24,6 +25,16 @@ def test_a_run_folder_is_kept_unless_told(headgate, refused, tmp_path):
     refused([*SMALL, "--out", "r"], "exists and is not empty; choose another or pass --overwrite")
     assert headgate(*SMALL, "--out", "r", "--overwrite", "--policy", "v0").code == 0
     assert Run.load("r").meta["policy"] == "v0"
+
+
+def test_runs_and_reports_say_which_build_ran(headgate, tmp_path):
+    assert headgate(*SMALL, "--out", "r").code == 0
+    assert json.loads((tmp_path / "r" / "run.json").read_text())["versions"]["build"] == "pure Python"
+    assert headgate("report", "r", "--out", "r.html").code == 0
+    assert f"headgate {VERSION}, build pure Python, python" in (tmp_path / "r.html").read_text()
+    plan = ["plan", "wait", "--rate", 5, "--prompt", 200, "--output", 100]
+    assert headgate(*plan, "--report", "p.html").code == 0
+    assert f"headgate {VERSION} (pure Python), Python" in (tmp_path / "p.html").read_text()
 
 
 @pytest.mark.parametrize(
