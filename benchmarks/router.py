@@ -2,6 +2,7 @@
 
 Run: python -m benchmarks.router [--streams 100 --rate 2000 --seconds 10 --engines 1]
      python -m benchmarks.router --table [--seconds 5 --repeats 3], for ratios at 20, 100 and 500 streams
+     python -m benchmarks.router --servers [--seconds 5 --repeats 3], for what the HTTP server alone takes
 On a quiet machine with four cores: make bench-route (500 streams, 10,000 events/s, four engines).
 
 Engines, the router and the client are processes of their own; `direct` is the client at the engines. Where
@@ -24,7 +25,7 @@ from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
-LEVELS = 20, 100, 500  # streams, or short requests, at a time
+LEVELS = [20, 100, 500]  # streams, or short requests, at a time
 PACE = 20.0  # events a second of a stream
 WARM = 10  # tries
 SERVE = "from headgate.cli import main; main()"
@@ -154,7 +155,7 @@ def relay(part_name: str) -> Callable[[list[int]], tuple[subprocess.Popen[str], 
     return make
 
 
-def table(seconds: float, repeats: int) -> None:
+def table(levels: list[int], seconds: float, repeats: int) -> None:
     """CPU per event and per short request of all that are installed, in turn, with ratios to vllm-router."""
     makers = {"headgate route": ours, "vllm-router": vllm_router, "aiohttp alone": relay("aiohttp")}
     makers |= {"httptools alone": relay("bare")} if find_spec("httptools") else {}
@@ -162,7 +163,7 @@ def table(seconds: float, repeats: int) -> None:
         raise SystemExit("vllm-router is not installed: pip install vllm-router")
     print(f"CPU in us, median (least to most of {repeats}); ratio of the medians\n")
     print(f"| at a time | per | {' | '.join(makers)} | ratio |\n|---|---|{'---|' * len(makers)}---|")
-    for streams in LEVELS:
+    for streams in levels:
         for what, tokens in (("short request", 1), ("event", 100)):
             with ExitStack() as stack:
                 engine = started(part("engine", "--tokens", str(tokens), "--gap", str(1 / PACE)))
@@ -181,6 +182,23 @@ def table(seconds: float, repeats: int) -> None:
             shown = [f"{median(each):.0f} ({min(each):.0f} to {max(each):.0f})" for each in used.values()]
             ratio = median(used["headgate route"]) / median(used["vllm-router"])
             print(f"| {streams} | {what} | {' | '.join(shown)} | {ratio:.2f} |", flush=True)
+
+
+def servers(levels: list[int], seconds: float, repeats: int) -> None:
+    """CPU of a short answer by servers with nothing behind them: aiohttp's, and one of our own."""
+    print(f"CPU in us per short answer, median (least to most of {repeats})\n")
+    print("| at a time | aiohttp's server | own protocol on aiohttp's parser |\n|---|---|---|")
+    for streams in levels:
+        shown = []
+        for name in ("aiohttp-server", "own-server"):
+            with ExitStack() as stack:
+                process, at = relay(name)([0])
+                stack.callback(_ended, process)
+                took = [
+                    measured([at], process, streams, seconds)["us_per_request"] for _ in range(repeats + 1)
+                ]
+            shown.append(f"{median(took[1:]):.0f} ({min(took[1:]):.0f} to {max(took[1:]):.0f})")
+        print(f"| {streams} | {' | '.join(shown)} |", flush=True)
 
 
 def hung_up(tries: int) -> dict[str, float]:
@@ -237,10 +255,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--engines", type=int, default=1, help="processes")
     parser.add_argument("--table", action="store_true", help="ratios to vllm-router at low and high load")
+    parser.add_argument("--levels", type=int, nargs="+", default=LEVELS, help="streams, with --table")
+    parser.add_argument("--servers", action="store_true", help="servers with nothing behind them")
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
-    if given.table:
-        table(given.seconds, given.repeats)
+    if given.table or given.servers:
+        (table if given.table else servers)(given.levels, given.seconds, given.repeats)
         return
     long = race(given.streams, given.rate, given.seconds, tokens=100, engines=given.engines)
     show(f"{given.streams} streams, {given.rate:.0f} events/s: CPU per event", long, "us_per_event")

@@ -9,10 +9,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from typing import cast
+from typing import Any, cast
 
 EVENT = 280  # bytes
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+SHORT = b'data: {"sent":%020d,"choices":[{"text":"%b"}]}\n\n' % (1, b"x" * 200)
 
 
 def _event(number: int) -> bytes:
@@ -243,15 +246,73 @@ async def bare_aiohttp(port: int) -> None:
         await _listen(web.Server(relay))
 
 
+# -- servers alone, which answer as the router does: what another server than aiohttp's would save
+
+
+async def served_by_aiohttp() -> None:
+    from headgate.live.route.config import FrontSettings
+    from headgate.live.route.deliver.relay import ClientWriter, Streamed
+    from headgate.live.route.server import GuardedServer
+
+    async def handle(request: Any) -> Any:
+        server.began(request.protocol)
+        request.content.read_nowait()
+        await asyncio.sleep(0)
+        response = Streamed(status=200, headers={"Content-Type": "text/event-stream"})
+        writer = ClientWriter(response, request)
+        await writer.begin(request)
+        await writer.write(SHORT)
+        await writer.end(b"data: [DONE]\n\n")
+        return response
+
+    server = GuardedServer(handle, FrontSettings())
+    await _listen(server)
+
+
+async def served_by_protocol() -> None:
+    """The parser of aiohttp, in C, with a task for each request, and no more than that."""
+    from aiohttp.base_protocol import BaseProtocol
+    from aiohttp.helpers import rfc822_formatted_time
+    from aiohttp.http import HttpRequestParser
+
+    loop = asyncio.get_running_loop()
+
+    class Server(BaseProtocol):
+        def __init__(self) -> None:
+            limits: Any = {"max_line_size": 16384, "max_field_size": 16384, "max_headers": 100}
+            self._read: Any = HttpRequestParser(self, loop, 1 << 16, auto_decompress=False, **limits)
+            super().__init__(loop, self._read)
+
+        def data_received(self, data: bytes) -> None:
+            for message in self._read.feed_data(data)[0]:
+                self._task = loop.create_task(self._serve(*message))
+
+        async def _serve(self, message: Any, body: Any) -> None:
+            body.read_nowait()
+            await asyncio.sleep(0)
+            date = f"Date: {rfc822_formatted_time()}"
+            lines = ["HTTP/1.1 200 OK", "Content-Type: text/event-stream", date, "Transfer-Encoding: chunked"]
+            head = "\r\n".join([*lines, "", ""]).encode()
+            assert self.transport is not None
+            self.transport.write(head + b"%x\r\n%b\r\n" % (len(SHORT), SHORT))
+            self.transport.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+
+    await _listen(Server)
+
+
 async def _listen(protocol: Callable[[], asyncio.BaseProtocol]) -> None:
     server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0, backlog=2048)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.Event().wait()
 
 
+RELAYS = {"bare": bare, "aiohttp": bare_aiohttp}
+SERVERS = {"aiohttp-server": served_by_aiohttp, "own-server": served_by_protocol}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("part", choices=["engine", "client", "hangups", "bare", "aiohttp"])
+    parser.add_argument("part", choices=["engine", "client", "hangups", *RELAYS, *SERVERS])
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--gap", type=float, default=0.05)
     parser.add_argument("--port", type=int, action="append", default=[])
@@ -264,10 +325,10 @@ def main() -> None:
             asyncio.run(engine(given.tokens, given.gap))
         elif given.part == "hangups":
             asyncio.run(hangups(given.tries))
-        elif given.part in ("bare", "aiohttp"):
+        elif given.part in RELAYS or given.part in SERVERS:
             import uvloop
 
-            uvloop.run(bare(given.port[0]) if given.part == "bare" else bare_aiohttp(given.port[0]))
+            uvloop.run(SERVERS[given.part]() if given.part in SERVERS else RELAYS[given.part](given.port[0]))
         else:
             asyncio.run(client(given.port, given.streams, given.seconds))
 

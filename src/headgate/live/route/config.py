@@ -305,7 +305,12 @@ class Class(ConfigTable):
 
     @property
     def slo(self) -> Slo:
-        return Slo(self.ttft, self.tbt, weight=self.weight, background=self.background)
+        return _slo(self.ttft, self.tbt, self.weight, self.background)
+
+
+@lru_cache
+def _slo(ttft: float | None, tbt: float | None, weight: float | None, background: bool) -> Slo:
+    return Slo(ttft, tbt, weight=weight, background=background)
 
 
 class Tenants(ConfigTable):
@@ -666,7 +671,10 @@ class Waits:
         self._limits = dict(limits)
 
     def served(self, kind: str, now: float) -> None:
-        self._rates.setdefault(kind, WindowRate(HALF_LIFE)).update(now)
+        rate = self._rates.get(kind)
+        if rate is None:
+            rate = self._rates[kind] = WindowRate(HALF_LIFE)
+        rate.update(now)
 
     def predicted(self, kind: str, ahead: int, now: float) -> float:
         """Seconds until a request behind so many others of its class is sent."""

@@ -13,7 +13,7 @@ from aiohttp import web
 from headgate.core.errors import InputError
 from headgate.core.version import VERSION
 from headgate.live.route.classes import Key, tenant_of
-from headgate.live.route.config import Addresses, forwarded_for
+from headgate.live.route.config import forwarded_for
 from headgate.live.route.deliver.connections import decoded
 from headgate.live.route.deliver.legs import Allowance, RoutedRequest
 from headgate.live.route.deliver.service import abort, write_out
@@ -155,7 +155,7 @@ class Front:
                 return await self._serve(job, client, of_tenant, app.tenant_limits.tokens_of(origin, arrived))
         except RefusedError as refused:
             refused.key, refused.tenant = name, tenant
-            refused.client = origin if self._by_address else ""
+            refused.client = origin if self.app.by_address else ""
             raise
         finally:
             self.requests.give_back(client)
@@ -171,21 +171,18 @@ class Front:
         shown = request.headers.getall(header, []) if header is not None else []
         return tenant_of(key, self.app.keys.required, shown)
 
-    @property
-    def _by_address(self) -> bool:
-        return self.app.config.address_bounds != Addresses()
-
     def _origin(self, request: web.BaseRequest) -> str:
         """The address of the client, behind proxies that are trusted."""
-        if request.transport is None:
-            return ""
-        peer, proxies = request.transport.get_extra_info("peername"), self.app.config.front.proxies
-        return forwarded_for(peer, request.headers.getall("X-Forwarded-For", []) if proxies else (), proxies)
+        proxies = self.app.config.front.proxies
+        if not proxies or request.transport is None:
+            return self.app.server.client(request.protocol)
+        peer = request.transport.get_extra_info("peername")
+        return forwarded_for(peer, request.headers.getall("X-Forwarded-For", []), proxies)
 
     def _queue_share(self, job: RoutedRequest, key: Key | None, origin: str) -> None:
         """Of the queue of its class: what its key says, or that of an address where no tenant is known."""
-        bounds = self.app.config.address_bounds
-        if self._by_address:
+        bounds = self.app.address_bounds
+        if self.app.by_address:
             job.client = origin
         if key is not None:
             job.queue_share = key.queue

@@ -8,7 +8,7 @@ import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
-from os import urandom
+from random import getrandbits
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -731,7 +731,7 @@ def _passed(headers: MultiMapping[str], not_these: frozenset[str], nor: tuple[st
 
 def request_id(shown: str | None) -> str:
     """The client's own id if it is harmless, else a new one."""
-    return shown if shown is not None and REQUEST_ID.fullmatch(shown) else f"hg-{urandom(12).hex()}"
+    return shown if shown is not None and REQUEST_ID.fullmatch(shown) else f"hg-{getrandbits(96):024x}"
 
 
 def loops(headers: MultiMapping[str]) -> bool:

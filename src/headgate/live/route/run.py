@@ -32,6 +32,7 @@ from headgate.live.route.server import RouterApp
 
 log = logging.getLogger("headgate.route")
 LOOK_EVERY = 2.0  # seconds, for a changed file
+NEW_OBJECTS = 10_000  # between two collections of garbage, of which requests leave none
 M_MMAP_THRESHOLD = -3  # glibc's name for the setting; once set, glibc no longer raises it by itself
 MAPPED = 1 << 17  # bytes from which on an allocation is mapped: less than the standard loop reads at once
 
@@ -94,6 +95,7 @@ async def _serve(
         say(f"listening on {scheme}://{config.front.host}:{app.port}, admin on port {app.admin_port}")
         gc.collect()
         gc.freeze()  # what is there now stays; collections look at the rest only
+        gc.set_threshold(NEW_OBJECTS)
         watch = asyncio.create_task(_follow_file(path, reload))
         if handed is not None:
             await handed.ready(app, stop)

@@ -19,7 +19,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from headgate.core.errors import InputError
 from headgate.live.route.classes import Classes, Keys, read_keys
-from headgate.live.route.config import Config, EngineAt, FrontSettings, address, changes, client_at
+from headgate.live.route.config import Addresses, Config, EngineAt, FrontSettings, address, changes, client_at
 from headgate.live.route.deliver.connections import KEEP_ALIVE, Connections
 from headgate.live.route.deliver.legs import Legs, RoutedRequest, TenantBounds, TenantLimits, TokenLimits
 from headgate.live.route.deliver.service import Service
@@ -252,6 +252,7 @@ class RouterApp:
         every = (*self.config.classes, self.config.default)
         self.token_limits.set(self.keys.tokens, {each.name: each.tokens for each in every if each.tokens})
         tenants, addresses = self.config.tenants, self.config.address_bounds
+        self.address_bounds, self.by_address = addresses, addresses != Addresses()
         self.tenant_limits.set(
             {key.name: TenantBounds(key.requests, key.tokens, key.inflight) for key in self.keys.all},
             TenantBounds(tenants.requests, tenants.tokens, tenants.inflight),
@@ -270,6 +271,8 @@ class RouterApp:
             words["headgate_class"] = "" if job.kind.name == self.config.default.name else job.kind.name
         if self.keys.required or self.config.tenants.header is not None:
             words["headgate_tenant"] = job.tenant
+        if not words:
+            return words
         tells = self.config.front.tell_engines
         if tells == "auto":
             told = any(engine.reads_words for engine in self.upstreams.values())

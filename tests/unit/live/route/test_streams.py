@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from fake_engines import Call, stream
+from fake_engines import STREAM_HEAD, Call, stream
+from headgate.live.route.deliver.relay import ClientWriter
 from router_world import World, post, routed, run, until
 
 
@@ -68,6 +69,40 @@ def test_a_broken_stream_ends_with_an_error_event(script, code: int) -> None:
             await world.settled()
             assert world.counted("requests_total", **{"class": "default", "outcome": "failed"}) == 1
             assert sum(each.breaker._row for each in world.app.upstreams.values()) == 1
+
+    run(work())
+
+
+TOKEN, END = b'data: {"choices":[{"index":0,"text":"a"}]}\n\n', b"data: [DONE]\n\n"
+FAILED = b'"the engine ended the stream too early"'
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize(("events", "seen"), [((TOKEN, END), TOKEN + END), ((TOKEN,), FAILED)])
+def test_an_answer_that_came_at_once_is_written_at_once(
+    events: tuple[bytes, ...], seen: bytes, version: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[bytes] = []
+    send = ClientWriter._send
+    monkeypatch.setattr(ClientWriter, "_send", lambda self, data: (writes.append(data), send(self, data)))
+
+    async def at_once(call: Call) -> None:
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events)
+        await call.raw(STREAM_HEAD + chunks + b"0\r\n\r\n")
+
+    async def work() -> None:
+        async with routed(at_once) as world:
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.app.port)
+            ask = post(b'{"prompt": "x", "stream": true}').replace(b"HTTP/1.1", b"HTTP/" + version)
+            writer.write(ask.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
+            head, body = (await reader.read()).split(b"\r\n\r\n", 1)
+            writer.close()
+            if version == b"1.1":
+                assert len(writes) == 1
+                lengths, body = body.split(b"\r\n")[::2], b"".join(body.split(b"\r\n")[1::2])
+                assert lengths[-2:] == [b"0", b""]
+            assert head.startswith(b"HTTP/") and b" 200 " in head and seen in body
+            assert body.startswith(TOKEN) and body.count(TOKEN) == 1
 
     run(work())
 

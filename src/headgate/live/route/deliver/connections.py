@@ -9,11 +9,12 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import msgspec
-from multidict import CIMultiDict
+from multidict import CIMultiDict, CIMultiDictProxy, MultiMapping
 
 from headgate.live.route.request import TURN, Body
 
@@ -83,6 +84,7 @@ FULL = 1 << 17  # bytes of an answer above which no more is read until some are 
 STATUS = re.compile(rb"HTTP/1[.]([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?")
 HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\0-\x08\x0a-\x1f\x7f]*)")
 SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})(?:[ \t]*;[\t -~]*)?")
+NO_HEADERS: MultiMapping[str] = CIMultiDictProxy(CIMultiDict())
 LENGTH = re.compile("[0-9]{1,15}")
 
 
@@ -96,6 +98,31 @@ def _asked(address: Address, path: str, headers: CIMultiDict[str], length: int) 
     return head.encode("utf-8", "surrogateescape")
 
 
+@lru_cache(64)
+def _head_of(head: bytes) -> tuple[int, bool, CIMultiDictProxy[str]]:
+    """Status, whether it is HTTP/1.1, and headers. The answers of a second have a few heads between them."""
+    first, *lines = head.split(b"\r\n")
+    said = STATUS.fullmatch(first)
+    headers: CIMultiDict[str] = CIMultiDict()
+    for line in lines:
+        match = HEADER.fullmatch(line)
+        if match is None or said is None:
+            raise LegError(Fault.GARBAGE, NOT_HTTP)
+        headers.add(match[1].decode(), match[2].strip(b" \t").decode("utf-8", "surrogateescape"))
+    if said is None:
+        raise LegError(Fault.GARBAGE, NOT_HTTP)
+    return int(said[2]), said[1] == b"1", CIMultiDictProxy(headers)
+
+
+@lru_cache(1024)
+def _size(line: bytes) -> int:
+    """Of a chunk. Most events are as long as another one was."""
+    size = SIZE.fullmatch(line)
+    if size is None:
+        raise LegError(Fault.GARBAGE, NOT_HTTP)
+    return int(size[1], 16)
+
+
 class EngineAnswer:
     """The answer to one request. `close` ends it and its connection, `keep` only the answer."""
 
@@ -104,7 +131,7 @@ class EngineAnswer:
 
     def __init__(self, connection: EngineConnection, pool: IdleConnections) -> None:
         self.status = 0  # before its head is there
-        self.headers: CIMultiDict[str] = CIMultiDict()
+        self.headers: MultiMapping[str] = NO_HEADERS
         self.connection = connection
         self.parts: list[bytes] = []  # of the body, not taken yet
         self.ended = False  # its last byte has come
@@ -311,27 +338,18 @@ class EngineConnection(asyncio.Protocol):
             return data
         answer = self.answer
         assert answer is not None
-        first, *lines = data[:end].split(b"\r\n")
-        said = STATUS.fullmatch(first)
-        headers: CIMultiDict[str] = CIMultiDict()
-        for line in lines:
-            match = HEADER.fullmatch(line)
-            if match is None or said is None:
-                raise LegError(Fault.GARBAGE, NOT_HTTP)
-            headers.add(match[1].decode(), match[2].strip(b" \t").decode("utf-8", "surrogateescape"))
-        if said is None:
-            raise LegError(Fault.GARBAGE, NOT_HTTP)
-        status, data = int(said[2]), data[end + 4 :]
+        status, newer, headers = _head_of(data[:end])
+        data = data[end + 4 :]
         if status < 200 and status != 101:
             self._read, self._left = self._head, self._left + 1
             if self._left > INTERIM:
                 raise LegError(Fault.GARBAGE, NOT_HTTP)
             return data
-        self._frame(status, headers, said[1] == b"1")
+        self._frame(status, headers, newer)
         answer.status, answer.headers = status, headers
         return data
 
-    def _frame(self, status: int, headers: CIMultiDict[str], newer: bool) -> None:
+    def _frame(self, status: int, headers: MultiMapping[str], newer: bool) -> None:
         """How the body is told from what follows it."""
         lengths, codings = headers.getall("Content-Length", []), headers.getall("Transfer-Encoding", [])
         self._keeps = newer and "close" not in ",".join(headers.getall("Connection", ())).lower()
@@ -372,12 +390,11 @@ class EngineConnection(asyncio.Protocol):
             left = self._left
             if not left:
                 line = data.find(b"\r\n", at, at + SIZE_LINE)
-                size = SIZE.fullmatch(data, at, line) if line >= 0 else None
-                if size is None:
-                    if line >= 0 or end - at >= SIZE_LINE:
+                if line < 0:
+                    if end - at >= SIZE_LINE:
                         raise LegError(Fault.GARBAGE, NOT_HTTP)
                     return data[at:]
-                left = int(size[1], 16)
+                left = _size(data[at:line])
                 if not left:
                     self._read = self._trailer
                     return data[line:]

@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import ceil, inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from aiohttp import web
 from multidict import CIMultiDict
 
 from headgate.core.request import MOST_TENANTS
@@ -21,9 +22,6 @@ from headgate.live.route.deliver.relay import CallLimits, Leg
 from headgate.live.route.engines import BreakerState, Upstream
 from headgate.live.route.observe import RouterMetrics, clean
 from headgate.live.route.request import AskedRequest, Body, Estimates, RefusedError, Turns, to_engine
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 
 @dataclass
@@ -333,6 +331,7 @@ def backoff(attempt: int, draw: Callable[[], float]) -> float:
 # -- tokens a minute, per key, class and tenant
 
 MINUTE = 60.0
+UNLIMITED = nullcontext()  # of a request that no limit concerns
 SOONEST, LATEST = 1, 60  # seconds of Retry-After
 
 
@@ -403,7 +402,6 @@ class TokenLimits:
         if allowance is not None:
             _check("API key", allowance, 1, now)
 
-    @contextmanager
     def charged(
         self,
         job: RoutedRequest,
@@ -411,17 +409,23 @@ class TokenLimits:
         estimates: Estimates,
         of_tenant: Allowance | None = None,
         of_address: Allowance | None = None,
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Charge a request before it is served and settle when it has ended; 429 where it must wait.
 
         A request that the router or its engines fail costs nothing. One whose client hangs up does, from the
         moment it is sent: the engine works on its prompt whether or not a token has come back.
         """
         limits = self.of(job, of_tenant, of_address)
-        if not limits:
-            yield
-            return
-        expected = self.expected(job, estimates)
+        return self._charged(job, now, self.expected(job, estimates), limits) if limits else UNLIMITED
+
+    @contextmanager
+    def _charged(
+        self,
+        job: RoutedRequest,
+        now: Callable[[], float],
+        expected: float,
+        limits: Mapping[str, Allowance],
+    ) -> Iterator[None]:
         for what, allowance in limits.items():
             _check(what, allowance, expected, now())
         for allowance in limits.values():
@@ -441,6 +445,8 @@ class TokenLimits:
         self, job: RoutedRequest, of_tenant: Allowance | None, of_address: Allowance | None
     ) -> dict[str, Allowance]:
         """The allowances on which a request counts."""
+        if not (self.keys or self.classes or of_tenant or of_address):
+            return {}
         named = {
             "API key": self.keys.get(job.key),
             "class": self.classes.get(job.kind.name),
@@ -547,13 +553,16 @@ class TenantLimits:
         self._of_keys = {each: use for each, use in self._of_keys.items() if each[1] in keys}
         self._keys = dict(keys)
 
-    @contextmanager
-    def inside(self, key: str, tenant: str, now: float, address: str = "") -> Iterator[Allowance | None]:
+    def inside(
+        self, key: str, tenant: str, now: float, address: str = ""
+    ) -> AbstractContextManager[Allowance | None]:
         """While a request is here; 429 where it must not be. Yields its tenant's tokens."""
         if not self._keys and self._tenants.bounds == NO_BOUNDS == self._addresses.bounds:
-            yield None
-            return
-        uses = self.of(key, tenant, now, address)
+            return UNLIMITED
+        return self._inside(self.of(key, tenant, now, address), now)
+
+    @contextmanager
+    def _inside(self, uses: list[tuple[str, TenantUse]], now: float) -> Iterator[Allowance | None]:
         for what, use in uses:
             _check_tenant(what, use, now)
         for _, use in uses:

@@ -129,10 +129,10 @@ class Leg:
         self, answer: EngineAnswer, client: ClientWriter, progress: Progress, counted: CountsEvents
     ) -> bytes:
         scanner, scans, write_now = self.scanner, self.scans, client.now
-        feed, touch = scanner.feed, progress.touch
+        feed, touch, time = scanner.feed, progress.touch, progress.time
 
         def send(chunk: bytes, last: bool) -> bytes:
-            touch()
+            progress.last = time()
             passed = feed(chunk) if scans else chunk
             counted.generated = scanner.events
             return passed if last or (passed and not write_now(passed)) else b""
@@ -153,6 +153,11 @@ class Leg:
                 touch()
         finally:
             self._tap = None  # it knows `progress`, which knows this leg: no cycle may stay for the collector
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the engine has sent all of its answer."""
+        return self._answer is not None and self._answer.ended
 
     @property
     def usage(self) -> Usage | None:
@@ -525,14 +530,19 @@ class ClientWriter:
 
     async def write(self, data: bytes) -> None:
         if not self.chunked:
-            await self._response.write(data)
+            await self._response.write(self._head + data)
+            self._head = b""
         elif data:
             self._send(b"%x\r\n%b\r\n" % (len(data), data))
             await self._drain()
 
+    def hold(self, data: bytes) -> None:
+        """Write it together with what follows at once: one call of the system for a whole short answer."""
+        self._head += b"%x\r\n%b\r\n" % (len(data), data) if self.chunked and data else data
+
     async def end(self, data: bytes = b"") -> None:
         if not self.chunked:
-            await self._response.write_eof(data)
+            await self._response.write_eof(self._head + data)
             return
         last = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
         self._send(last)
@@ -575,8 +585,8 @@ class Progress:
     over, so that an event costs two assignments and no timer.
     """
 
-    __slots__ = ("_handle", "_idle", "_last", "_loop", "_on_idle", "_on_stall", "_stall", "silent", "stalled",
-                 "writing")  # fmt: skip
+    __slots__ = ("_handle", "_idle", "_loop", "_on_idle", "_on_stall", "_stall", "last", "silent", "stalled",
+                 "time", "writing")  # fmt: skip
 
     def __init__(
         self,
@@ -589,18 +599,19 @@ class Progress:
         self.silent = self.stalled = self.writing = False
         self._loop = asyncio.get_running_loop() if loop is None else loop
         self._idle, self._stall, self._on_idle, self._on_stall = idle, stall, on_idle, on_stall
-        self._last = self._loop.time()
+        self.time = self._loop.time
+        self.last = self.time()  # when something was last passed on
         self._handle = self._loop.call_later(min(idle, stall), self._check)
 
     def touch(self) -> None:
-        self._last = self._loop.time()
+        self.last = self.time()
 
     def stop(self) -> None:
         self._handle.cancel()
 
     def _check(self) -> None:
         limit = self._stall if self.writing else self._idle
-        left = self._last + limit - self._loop.time()
+        left = self.last + limit - self.time()
         if left > 0.001:
             self._handle = self._loop.call_later(min(left, self._stall), self._check)
         elif self.writing:

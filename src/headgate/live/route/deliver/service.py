@@ -17,7 +17,7 @@ from headgate.core.policy import End
 from headgate.live.route.deliver.connections import Fault, LegError
 from headgate.live.route.deliver.handover import KvParams, Splitter
 from headgate.live.route.deliver.legs import SHUTTING_DOWN, Legs, OpenLeg, RetryBudget, RoutedRequest, backoff
-from headgate.live.route.deliver.relay import ClientWriter, CountsEvents, Progress, Streamed
+from headgate.live.route.deliver.relay import HIGH, ClientWriter, CountsEvents, Progress, Streamed
 from headgate.live.route.engines import Upstream
 from headgate.live.route.gate.gate import Gate, Lapsed, Refused, Ticket, TicketState
 from headgate.live.route.request import Estimates, RefusedError, content_of, error_event, own_headers
@@ -352,7 +352,10 @@ async def _pass_on(
 ) -> None:
     leg = call.leg
     try:
-        await client.write(leg.head)
+        if leg.has_ended and len(leg.head) <= HIGH:
+            client.hold(leg.head)
+        else:
+            await client.write(leg.head)
         await client.end(await leg.pump(client, progress, counted))
         job.outcome = "ok" if leg.scanner.error is None else "failed"
     except LegError as fault:
