@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from headgate.core.durations import duration
 from headgate.core.errors import Fields, InputError, first_fault
-from headgate.core.request import MOST_WEIGHT, weight_remedy
+from headgate.core.request import ENVELOPE, GAP, MEAN, MOST_WEIGHT, Slo, weight_remedy
 
 # Strict, because a file that says slots = true or "5" is a mistake, not one slot or five.
 Whole = Annotated[int, Field(strict=True)]
@@ -77,8 +77,36 @@ def parameters(panel: str, about: str, example: str) -> Any:
     return Field(default_factory=dict, description=about, json_schema_extra=more)
 
 
-def check_worth(weight: float | None, background: bool, **promises: float | None) -> None:
+# Settings that promise something between tokens, at most one of them: what each is about, and its meaning.
+BETWEEN = {"tbt": GAP, "tpot": MEAN, "envelope": ENVELOPE}
+MEANINGS = {
+    "tbt": "promises every gap",
+    "tpot": "the mean of a request",
+    "envelope": "the moment each token is due",
+}
+ALSO_GAPS = ("itl", "gap")  # other names of `tbt`
+
+
+def promised(words: Any, **worth: Any) -> Slo:
+    """What a table with `ttft` and one of `tbt`, `tpot` and `envelope` promises; see `check_promises`."""
+    for word, kind in BETWEEN.items():
+        if (limit := getattr(words, word)) is not None:
+            return Slo(words.ttft, limit, kind, **worth)
+    return Slo(words.ttft, **worth)
+
+
+def check_promises(words: Any, prefix: str = "") -> None:
+    """One promise between tokens: of every gap, of their mean, or of when each token is due."""
+    given = [f"{prefix}{word} {MEANINGS[word]}" for word in BETWEEN if getattr(words, word) is not None]
+    if len(given) > 1:
+        which = "one of the two" if len(given) == 2 else "all but one"
+        raise ValueError(f"{', '.join(given)}; drop {which}")
+
+
+def check_worth(words: Any) -> None:
     """What a class says of its worth: a weight above 0, and no promise to background work."""
+    weight, background = words.weight, words.background
+    promises = {name: getattr(words, name) for name in ("ttft", *BETWEEN)}
     if weight is not None and not 0 < weight <= MOST_WEIGHT:
         raise ValueError(f"weight={weight:g}; {weight_remedy(weight)}")
     promised = [f"{name}={seconds:g}s" for name, seconds in promises.items() if seconds is not None]

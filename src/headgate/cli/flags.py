@@ -24,6 +24,7 @@ from headgate.settings_base import SettingsModel, also, checked, read_toml, seco
 PANELS = (POLICY, ENGINE, LENGTHS, LOAD, TRACE, FLEET)  # their order in --help; others as declared
 FILE = "an experiment file (TOML); flags override what it says"
 NO_GAPS = "--tbt promises every gap, which plans do not know; give the mean, --tpot, or --slo tbt=100ms@p99"
+NO_ENVELOPE = "--envelope: plans do not know it; give the mean, --tpot, or --slo ttft=1s,envelope=50ms@p95"
 MIX = "classes of requests from a TOML file of class tables"
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 Command = Callable[..., None]
@@ -69,8 +70,8 @@ def _taking(command: Command, fleet: bool) -> Command:
             given = _given(table, values, fleet)
             if table is Experiment:
                 made[name] = gather(values.pop("file"), values.pop("mix"), given)
-                if made[name].tbt and not fleet:  # no run judges it
-                    raise InputError(NO_GAPS)
+                if not fleet and (made[name].tbt or made[name].envelope):  # no run judges it
+                    raise InputError(NO_GAPS if made[name].tbt else NO_ENVELOPE)
             else:
                 made[name] = checked(table, given) if check else given
         command(**made, **values)

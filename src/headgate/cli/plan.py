@@ -239,8 +239,9 @@ answer is how many tokens a second of a class without a promise fit beside it;
 where --slo says nothing, 95 % of the first tokens and 99 % of the gaps of each
 class must keep what the mix promises.
 A level is METRIC=TIME@STATISTIC:CLASS with the metrics ttft, tbt (every gap
-between two tokens), tpot and e2e, the statistics p50, p99, ... mean and max,
-and a class or all requests. Without a statistic it is a promise that policies
+between two tokens), of a request gap (the longest), tpot (the mean), envelope
+(the time per token from when the first was due) and e2e, the statistics p50,
+p99, ... mean and max, and a class or all requests. Without a statistic it is a promise that policies
 know of and that is not checked.
 
 \b

@@ -32,6 +32,7 @@ from headgate.live.sglang.fit import MIXED_CHUNK, check_fit, mixes
 from headgate.live.vllm import VLLM
 from headgate.live.vllm.refusals import OURS, WARM_FILE
 from headgate.live.vllm.settings import ADDITIONAL_CONFIG, VllmSettings, own_table, read_settings
+from headgate.settings_base import BETWEEN
 
 SCHEDULER = "headgate.vllm.scheduler"
 REFUSALS, WARMING = (f"headgate.live.vllm.refusals.{name}" for name in ("Refusals", "Warming"))
@@ -301,7 +302,9 @@ def _classes_said(settings: Settings) -> str:
     """What each class is promised, in one line."""
 
     def said(words: Any) -> str:
-        parts = [f"{name} {1000 * value:g} ms" for name in ("ttft", "tbt") if (value := getattr(words, name))]
+        parts = [
+            f"{name} {1000 * value:g} ms" for name in ("ttft", *BETWEEN) if (value := getattr(words, name))
+        ]
         return ", ".join(parts) or "nothing promised"
 
     classes = []

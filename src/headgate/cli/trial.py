@@ -30,7 +30,7 @@ from headgate.cli.output import (
 from headgate.core.errors import InputError, RunError, RunInterruptedError
 from headgate.experiment.settings import Experiment, experiment
 from headgate.record.tables import write_whole
-from headgate.settings_base import SettingsModel, checked
+from headgate.settings_base import BETWEEN, SettingsModel, checked, promised
 from headgate.stats.switchback import KEPT, METRICS, THROUGHPUT
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ LONG_ENOUGH = 20_000  # requests that are drawn where no trace is given; then th
 LOAD = (
     "rate", "clients", "arrivals", "burstiness", "workload", "prompt", "output", "prompt_law", "output_law",
     "shape", "sigma", "spread", "shared_prefix", "cap_prompt", "cap_output", "requests", "trace", "format",
-    "columns", "times", "slice", "scale_rate", "skip_bad_rows", "sort", "ttft", "tbt",
+    "columns", "times", "slice", "scale_rate", "skip_bad_rows", "sort", "ttft", *BETWEEN,
 )  # fmt: skip
 SENDS = ("rate", "clients", "trace")  # one of these makes the trial send requests of its own
-PROMISES = ("ttft", "tbt")
+PROMISES = ("ttft", *BETWEEN)
 # The same settings as those of `headgate simulate`, declared there.
 TrialLoad: Any = create_model(
     "TrialLoad",
@@ -146,8 +146,8 @@ def trial(
     )
     settings = base_settings(config, promises)
     judged = _judged(settings)
-    promised = any(slo[:2] != (None, None) for slo in judged.values())
-    if not promised and (stop_if or primary == KEPT.name):
+    promises_any = any(slo[:2] != (None, None) for slo in judged.values())
+    if not promises_any and (stop_if or primary == KEPT.name):
         flag = "--stop-if" if stop_if else "--primary kept"
         raise InputError(f"{flag} is about promises, and none is made; give --ttft, --tbt or both")
     sends = [name for name in SENDS if name in load]
@@ -156,7 +156,7 @@ def trial(
     if not sends:
         _refuse_idle(load, url, promises)
     workload = _workload(load, seed) if sends else None
-    if workload is not None and workload.closed and plan.primary is None and not promised:
+    if workload is not None and workload.closed and plan.primary is None and not promises_any:
         plan = replace(plan, primary=THROUGHPUT)  # clients that wait for answers saturate a server
     with run_folder(out, "trial", overwrite) as folder:
         source = follow or settings.trace
@@ -239,12 +239,14 @@ def _judged(settings: Any) -> dict[str | None, Slo]:
     """What clients were promised, by class."""
     from headgate.core.request import Slo
 
-    judged: dict[str | None, Slo] = {
-        name: Slo() if promise.background else Slo(promise.ttft or settings.ttft, promise.tbt or settings.tbt)
-        for name, promise in settings.classes.items()
-    }
-    if settings.ttft or settings.tbt:
-        judged[None] = Slo(settings.ttft, settings.tbt)
+    judged: dict[str | None, Slo] = {}
+    common = promised(settings)
+    for name, own in settings.classes.items():
+        slo = promised(own)
+        between = slo if slo.between_tokens is not None else common
+        judged[name] = Slo() if own.background else between._replace(first_token=own.ttft or settings.ttft)
+    if common != Slo():
+        judged[None] = common
     return judged
 
 

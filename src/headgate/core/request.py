@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from headgate.core.build import mypyc_attr
 
-GAP, MEAN = "gap", "mean"  # what a promise between tokens is about
+GAP, MEAN, ENVELOPE = "gap", "mean", "envelope"  # what a promise between tokens is about
 MOST_URGENT = 6  # a priority beyond it, or below its opposite, weighs no more or less
 OUTPUT_SERVICE = 2.0  # what an output token counts in a tenant's account, as in VTC; a prompt token counts 1
 MOST_TENANTS = 1024  # that are told apart at a time; further ones share an account
@@ -18,7 +18,8 @@ class Slo(NamedTuple):
     """What one kind of user was promised, in seconds. None: no promise.
 
     `between_tokens` is the longest gap between two tokens of a request, or where `between_kind` is "mean" the
-    mean of its gaps (TPOT). Policies may take either for a gap: where no gap is longer, the mean is not.
+    mean of its gaps (TPOT); where it is "envelope", token j is due at arrival + `first_token` + j times it.
+    Policies may take each for a gap: where the first token is in time and no gap is longer, all are kept.
 
     `weight` says what a kept promise is worth beside others, where not all can be kept. `background` work was
     promised nothing, and may be evicted for a request that was.

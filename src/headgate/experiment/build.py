@@ -12,7 +12,7 @@ import numpy as np
 
 from headgate.core.durations import slice_text
 from headgate.core.errors import InputError, unknown
-from headgate.core.request import MEAN, Slo
+from headgate.core.request import Slo
 from headgate.cost.card import Card, load_card
 from headgate.cost.laws.speculation import Acceptance
 from headgate.cost.laws.work import WorkCost
@@ -28,6 +28,7 @@ from headgate.experiment.settings import (
 from headgate.methods.bounds import Requests, engine_bound
 from headgate.record.live_trace import is_live_trace, read_live_trace
 from headgate.record.tables import Columns, Run
+from headgate.settings_base import promised
 from headgate.sim.engine.engine import (
     DEFAULT_BUDGET,
     DEFAULT_SLOTS,
@@ -127,8 +128,8 @@ def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload,
         workload, bad = _drawn(words, seed), BadRows()
     else:
         workload, bad = _traced(words, words.trace, seed)
-    if words.ttft or words.tbt or words.tpot:
-        kinds = tuple(_with_promise(kind, _promised(words)) for kind in workload.kinds)
+    if promised(words) != Slo():
+        kinds = tuple(_with_promise(kind, promised(words)) for kind in workload.kinds)
         workload = replace(workload, kinds=kinds)
     workload = beside_clients(words, workload, seed)
     if words.cap_prompt or words.cap_output:
@@ -283,11 +284,6 @@ def _law(words: LengthSettings, which: str, mean: float | None = None) -> Length
     return length_law(name, mean or DEFAULT_LENGTH, **parameters)
 
 
-def _promised(words: Experiment | ClassSettings) -> Slo:
-    """Of every gap, or of their mean; `refuse_conflicts` refuses both at once."""
-    return Slo(words.ttft, words.tpot, MEAN) if words.tpot else Slo(words.ttft, words.tbt)
-
-
 def _with_promise(kind: Kind, promise: Slo) -> Kind:
     """What is promised to all, background work left out; what a class is worth stays."""
     before = kind.slo
@@ -295,7 +291,7 @@ def _with_promise(kind: Kind, promise: Slo) -> Kind:
 
 
 def _share(share: ClassSettings) -> Share:
-    promise = _promised(share)._replace(weight=share.weight, background=share.background)
+    promise = promised(share, weight=share.weight, background=share.background)
     kind = Kind(share.name, promise, share.priority)
     prompt, output = _law(share, "prompt"), _law(share, "output")
     return Share(share.share or 1.0, kind, prompt, output, share.patience or inf, share.tenant)

@@ -10,6 +10,8 @@ from pydantic import Field
 
 from headgate.core.errors import InputError
 from headgate.settings_base import (
+    ALSO_GAPS,
+    BETWEEN,
     Count,
     Delay,
     FleetSize,
@@ -23,6 +25,7 @@ from headgate.settings_base import (
     Switch,
     Tokens,
     Whole,
+    check_promises,
     check_worth,
     checked,
     declared,
@@ -32,7 +35,6 @@ from headgate.workloads.lengths import FROM_FILE
 from headgate.workloads.traces import BUNDLED, bundled_format
 
 POLICY, ENGINE, LENGTHS, LOAD, TRACE, FLEET = "Policy", "Engine", "Lengths", "Load", "Trace", "Fleet"
-BETWEEN = ("itl",)  # another name of the promise that every gap keeps
 NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
 Seed = Annotated[int, Field(strict=True, ge=0)]
 Accepted = Annotated[float, Field(strict=True, ge=0, le=1)]
@@ -66,8 +68,9 @@ class ClassSettings(LengthSettings):
     share: Positive | None = None
     clients: Count | None = None
     ttft: Seconds | None = None  # promises
-    tbt: Seconds | None = declared(LOAD, "promised time between two tokens", flag=None, also=BETWEEN)
+    tbt: Seconds | None = declared(LOAD, "promised time between two tokens", flag=None, also=ALSO_GAPS)
     tpot: Seconds | None = None
+    envelope: Seconds | None = None
     weight: Annotated[float, Field(strict=True)] | None = None  # of a kept promise beside those of others
     background: Switch = False  # promised nothing, and may be evicted for a request that was
     tenant: str = ""
@@ -173,10 +176,13 @@ class Experiment(LengthSettings, ManyEngines):
     seed: Seed = declared(LOAD, "one number for all randomness", 0)
     ttft: Seconds | None = declared(LOAD, "promised time to first token, such as 500ms (for goodput)")
     tbt: Seconds | None = declared(
-        LOAD, "promised time between two tokens, such as 100ms; goodput judges every gap", also=BETWEEN
+        LOAD, "promised time between two tokens, such as 100ms; goodput judges every gap", also=ALSO_GAPS
     )
     tpot: Seconds | None = declared(
         LOAD, "instead: promised mean time between the tokens of a request (TPOT), such as 50ms"
+    )
+    envelope: Seconds | None = declared(
+        LOAD, "instead: token j is promised at arrival + --ttft + j times this, such as 50ms"
     )
     patience: Seconds | None = declared(LOAD, "seconds in the queue after which a request gives up")
     abort: Seconds | None = declared(LOAD, "seconds after arrival at which every client hangs up")
@@ -318,11 +324,12 @@ def _refuse_idle_lengths(words: LengthSettings, where: str) -> None:
 
 
 def _refuse_both(words: Experiment | ClassSettings, where: str) -> None:
-    """One promise between tokens: of every gap, or of their mean."""
-    if words.tbt and words.tpot:
-        raise InputError(
-            f"{where}--tbt promises every gap, --tpot the mean of a request; drop one of the two"
-        )
+    try:
+        check_promises(words, "--")
+    except ValueError as error:
+        raise InputError(f"{where}{error}") from None
+    if words.envelope and not words.ttft:
+        raise InputError(f"{where}--envelope begins where the first token is due; give --ttft too")
 
 
 def renamed_promise(words: Experiment) -> list[str]:
@@ -334,7 +341,7 @@ def renamed_promise(words: Experiment) -> list[str]:
 
 def _check_classes(words: Experiment) -> None:
     if words.trace is None:
-        lengths = (*MAKE_LENGTHS, "shared_prefix", "ttft", "tbt", "tpot")
+        lengths = (*MAKE_LENGTHS, "shared_prefix", "ttft", *BETWEEN)
         _refuse(words, lengths, "does not reach the classes of a mix; say it in each [[classes]] table")
     for number, share in enumerate(words.classes):
         _refuse_idle_lengths(share, f"classes.{number}: ")
@@ -352,7 +359,7 @@ def _check_class(share: ClassSettings) -> None:
         said = "neither share nor clients" if share.share is None else "share and clients"
         raise InputError(f"classes.{share.name}: {said}; give one: a share of the rate, or its own clients")
     try:
-        check_worth(share.weight, share.background, ttft=share.ttft, tbt=share.tbt, tpot=share.tpot)
+        check_worth(share)
     except ValueError as error:
         raise InputError(f"classes.{share.name}: {error}") from None
 

@@ -223,7 +223,7 @@ def read_live_trace(path: str | Path) -> Run:
 
 
 def _slo(line: dict[str, Any]) -> Slo:
-    promise = Slo(line["first_token"], line["between_tokens"])
+    promise = Slo(line["first_token"], line["between_tokens"], line["between_kind"])
     return promise._replace(weight=line["weight"], background=line["background"])
 
 

@@ -11,11 +11,11 @@ from headgate.core import request
 from headgate.core.policy import Steps
 
 TRACE = 1  # of the format; a reader refuses a newer one instead of misreading it
-# What a request brings with it, but for its time (`at`) and its promise, which has two fields (of every gap).
+# What a request brings with it, but for its time (`at`) and its promise, which has three fields.
 KNOWN = tuple(name for name in request.FIELDS if name not in ("arrival", "slo"))
 # Every line but the first is {"event": NAME, ...} with these fields; the first says whose trace it is.
 FIELDS: Mapping[str, tuple[str, ...]] = {
-    "arrived": (*KNOWN, "at", "first_token", "between_tokens", "weight", "background"),
+    "arrived": (*KNOWN, "at", "first_token", "between_tokens", "between_kind", "weight", "background"),
     "admitted": ("id", "at"),
     "prefilled": ("id", "at"),
     "held": ("id", "at"),
@@ -31,8 +31,11 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "wasted": ("at", "tokens"),
 }
 OPTIONAL = {"last", "first_token", "between_tokens", "guess", "weight"}  # may be null
-# Older traces lack them; `queries` is written only where decodes bring drafts.
-LATER: Mapping[str, Any] = {"tenant": "", "weight": None, "background": False, "queries": 0}
+# Older traces lack them; `queries` is written only where decodes bring drafts, `between_kind` if not gap.
+LATER: Mapping[str, Any] = {
+    "tenant": "", "weight": None, "background": False, "queries": 0, "between_kind": request.GAP,
+}  # fmt: skip
+KINDS = (request.GAP, request.MEAN, request.ENVELOPE)
 TEXTS = {"kind", "how", "policy", "reason", "tenant", "mark"}
 MOMENTS = {"at", "date", "start", "last", "first_token", "between_tokens", "priority", "guess"}
 MOMENTS |= {"weight"}  # any finite number
@@ -92,6 +95,8 @@ def _wanted(name: str, value: Any) -> str | None:
     """What should stand in a field; None when it does."""
     if name in MOMENTS:
         return None if _number(value) else "a finite number"
+    if name == "between_kind":
+        return None if value in KINDS else f"one of {', '.join(KINDS)}"
     if name in TEXTS:
         return None if isinstance(value, str) else "a text"
     if name == "background":

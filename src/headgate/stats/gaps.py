@@ -1,4 +1,4 @@
-"""The time between tokens: all gaps as a weighted sample, the longest of each request, or one by one."""
+"""The time between tokens: all gaps as a sample or one by one; the longest and the envelope of a request."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from headgate.record.tables import Columns, Flags, Floats, Integers, Run
 
 EXACT = 5_000_000  # distinct values kept one by one; beyond, they are gathered in bins
 GRAIN = 1e-3  # relative width of a bin
+SHORTER = 1e-9  # by which share steps of a row become shorter at least; less is rounding
 ROWS = 1 << 18  # rows of the step table looked at together
 
 
@@ -123,6 +124,60 @@ class Gaps:
     def _longest_in_row(self, row: Integers, low: Integers, high: Integers) -> Floats:
         """Ticks of a row lie on a line, and the first gap is only longer than the line: an end is longest."""
         return np.maximum(self.ticks.gap(row, low), self.ticks.gap(row, high))
+
+    def envelope(self, due: Floats, each: Floats) -> Floats:
+        """The least T for which token j of each request came by due + j x T, j from 1; 0: it has none.
+
+        `due` is when its first token was due, `each` how many tokens one delivery brought. The tables know
+        only their mean where steps bring several: the tokens of a request are then spread evenly.
+        """
+        order = np.lexsort((self.opened, self.request))
+        request, length, again = self.request[order], self.length[order], ~np.isnan(self.before[order])
+        came = np.cumsum(
+            length + again
+        )  # deliveries after the first tokens, of this request and those before
+        earlier = np.concatenate(([0], came))[np.searchsorted(request, request)]
+        opening = came - length - earlier  # number of the delivery that opened the stay
+        pace = np.zeros(self.requests)
+
+        def reached(owner: Integers, number: Integers, time: Floats) -> None:
+            needed = (time - due[owner]) / (1 + (number - 1) * each[owner])
+            np.maximum.at(pace, owner, needed)
+
+        reached(request[again], opening[again], self.opened[order][again])
+        ran = np.flatnonzero(length)
+        owner, first = request[ran], self.first[order[ran]]
+        zero, last = first - opening[ran] - 1, first + length[ran] - 1  # the tick of delivery 0, as it were
+        points, times = self._corners()
+        for tick in (first, last):
+            reached(owner, tick - zero, self.ticks.end_of(*self.ticks.place(tick)))
+        low, stop = np.searchsorted(points, first), np.searchsorted(points, last, side="right")
+        stays = np.flatnonzero(stop > low)
+        total = np.concatenate(([0], np.cumsum((stop - low)[stays])))
+        begin = 0
+        while begin < len(stays):
+            end = max(int(np.searchsorted(total, total[begin] + BLOCK, side="right")) - 1, begin + 1)
+            mine, count = stays[begin:end], np.diff(total[begin : end + 1])
+            place = np.arange(total[begin], total[end]) + np.repeat(low[mine] - total[begin:end], count)
+            number = points[place] - np.repeat(zero[mine], count)
+            whose = owner[mine]
+            tokens = 1 + (number - 1) * np.repeat(each[whose], count)
+            needed = (times[place] - np.repeat(due[whose], count)) / tokens
+            np.maximum.at(pace, whose, np.maximum.reduceat(needed, total[begin:end] - total[begin]))
+            begin = end
+        return pace
+
+    def _corners(self) -> tuple[Integers, Floats]:
+        """Ticks among which the worst token of every stay is, unless it is the stay's first or last; and
+        their ends. Ends within a row lie on a parabola, so (end - due) / j is largest at an end of the row;
+        where steps become shorter it may be any tick.
+        """
+        ticks = self.ticks
+        count = ticks.count
+        shorter = np.flatnonzero((count > 2) & (ticks.slope * (count - 1) < -SHORTER * ticks.first))
+        inner = [np.arange(ticks.base[row] + 1, ticks.base[row + 1] - 1) for row in shorter]
+        points = np.unique(np.concatenate((ticks.base[:-1], ticks.base[1:] - 1, *inner)).astype(np.int64))
+        return points, ticks.end_of(*ticks.place(points))
 
     def tokens(self) -> Iterator[tuple[Floats, Integers]]:
         """When each tick ended and how many requests got a token, a bounded number of ticks at a time.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headgate.core.request import MEAN, MOST_URGENT
+from headgate.core.request import ENVELOPE, GAP, MEAN, MOST_URGENT
 from headgate.record.tables import Flags, Floats, Run
 from headgate.stats import flow
 from headgate.stats.flow import Window, choose, unservable_rows
@@ -53,13 +53,22 @@ class Measured:
         return self.gaps.longest()
 
     @cached_property
+    def between_tokens(self) -> Floats:
+        """What the promise between tokens of each request is compared with, by its kind: see `Slo`."""
+        kinds = np.array([between_kind(kind) for kind in self.run.kinds])[self.run.requests["kind"]]
+        values = np.where(kinds == MEAN, self.latencies.tpot, self.longest)
+        if ENVELOPE not in kinds:
+            return values
+        return np.where(kinds == ENVELOPE, envelopes(self.run, self.gaps, promised_first(self.run)), values)
+
+    @cached_property
     def gap_sample(self) -> Sample:
         return self.gaps.sample(self.window.keep)
 
     @cached_property
     def promises(self) -> Promises | None:
         """Which requests got what they were promised; None where nothing was."""
-        return Promises.of(self.run, self.latencies, self.longest)
+        return Promises.of(self.run, self.latencies, self.between_tokens)
 
     @cached_property
     def trend(self) -> flow.Stationarity:
@@ -127,37 +136,54 @@ class Promises:
     met: Flags
 
     @classmethod
-    def of(cls, run: Run, latencies: Latencies, longest: Floats) -> Promises | None:
-        """None when nothing was promised; `longest` is the longest gap of each request.
+    def of(cls, run: Run, latencies: Latencies, between_tokens: Floats) -> Promises | None:
+        """None when nothing was promised; `between_tokens` is as `Measured` has it.
 
         A request is met when it was served to its end with its TTFT and every gap between its tokens (where
-        the mean was promised: its TPOT) within what its kind was promised. One that was aborted, abandoned
-        or refused is not met; one that no engine of this size can serve is not judged. One still in the
-        system counts only when it has already broken a promise: the rest is not known.
+        the mean or the envelope was promised: its TPOT, its pace) within what its kind was promised. One
+        that was aborted, abandoned or refused is not met; one that no engine of this size can serve is not
+        judged. One still in the system counts only when it has already broken a promise: the rest is not
+        known.
         """
         if not any(promised(kind) for kind in run.kinds):
             return None
-        requests, kind = run.requests, run.requests["kind"].astype(np.int64)
-        first, between = (
-            np.array([np.inf if row.get(name) is None else row[name] for row in run.kinds])[kind]
-            for name in ("first_token", "between_tokens")
-        )
+        requests, first = run.requests, promised_first(run)
         so_far = run.span()[1] - requests["arrival"]
         late = np.where(np.isnan(latencies.ttft), so_far, latencies.ttft) > first
-        slow = np.nan_to_num(between_tokens(run, latencies, longest), nan=0.0) > between
+        slow = np.nan_to_num(between_tokens, nan=0.0) > _promised(run, "between_tokens")
         judged = ((requests["how"] >= 0) | late | slow) & ~unservable_rows(run)
         return cls(judged, run.completed() & ~late & ~slow)
 
 
-def between_tokens(run: Run, latencies: Latencies, longest: Floats) -> Floats:
-    """What the promise between tokens of each request is compared with: its longest gap, or their mean."""
-    means = np.array([by_mean(kind) for kind in run.kinds])[run.requests["kind"].astype(np.int64)]
-    return np.where(means, latencies.tpot, longest)
+def promised_first(run: Run) -> Floats:
+    """The TTFT that each request was promised; infinite where none was."""
+    return _promised(run, "first_token")
 
 
-def by_mean(kind: dict[str, Any]) -> bool:
-    """Whether this kind was promised a mean time per token, not every gap."""
-    return kind.get("between_kind") == MEAN
+def _promised(run: Run, name: str) -> Floats:
+    limits = np.array([np.inf if kind.get(name) is None else kind[name] for kind in run.kinds])
+    return limits[run.requests["kind"].astype(np.int64)]
+
+
+def envelopes(run: Run, gaps: Gaps, first: Floats) -> Floats:
+    """The least T for which token j of each request came by arrival + first + j x T, j from 0.
+
+    Infinite where the first token came later, 0 where it is the only one, NaN where there is none yet.
+    """
+    requests = run.requests
+    each = np.ones(gaps.requests)
+    if speculates(run):
+        deliveries = _deliveries(run, np.full(gaps.requests, True))
+        each = np.where(deliveries > 0, (requests["output"] - 1) / np.maximum(deliveries, 1), 1.0)
+    ttft = requests["first_token"] - requests["arrival"]
+    pace = np.where(ttft > first, np.inf, gaps.envelope(requests["arrival"] + first, each))
+    return np.where(np.isnan(ttft), np.nan, pace)
+
+
+def between_kind(kind: dict[str, Any]) -> str:
+    """What the promise between tokens of this kind is about: every gap, their mean or the envelope."""
+    said = kind.get("between_kind")
+    return said if said in (MEAN, ENVELOPE) else GAP
 
 
 def weighed(run: Run) -> bool:

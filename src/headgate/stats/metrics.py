@@ -11,7 +11,6 @@ import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.core.policy import End
-from headgate.core.request import GAP, MEAN
 from headgate.cost.card import recorded_card
 from headgate.cost.model import Chunk, Shape
 from headgate.record.tables import ENDS, Flags, Floats, Integers, Run
@@ -22,7 +21,7 @@ from headgate.stats.measured import (
     Latencies,
     Measured,
     Promises,
-    by_mean,
+    between_kind,
     promised,
     speculates,
     weighed,
@@ -89,7 +88,7 @@ class KindMetrics:
     name: str
     first_token: float | None  # promises, in seconds
     between_tokens: float | None
-    between_kind: str  # "gap": every gap of a request, "mean": its TPOT
+    between_kind: str  # "gap": every gap of a request, "mean": its TPOT, or "envelope"
     measured: int
     completed: int  # over the whole run
     ttft: Figures
@@ -267,7 +266,7 @@ def _kind(
     )
     return KindMetrics(
         str(kind.get("name", "")), kind.get("first_token"), kind.get("between_tokens"),
-        between_kind=MEAN if by_mean(kind) else GAP,
+        between_kind=between_kind(kind),
         measured=int(np.sum(mine & window.keep)),
         completed=int(np.sum(mine & run.completed())),
         ttft=ttft, tpot=tpot, e2e=e2e,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headgate.core.errors import InputError
-from headgate.core.request import FIELDS, MOST_WEIGHT, Slo, weight_remedy
+from headgate.core.request import ENVELOPE, FIELDS, MOST_WEIGHT, Slo, weight_remedy
 from headgate.workloads.columns import (
     LONGEST,
     NO_GUESS,
@@ -107,6 +107,10 @@ class Workload:
         for kind in self.kinds:
             if (weight := kind.slo.weight) is not None and not 0 < weight <= MOST_WEIGHT:
                 raise InputError(f"kind {kind.name!r} has weight {weight:g}; {weight_remedy(weight)}")
+            if kind.slo.between_kind == ENVELOPE and kind.slo.first_token is None:
+                raise InputError(
+                    f"kind {kind.name!r} has an envelope, which begins at first_token; give that too"
+                )
         for name, rule in RULES.items():
             object.__setattr__(self, name, column(rule, getattr(self, name), name))
         check_together(self.columns(), len(self.kinds), len(self.tenants))

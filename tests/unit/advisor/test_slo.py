@@ -55,6 +55,11 @@ def test_levels_as_written():
         ("ttft=1s@p50,ttft=2s@p50", "the same level is given twice"),
         ("ttft=1s@p50,", "'' is not a service level"),
         ("ttft=1s,tbt=1s:free", "--slo names no level to keep"),
+        (
+            "envelope=50ms@p95",
+            "the envelope begins where the first token is due; promise that too, such as ttft",
+        ),
+        ("ttft=1s:paying,envelope=50ms@p95:free", "such as ttft=500ms@p95:free"),
     ],
 )
 def test_bad_levels_get_one_line(text, says):
@@ -69,6 +74,18 @@ def test_promises_are_the_tightest_levels():
     assert promise(levels, "paying", Slo()) == Slo(1.0, 0.1)
     assert promise(levels, "free", Slo()) == Slo(1.0, 0.5)
     assert promise(parse_levels(["e2e=1s@p50"]), "free", Slo(3.0, None)) == Slo(3.0, None)
+
+
+def test_a_promise_is_of_the_kind_of_its_level():
+    levels = parse_levels(["ttft=1s@p95,envelope=50ms@p95:chat,gap=80ms@p95:code,tpot=20ms@p95:batch"])
+    kinds = [promise(levels, name, Slo()) for name in ("chat", "code", "batch", "others")]
+    assert kinds == [Slo(1.0, 0.05, "envelope"), Slo(1.0, 0.08), Slo(1.0, 0.02, "mean"), Slo(1.0)]
+    assert [str(level) for level in levels[1:3]] == [
+        "p95 envelope of chat <= 50 ms",
+        "p95 gap of code <= 80 ms",
+    ]
+    same = parse_levels(["ttft=1s@p95,tpot=50ms@p95,tbt=50ms@p99"])
+    assert promise(same, "", Slo()) == Slo(1.0, 0.05)  # of equal numbers every gap is the harder promise
 
 
 def two_kinds() -> tuple[Workload, Engine]:

@@ -34,7 +34,7 @@ def test_a_bare_number_in_a_service_level(refused):
     refused(["plan", "capacity", "--slo", "ttft=1@p95"], "'1' has no unit; write 1ms or 1s")
 
 
-@pytest.mark.parametrize("flag", ["--tpot", "--tbt", "--itl"])
+@pytest.mark.parametrize("flag", ["--tpot", "--tbt", "--itl", "--gap"])
 def test_tbt_is_every_gap_and_tpot_their_mean(headgate, flag):
     load = ("--trace", "azure-conv", "--requests", 300, "--rate", 16, "--seed", 1)
     said = headgate("simulate", *load, flag, "40ms", "--json", "-", "--detailed")
@@ -74,10 +74,33 @@ def test_serve_takes_the_names_too(headgate):
     assert said.code == 0 and '"tbt": "100ms"' in said.out
 
 
-def test_serve_warns_that_tpot_is_taken_for_every_gap(headgate, caplog):
+def test_serve_warns_that_tpot_is_the_mean(headgate, caplog):
     said = headgate("serve", "Qwen/Qwen3-8B", "--dry-run", "--card", "cal-h200-qwen3-8b", "--tpot", "100ms")
-    assert said.code == 0 and '"tbt": "100ms"' in said.out
-    assert caplog.text.count("tpot is taken for tbt, every gap between two tokens") == 1
+    assert said.code == 0 and '"tpot": "100ms"' in said.out
+    assert caplog.text.count("it was taken for tbt, every gap between two tokens: write that") == 1
+
+
+def test_an_envelope_is_judged_token_by_token(headgate):
+    load = ("--trace", "azure-conv", "--requests", 300, "--rate", 16, "--seed", 1)
+    said = headgate("simulate", *load, "--ttft", "300ms", "--envelope", "25ms", "--json", "-", "--detailed")
+    found = json.loads(said.out)
+    kept = 0
+    for first, gaps in zip(found["ttfts"], found["itls"], strict=True):
+        times = [first + sum(gaps[:number]) for number in range(len(gaps) + 1)]
+        kept += all(time <= 0.3 + 0.025 * number for number, time in enumerate(times))
+    assert found["request_goodput"] * found["duration"] == pytest.approx(kept)
+    assert 0 < kept < 300 and "--tbt promises" not in said.err
+
+
+def test_an_envelope_needs_a_first_token_and_no_other_promise(refused):
+    refused(["simulate", "--envelope", "50ms"], "--envelope begins where the first token is due; give --ttft")
+    refused(
+        ["simulate", "--ttft", "1s", "--envelope", "50ms", "--gap", "60ms"],
+        "--tbt promises every gap, --envelope the moment each token is due; drop one of the two",
+    )
+    refused(["plan", "flags", "--ttft", "1s", "--envelope", "50ms"], "plans do not know it; give the mean")
+    serve = ["serve", "Qwen/Qwen3-8B", "--dry-run", "--card", "cal-h200-qwen3-8b"]
+    refused([*serve, "--envelope", "50ms"], "envelope begins where the first token is due; give ttft too")
 
 
 def test_itl_in_a_service_level_is_tbt():

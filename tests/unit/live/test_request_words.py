@@ -54,6 +54,44 @@ def test_a_part_of_each_gap_is_left_to_delivery():
     assert promises(None, Settings(ttft="500ms")).slo == Slo(0.5, None)
 
 
+def test_classes_have_promises_of_every_kind():
+    classes = {
+        "chat": {"tpot": "40ms"},
+        "read": {"ttft": "1s", "envelope": "50ms"},
+        "code": {"ttft": "200ms"},
+    }
+    settings = Settings(ttft="500ms", gap="100ms", classes=classes, clients_may=CLIENTS_MAY)
+    found = {name: promises({"headgate_class": name}, settings).slo for name in classes}
+    assert found["chat"] == Slo(0.5, 0.04, "mean")  # delivery delays all tokens alike: nothing is taken off
+    assert found["read"] == Slo(1.0, 0.05, "envelope")
+    assert found["code"] == Slo(0.2, pytest.approx(0.08))
+    claimed = promises({"headgate_class": "read", "headgate_tbt": "200ms"}, settings).slo
+    assert claimed == Slo(1.0, pytest.approx(0.18))
+    assert settings.tightest() == 0.04 and settings.shortest_claim == 0.04
+    assert Settings(ttft="1s", envelope="50ms").gaps_promised() == "envelope"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            {"classes": {"chat": {"envelope": "50ms"}}},
+            "classes.chat: envelope begins where the first token is",
+        ),
+        ({"tbt": "50ms", "tpot": "40ms"}, "tbt promises every gap, tpot the mean of a request; drop one of"),
+        ({"classes": {"b": {"background": True, "envelope": "1s"}}}, "background and envelope=1s"),
+    ],
+)
+def test_promises_that_make_no_sense_are_one_line(words, says):
+    with pytest.raises(InputError, match=says):
+        merge({}, words, "--additional-config")
+
+
+def test_a_file_may_promise_the_first_token_of_an_envelope():
+    settings = merge({"ttft": "1s"}, {"envelope": "50ms"}, "--additional-config")
+    assert promises(None, settings).slo == Slo(1.0, 0.05, "envelope")
+
+
 def test_by_default_only_the_class_is_the_clients_word():
     """Row 5 of the attack: promises come from the classes that the operator declares."""
     settings = Settings(classes=CLASSES, delivery=0)

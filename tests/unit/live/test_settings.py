@@ -76,7 +76,7 @@ def test_additional_config_wins_word_by_word(tmp_path, monkeypatch):
         ('watchdog = "soon"', "watchdog: 'soon' is not a duration; write 500ms"),
         ("metrics_port = 70000", "metrics_port: 70000 is not allowed; give at most 65535"),
         ('metrics = "yes"', "metrics: yes is not allowed; give true or false"),
-        ("[classes.chat]\ntpt = 1", "unknown field 'classes.chat.tpt'; did you mean 'tbt'?"),
+        ("[classes.chat]\ntpt = 1", "unknown field 'classes.chat.tpt'; did you mean 'tpot'?"),
         ("ttft = 500", "ttft: '500' has no unit; write 500ms or 500s"),
         ("[classes.chat]\nitl = 0.05", "classes.chat.tbt: '0.05' has no unit; write 0.05ms or 0.05s"),
         ('tbt = "50ms"\nitl = "60ms"', "'itl' and 'tbt' are one setting; drop one of the two"),

@@ -131,3 +131,37 @@ def test_range_maximum_is_that_of_the_slice(values, data):
     low, high = (np.array([pair[side] for pair in pairs], np.int64) for side in (0, 1))
     expected = [max(values[a : b + 1]) for a, b in pairs]
     assert range_maximum(np.array(values), low, high).tolist() == expected
+
+
+def needed(times, due) -> float:
+    """A plain loop over all tokens: the least T for which token j came by due + j x T."""
+    return max((max(0.0, (time - due) / j) for j, time in enumerate(times) if j), default=0.0)
+
+
+@given(RUNS, st.integers(0, 10**6))
+@settings(max_examples=300, deadline=None)
+def test_the_envelope_is_that_of_every_token(made, seed):
+    run, tokens = made
+    late = np.random.default_rng(seed).uniform(-0.5, 1.5, len(tokens))  # the first token, beside the last one
+    due = np.array([late[id] * (times[-1] if times else 1.0) for id, times in tokens.items()])
+    found = Gaps(run).envelope(due, np.ones(len(tokens)))
+    for id, times in tokens.items():
+        close(found[id], needed(times, due[id]))
+
+
+def test_steps_that_become_shorter_have_their_worst_token_inside():
+    """The ends 3, 5, 6 of three steps: from a due time of 2 the second token is the slowest, (5 - 2) / 2."""
+    steps = [{"start": 0, "count": 3, "first": 3, "seconds": 6, "decodes": 1}]
+    stays = [{"request": 0, "opened": 0.0, "gap": math.nan, "first_tick": 0, "ticks": 3}]
+    run = make_run([request(0, 0, 0, 0, 6, 1, 4)], steps, stays)
+    assert Gaps(run).envelope(np.array([2.0]), np.ones(1)).tolist() == [1.5]
+
+
+def test_a_long_row_has_its_envelope_without_being_written_out():
+    count, first, slope = 1_000_000_000, 0.01, 1e-12
+    seconds = count * first + slope * count * (count - 1) / 2
+    steps = [{"start": 0.0, "count": count, "first": first, "seconds": seconds, "decodes": 1}]
+    stays = [{"request": 0, "opened": 0.0, "gap": math.nan, "first_tick": 0, "ticks": count}]
+    gaps = Gaps(make_run([request(0, 0, 0, 0, seconds, 1, count + 1)], steps, stays))
+    found = gaps.envelope(np.array([1000.0]), np.ones(1))
+    assert found[0] == pytest.approx((seconds - 1000) / count, rel=1e-12)

@@ -33,7 +33,7 @@ REQUESTS = 1500  # of the promised classes, of a run
 WARM_UP = 0.2  # of the time in which they come: clients begin all at once
 DRAWN_AT = 10.0  # requests a second, where only lengths are wanted
 BISECTIONS = 40
-STATISTICS = {"ttft": "p95", "tbt": "p99", "tpot": "p95"}  # of a promise of a class
+STATISTICS = {"ttft": "p95", "tbt": "p99", "tpot": "p95", "envelope": "p95"}  # of a promise of a class
 OVERLOAD = 1.25  # of λ*: where the value kept is measured
 
 
@@ -164,8 +164,8 @@ def unpromised(settings: Experiment, levels: Sequence[Level]) -> ClassSettings:
     """The one class that neither the mix nor a level promises anything."""
 
     def promised(share: ClassSettings) -> bool:
-        own = share.ttft or share.tbt or share.tpot
-        return not share.background and bool(own or any(each.kind in ("", share.name) for each in levels))
+        own = any(getattr(share, metric) for metric in STATISTICS)
+        return not share.background and (own or any(each.kind in ("", share.name) for each in levels))
 
     found = [share for share in settings.classes if not promised(share)]
     if not found:

@@ -11,7 +11,7 @@ import numpy as np
 
 from headgate.core.durations import duration
 from headgate.core.errors import InputError, RunError, unknown
-from headgate.core.request import GAP, Slo
+from headgate.core.request import ENVELOPE, GAP, MEAN, Slo
 from headgate.experiment.build import (
     ALL_FIT,
     Unservable,
@@ -27,9 +27,8 @@ from headgate.methods.bounds import Requests
 from headgate.record.tables import Flags, Floats, Integers, Run
 from headgate.sim.engine.engine import Engine
 from headgate.stats.figures import quantiles
-from headgate.stats.flow import choose, unservable_rows
-from headgate.stats.gaps import Gaps
-from headgate.stats.measured import Latencies
+from headgate.stats.flow import unservable_rows
+from headgate.stats.measured import Measured, envelopes
 from headgate.workloads.arrivals import arrival_process
 from headgate.workloads.lengths import Pairs
 from headgate.workloads.sessions import found_again
@@ -40,7 +39,8 @@ from headgate.workloads.workload import Kind, Workload
 SEARCHED, OTHER, PROMISE = "is what is searched for", "is another kind of load", "belongs into --slo"
 LEAVE = "lets requests leave, which hides that they were late"
 REFUSED = {"rate": SEARCHED, "clients": OTHER, "all_at_once": OTHER, "scale_rate": SEARCHED}
-REFUSED |= {"stages": "change the load", "patience": LEAVE, "abort": LEAVE, "ttft": PROMISE, "tpot": PROMISE}
+REFUSED |= {"stages": "change the load", "patience": LEAVE, "abort": LEAVE}
+REFUSED |= dict.fromkeys(("ttft", "tbt", "tpot", "envelope"), PROMISE)
 BOUND_FROM = 20_000  # requests drawn to know their law
 LONGEST_BESIDE = 300.0  # seconds of a run beside clients
 FEWEST_BESIDE = 60  # requests that it has at least
@@ -60,7 +60,8 @@ class Level(NamedTuple):
     def __str__(self) -> str:
         limit = f"{1000 * self.limit:g} ms" if self.limit < 1 else f"{self.limit:g} s"
         of = f" of {self.kind}" if self.kind else ""
-        return f"{self.statistic} {self.metric.upper()}{of} <= {limit}".lstrip()
+        metric = self.metric if self.metric in ("gap", "envelope") else self.metric.upper()
+        return f"{self.statistic} {metric}{of} <= {limit}".lstrip()
 
 
 @dataclass(frozen=True)
@@ -252,8 +253,11 @@ def _check_kinds(levels: Sequence[Level], names: Sequence[str]) -> None:
 
 # -- service levels, and whether a run keeps them
 
-METRICS = ("ttft", "tbt", "tpot", "e2e")  # tbt: every time between two tokens; tpot: their mean in a request
+# tbt: every time between two tokens; of a request: the longest (gap), their mean (tpot), and the least T for
+# which token j came by arrival + TTFT + j x T (envelope)
+METRICS = ("ttft", "tbt", "gap", "tpot", "envelope", "e2e")
 SAME = {"itl": "tbt"}  # one figure, two names
+BETWEEN = {"tbt": GAP, "gap": GAP, "tpot": MEAN, "envelope": ENVELOPE}
 FORM = "write METRIC=TIME@STATISTIC:CLASS, such as ttft=500ms@p50 or tbt=100ms@p99:paying"
 
 
@@ -266,6 +270,13 @@ def parse_levels(texts: Sequence[str]) -> tuple[Level, ...]:
             if any(level[0:1] + level[2:] == other[0:1] + other[2:] for other in levels):
                 raise InputError(f"--slo {part.strip()}: the same level is given twice; drop one of the two")
             levels.append(level)
+    for level in levels:
+        if level.metric == "envelope" and _first_token(levels, level.kind) is None:
+            of = f":{level.kind}" if level.kind else ""
+            raise InputError(
+                f"--slo envelope={1000 * level.limit:g}ms{of}: the envelope begins where the first token is "
+                f"due; promise that too, such as ttft=500ms@p95{of}"
+            )
     if not any(level.statistic for level in levels):
         raise InputError(
             "--slo names no level to keep: say which statistic, such as ttft=500ms@p50; without one it is a "
@@ -282,19 +293,24 @@ def promise(levels: Sequence[Level], kind: str, known: Slo) -> Slo:
     if known.background:
         return known
 
-    def tightest(metrics: tuple[str, ...], before: float | None) -> float | None:
-        mine = [each.limit for each in levels if each.metric in metrics and each.kind in ("", kind)]
-        return min(mine, default=before)
+    between = known.between_tokens, known.between_kind
+    mine = [each for each in levels if each.metric in BETWEEN and each.kind in ("", kind)]
+    if mine:
+        tightest = min(mine, key=lambda level: (level.limit, BETWEEN[level.metric] != GAP))
+        between = tightest.limit, BETWEEN[tightest.metric]
+    first = _first_token(levels, kind, known.first_token)
+    return known._replace(first_token=first, between_tokens=between[0], between_kind=between[1])
 
-    between = tightest(("tbt", "tpot"), known.between_tokens)
-    of = known.between_kind if between == known.between_tokens else GAP  # a policy keeps a mean gap by gap
-    first = tightest(("ttft",), known.first_token)
-    return known._replace(first_token=first, between_tokens=between, between_kind=of)
+
+def _first_token(levels: Sequence[Level], kind: str, known: float | None = None) -> float | None:
+    """The closest promised TTFT of a class."""
+    mine = (level.limit for level in levels if level.metric == "ttft" and level.kind in ("", kind))
+    return min(mine, default=known)
 
 
 def promised_gap(levels: Sequence[Level]) -> float | None:
     """The closest promise between tokens, to any class."""
-    return min((level.limit for level in levels if level.metric in ("tbt", "tpot")), default=None)
+    return min((level.limit for level in levels if level.metric in BETWEEN), default=None)
 
 
 class LevelsKept(NamedTuple):
@@ -313,18 +329,18 @@ def measure(run: Run, levels: Sequence[Level]) -> LevelsKept:
     size can serve are left out.
     """
     checked = [level for level in levels if level.statistic]
-    latencies, keep = Latencies.of(run), choose(run).keep & ~unservable_rows(run)
-    gaps = Gaps(run) if any(level.metric == "tbt" for level in checked) else None
+    found = Measured(run)
+    keep = found.window.keep & ~unservable_rows(run)
     values, shares = [], []
     for level in checked:
         rows = keep & _of_kind(run, level.kind)
         if not rows.any():
             raise RunError(f"no request of class {level.kind!r} was measured; ask for more --requests")
-        if level.metric == "tbt" and gaps is not None:
-            times, weights, _ = gaps.sample(rows)
+        if level.metric == "tbt":
+            times, weights, _ = found.gaps.sample(rows)
         else:
-            times = getattr(latencies, level.metric)[rows]
-            if level.metric != "tpot":  # one token alone has no time per token
+            times = _times(found, level.metric, levels)[rows]
+            if level.metric not in ("gap", "tpot"):  # one token alone has no time per token
                 times = np.where(np.isnan(times), inf, times)
             times = times[~np.isnan(times)]
             weights = np.ones(len(times), np.int64)
@@ -333,6 +349,21 @@ def measure(run: Run, levels: Sequence[Level]) -> LevelsKept:
     ratios = [value / level.limit for value, level in zip(values, checked, strict=True)]
     worst = int(np.argmax(ratios))
     return LevelsKept(tuple(values), checked[worst], ratios[worst], tuple(shares))
+
+
+def _times(found: Measured, metric: str, levels: Sequence[Level]) -> Floats:
+    """One figure of every request; NaN where it has none."""
+    if metric == "gap":
+        return found.longest
+    if metric == "envelope":
+        slos = [
+            Slo(kind.get("first_token"), background=bool(kind.get("background"))) for kind in found.run.kinds
+        ]
+        names = [str(kind.get("name", "")) for kind in found.run.kinds]
+        first = [promise(levels, name, slo).first_token for name, slo in zip(names, slos, strict=True)]
+        limits = np.array([inf if limit is None else limit for limit in first])[found.run.requests["kind"]]
+        return np.where(found.run.completed(), envelopes(found.run, found.gaps, limits), np.nan)
+    return getattr(found.latencies, metric)  # type: ignore[no-any-return]
 
 
 def _statistic(name: str, values: Floats, weights: Integers) -> float:

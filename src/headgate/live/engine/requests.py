@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from headgate.core.durations import duration
 from headgate.core.errors import InputError
-from headgate.core.request import MOST_TENANTS, OTHER_TENANTS, Slo
+from headgate.core.request import MOST_TENANTS, NO_SLO, OTHER_TENANTS, Slo
 from headgate.live.engine.process import LOG
-from headgate.live.engine.settings import CLIENTS_MAY, WARM_UP, Promise, Settings
+from headgate.live.engine.settings import CLIENTS_MAY, NO_PROMISE, WARM_UP, Promise, Settings
 
 LONGEST_TEXT = 64  # characters of a value
 LOOKED_AT = 16  # parameters of one request whose names are checked for spelling
@@ -41,7 +41,6 @@ IGNORED: Counter[str] = Counter()  # parameters that were ignored in this proces
 MADE_UP: set[str] = set()  # classes of this process that no setting declares
 TENANTS: set[str] = set()  # of this process, `MOST_TENANTS` at most
 NOTHING = RequestTerms()
-NO_PROMISE = Promise()
 WARMING = RequestTerms(WARM_UP, Slo(background=True))
 
 
@@ -52,8 +51,7 @@ def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> Reques
     There is no parameter for a weight: it comes from the class, or where the engine orders requests by
     priority from that.
     """
-    promised = Slo(settings.ttft, settings.within(settings.tbt))
-    default = RequestTerms(slo=promised) if settings.ttft or settings.tbt else NOTHING
+    default = RequestTerms(slo=settings.common) if settings.common != NO_SLO else NOTHING
     if not extra_args:
         return default
     known = sum(word in extra_args for word in WORDS)
@@ -77,11 +75,7 @@ def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> Reques
 def _promised(extra_args: Mapping[str, Any], own: Promise, settings: Settings) -> Slo:
     first = _read(extra_args, TTFT, settings, lambda value, all: _seconds(value, all.floor.ttft))
     between = _read(extra_args, TBT, settings, lambda value, all: _seconds(value, all.shortest_claim))
-    return Slo(
-        first or own.ttft or settings.ttft,
-        settings.within(between or own.tbt or settings.tbt),
-        weight=own.weight,
-    )
+    return settings.promise(own, first, between)
 
 
 def _background(extra_args: Mapping[str, Any], own: Promise) -> Slo:

@@ -14,20 +14,25 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, field_validator, model_validator
 
 from headgate.core.errors import InputError
+from headgate.core.request import GAP, Slo
 from headgate.live.engine.process import LOG
 from headgate.live.files import read_regular
 from headgate.settings_base import (
+    ALSO_GAPS,
+    BETWEEN,
     Delay,
     Seconds,
     Setting,
     SettingsModel,
     Switch,
     Weight,
+    check_promises,
     check_worth,
     checked,
     declared,
     parameters,
     parse_toml,
+    promised,
     underscored,
 )
 
@@ -42,7 +47,6 @@ MayBe = Literal[
 CLIENTS_MAY: tuple[MayBe, ...] = get_args(MayBe)
 
 PANEL = "headgate"  # in --help
-BETWEEN = ("itl", "tpot")  # other names of the promise of every gap; the second until 0.3, with a warning
 DEFAULT = "auto (default): keep, which without promises is eb+"
 MOST_DELIVERY = 0.2  # of a promise between tokens
 SHORTEST_CLAIM = 0.05  # seconds between tokens, where the operator promises none
@@ -51,20 +55,24 @@ NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
 Name = Annotated[str, Field(strict=True, min_length=1)]
 Mark = Annotated[str, Field(strict=True, min_length=1, max_length=200)]
 Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
-TPOT = "tpot is taken for tbt, every gap between two tokens; it will be the mean of a request: write tbt"
+# until 0.3
+TPOT = "tpot promises the mean of a request; it was taken for tbt, every gap between two tokens: write that"
 
 
 class Promise(SettingsModel):
     """What one class of requests was promised, and what a kept promise is worth beside those of others."""
 
     ttft: Seconds | None = None  # time to first token
-    tbt: Seconds | None = declared(PANEL, "time between tokens", also=BETWEEN)
+    tbt: Seconds | None = declared(PANEL, "time between tokens", also=ALSO_GAPS)
+    tpot: Seconds | None = None
+    envelope: Seconds | None = None
     weight: Weight | None = None  # None: 1, or by the request's priority
     background: Switch = False  # promised nothing, not even what all others are; may be evicted for a promise
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        check_worth(self.weight, self.background, ttft=self.ttft, tbt=self.tbt)
+        check_worth(self)
+        check_promises(self)
         return self
 
 
@@ -72,7 +80,7 @@ class Floor(SettingsModel):
     """The shortest times a request may claim for itself; promises of classes are not cut."""
 
     ttft: Seconds = 0.1
-    tbt: Seconds | None = declared(PANEL, "time between tokens", also=BETWEEN)  # None: see `shortest_claim`
+    tbt: Seconds | None = declared(PANEL, "time between tokens", also=ALSO_GAPS)  # None: see `shortest_claim`
 
 
 class Settings(SettingsModel):
@@ -90,7 +98,11 @@ class Settings(SettingsModel):
         PANEL, "promised time to first token, such as 500ms, unless a request has its own"
     )
     tbt: Seconds | None = declared(
-        PANEL, "promised time between two tokens, such as 100ms, likewise", also=BETWEEN
+        PANEL, "promised time between any two tokens, such as 100ms, likewise", also=ALSO_GAPS
+    )
+    tpot: Seconds | None = declared(PANEL, "instead: promised mean time between the tokens of a request")
+    envelope: Seconds | None = declared(
+        PANEL, "instead: token j is promised at arrival + ttft + j times this"
     )
     delivery: Delay = declared(
         PANEL, "of each promise between tokens, kept for the way from engine to client (default: 20ms)", 0.02
@@ -122,6 +134,32 @@ class Settings(SettingsModel):
             raise ValueError(f"{WARM_UP} is the class of requests that warm a server up; take another name")
         return classes
 
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        check_promises(self)
+        return self
+
+    def promise(self, own: Promise, first: float | None = None, gap: float | None = None) -> Slo:
+        """What a class is promised: by its request, itself, or all; as the engine must keep it."""
+        slo = promised(own, weight=own.weight)
+        if gap is not None:
+            slo = slo._replace(between_tokens=gap, between_kind=GAP)
+        elif slo.between_tokens is None:
+            slo = slo._replace(between_tokens=self._slo.between_tokens, between_kind=self._slo.between_kind)
+        first = first or slo.first_token or self.ttft
+        if slo.between_kind == GAP:
+            return slo._replace(first_token=first, between_tokens=self.within(slo.between_tokens))
+        return slo._replace(first_token=first)
+
+    @cached_property
+    def _slo(self) -> Slo:
+        return promised(self)
+
+    @cached_property
+    def common(self) -> Slo:
+        """What requests without a class are promised."""
+        return self.promise(NO_PROMISE)
+
     def within(self, promise: float | None) -> float | None:
         """The gap that the engine must keep so that clients see the promised one.
 
@@ -136,21 +174,23 @@ class Settings(SettingsModel):
 
         The shortest gap among those that decode limits the steps of all. Found once: classes may be many.
         """
-        promised = (self.tbt, *(promise.tbt for promise in self.classes.values()))
-        return self.floor.tbt or min((gap for gap in promised if gap), default=SHORTEST_CLAIM)
+        limits = (promised(words).between_tokens for words in (self, *self.classes.values()))
+        return self.floor.tbt or min((limit for limit in limits if limit), default=SHORTEST_CLAIM)
 
     def tightest(self) -> float:
-        """The shortest gap that the engine must keep for any request; infinite where none is promised."""
-        promised = (self.tbt, *(promise.tbt for promise in self.classes.values()))
-        return min((self.within(gap) or inf for gap in promised), default=inf)
+        """The shortest gap that the engine must keep for any request; infinite where none is promised.
+
+        Policies keep a promised mean and an envelope gap by gap.
+        """
+        promises = (self.common, *(self.promise(own) for own in self.classes.values()))
+        return min((slo.between_tokens or inf for slo in promises), default=inf)
 
     def gaps_promised(self) -> str | None:
-        """The setting by which a gap between tokens is promised to any request; None where none is."""
-        if self.tbt:
-            return "tbt"
-        for name, promise in self.classes.items():
-            if promise.tbt:
-                return f"tbt of class {name}"
+        """The setting by which a time between tokens is promised to any request; None where none is."""
+        for name, own in (("", self), *self.classes.items()):
+            for word in BETWEEN:
+                if getattr(own, word):
+                    return f"{word} of class {name}" if name else word
         if "tbt" in self.clients_may:
             return 'clients_may = ["tbt"]'
         name, words = self.named()
@@ -183,6 +223,9 @@ class Settings(SettingsModel):
         return name, {**own, **self.set, **inline}
 
 
+NO_PROMISE = Promise()
+
+
 # -- where they stand
 
 
@@ -211,14 +254,20 @@ def merge(words: dict[str, Any], over: object, flag: str) -> Settings:
         if "policy" in upper:
             merged.pop("set", None)
         merged |= upper
-    return checked(Settings, merged, _fields)
+    settings = checked(Settings, merged, _fields)
+    tables: list[tuple[str, Settings | Promise]] = [("", settings), *settings.classes.items()]
+    for name, own in tables:
+        if own.envelope and not (own.ttft or settings.ttft):  # the one may be in the file, the other a flag
+            of = f"classes.{name}: " if name else ""
+            raise InputError(f"{of}envelope begins where the first token is due; give ttft too")
+    return settings
 
 
 def check_words(words: dict[str, Any], where: str) -> dict[str, Any]:
     """The same words with underscores, or one line that says which is wrong and where it stands."""
     words = underscored(words, where)
     checked(Settings, words, _fields, where, written=True)
-    tables = (words, words.get("floor", {}), *words.get("classes", {}).values())
+    tables = (words, *words.get("classes", {}).values())
     if any("tpot" in table for table in tables):
         LOG.warning("headgate: %s%s", where, TPOT)
     return Settings.renamed(words)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any, ClassVar, NamedTuple
 
 from headgate.core.build import mypyc_attr, quick
 from headgate.core.plan import Plan
 from headgate.core.policy import End, Observer, Steps
-from headgate.core.request import Request
+from headgate.core.request import ENVELOPE, GAP, Request, Slo
 from headgate.live.engine.events import CAUSES, RAISED, LiveObserver
 
 STATES = ("waiting", "prefilling", "decoding")
@@ -30,6 +31,7 @@ BY_CLASS = PROMISES, EVICTIONS, TENANT_TOKENS = (
 )
 QUEUE = "headgate_queue"
 DELIVERIES = 4096.0  # of decodes, with which what was measured of their drafts loses half its weight
+GONE_AT_MOST = 64  # entries of requests that left, beside those of as many as are here
 MOST_GAPS = 1000  # that are remembered, each shorter than the one before it
 
 
@@ -234,15 +236,100 @@ class Tally(LiveObserver):
         self.lost["gone"] += tokens
 
 
+class Envelope:
+    """When the tokens of one request are due: token j at `start` + j x `pace`."""
+
+    __slots__ = ("joined", "late", "number", "pace", "request", "start", "tokens")
+
+    def __init__(self, start: float, pace: float, request: Request | None = None) -> None:
+        self.start, self.pace = start, pace
+        self.request = request  # where it knows its tokens better: drafts bring several at once
+        self.tokens = 0  # until it joined those that share the tick
+        self.joined = self.number = 0
+        self.late = False
+
+    def token(self, now: float) -> None:
+        """One that came to it alone."""
+        if now > self.start + self.pace * self.tokens:
+            self.late = True
+        self.tokens += 1
+
+
+def envelope_of(slo: Slo, arrival: float, request: Request | None = None) -> Envelope | None:
+    """None where no envelope was promised."""
+    if slo.between_kind != ENVELOPE or slo.between_tokens is None or slo.first_token is None:
+        return None
+    return Envelope(arrival + slo.first_token, slo.between_tokens, request)
+
+
+class Envelopes:
+    """Finds late tokens of requests that share the tick; nothing is done for each token.
+
+    At tick n, which ended at e, a request is late if e - pace x n exceeds start + pace x (its token - n).
+    That does not change as long as it gets a token with every tick: requests of one pace wait in a heap.
+    """
+
+    def __init__(self) -> None:
+        self._tick = self._numbers = 0
+        self.here: dict[int, Envelope] = {}
+        self._heaps: dict[float, list[tuple[float, int]]] = {}
+
+    def join(self, envelope: Envelope) -> None:
+        """From the next tick on it gets a token with the others."""
+        self.leave(envelope)
+        self._numbers += 1
+        envelope.number, envelope.joined = self._numbers, self._tick
+        self.here[envelope.number] = envelope
+        heap = self._heaps.setdefault(envelope.pace, [])
+        if len(heap) > 2 * len(self.here) + GONE_AT_MOST:
+            heap[:] = [entry for entry in heap if entry[1] in self.here]
+            heapify(heap)
+        heappush(heap, (self._bound(envelope, envelope.tokens - 1), envelope.number))
+
+    def leave(self, envelope: Envelope) -> None:
+        if envelope.number:
+            del self.here[envelope.number]
+            envelope.tokens += self._tick - envelope.joined
+            envelope.number = 0
+
+    def ticked(self, ends: Sequence[float]) -> None:
+        for end in ends:
+            self._ticked(end)
+
+    def _ticked(self, end: float) -> None:
+        if not self.here:
+            return
+        self._tick += 1
+        for pace, heap in self._heaps.items():
+            height = end - pace * self._tick
+            while heap and heap[0][0] < height:
+                _, number = heappop(heap)
+                envelope = self.here.get(number)
+                if envelope is None:
+                    continue
+                # Its handle may be a tick ahead where steps overlap
+                known = 0 if envelope.request is None else envelope.request.generated - 2
+                if end > envelope.start + pace * known:
+                    envelope.late = True
+                else:
+                    heappush(heap, (self._bound(envelope, known), number))
+
+    def _bound(self, envelope: Envelope, token: int) -> float:
+        """Where `token` is the one that comes, or came, with the newest tick."""
+        return envelope.start + envelope.pace * (token - self._tick)
+
+
 class ServedRequest:
     """What the tally of classes must know of a request that is here."""
 
-    __slots__ = ("between", "broken", "first", "fresh", "last", "since", "waits")
+    __slots__ = ("began", "between", "broken", "envelope", "first", "fresh", "last", "since", "waits")
 
-    def __init__(self, between: float) -> None:
+    def __init__(self, between: float, envelope: Envelope | None) -> None:
         self.between = between  # the longest gap it was promised
+        self.envelope = envelope
         self.waits = True
         self.first = False  # its first token has come
+        self.began = 0.0  # when that was
         self.broken = False  # a gap was longer than promised
         self.fresh = False  # its next token is its first with the others, or its first after a pause
         self.last = 0.0  # when its newest token came, as long as it does not share the tick
@@ -265,6 +352,7 @@ class ClassTally(Observer):
         self._here: dict[int, ServedRequest] = {}
         self._fresh: list[ServedRequest] = []
         self._tick = 0.0  # when decodes last got their tokens
+        self._envelopes = Envelopes()
         self._shortest = inf  # gap that was ever promised
         # Gaps too long for one promise or another, and when they ended: each is longer than all later ones.
         self._gaps: list[float] = []
@@ -286,10 +374,12 @@ class ClassTally(Observer):
     # -- requests
 
     def arrived(self, request: Request, now: float) -> None:
-        between = request.slo.between_tokens
-        if between is not None and between < self._shortest:
-            self._shortest = between
-        self._here[request.id] = ServedRequest(inf if between is None else between)
+        slo, between = request.slo, inf
+        if slo.between_tokens is not None and slo.between_kind == GAP:
+            between = slo.between_tokens
+            if between < self._shortest:
+                self._shortest = between
+        self._here[request.id] = ServedRequest(between, envelope_of(slo, request.arrival, request))
         self._waiting[request.kind] = self._waiting.get(request.kind, 0) + 1
 
     def admitted(self, request: Request, now: float) -> None:
@@ -304,6 +394,7 @@ class ClassTally(Observer):
             return
         if not seen.first:
             seen.first = True
+            seen.began = now
             if request.slo.first_token is not None:
                 self._promise(request, "ttft", now - request.arrival <= request.slo.first_token)
             if request.tenant:
@@ -311,6 +402,9 @@ class ClassTally(Observer):
         elif now - seen.last > seen.between:
             seen.broken = True
         seen.last = now
+        if seen.envelope is not None:
+            seen.envelope.tokens = request.generated - 1
+            seen.envelope.token(now)
         self._join(seen)
 
     def resumed(self, request: Request, now: float) -> None:
@@ -346,8 +440,17 @@ class ClassTally(Observer):
             if promise is not None and (how is End.REFUSED or now - request.arrival > promise):
                 self._promise(request, "ttft", False)
             return
-        if request.slo.between_tokens is not None:
+        slo = request.slo
+        if slo.between_tokens is None:
+            pass
+        elif slo.between_kind == GAP:
             self._promise(request, "tbt", not seen.broken)
+        elif seen.envelope is not None:
+            self._promise(request, "envelope", not seen.envelope.late)
+        else:
+            last, gaps = request.last_token, request.generated - 1
+            mean = (last - seen.began) / gaps if last is not None and gaps > 0 else 0.0
+            self._promise(request, "tpot", mean <= slo.between_tokens)
         if request.tenant:
             self._serve(request.tenant, "output", request.generated)
 
@@ -357,6 +460,8 @@ class ClassTally(Observer):
         ends = steps.ends
         if not steps.decodes:
             return
+        if self._envelopes.here:
+            self._envelopes.ticked(ends)
         if self._shortest == inf:  # no gap was ever promised
             self._tick = ends[-1]
             return
@@ -386,7 +491,9 @@ class ClassTally(Observer):
         gap_ends.append(end)
 
     def _join(self, seen: ServedRequest) -> None:
-        """From the next step on it gets a token with the others; only promises of gaps need to know."""
+        """From the next step on it gets a token with the others; only some promises need to know."""
+        if seen.envelope is not None:
+            self._envelopes.join(seen.envelope)
         if seen.between < inf and not seen.fresh:
             seen.fresh = True
             self._fresh.append(seen)
@@ -394,6 +501,8 @@ class ClassTally(Observer):
     def _pause(self, seen: ServedRequest) -> None:
         """It no longer shares the tick."""
         seen.fresh = False
+        if seen.envelope is not None:
+            self._envelopes.leave(seen.envelope)
         if seen.since < inf:
             later = bisect_right(self._gap_ends, seen.since)
             if later < len(self._gaps) and self._gaps[later] > seen.between:

@@ -16,7 +16,7 @@ from typing import Any
 from headgate.core.errors import InputError
 from headgate.core.plan import ALL, Decodes, Plan
 from headgate.core.policy import End, Steps
-from headgate.core.request import Request
+from headgate.core.request import GAP, Request
 from headgate.live.engine.events import RAISED, LiveObserver
 from headgate.live.engine.process import LOG, Background
 from headgate.live.engine.tally import numbers
@@ -108,7 +108,7 @@ class Trace(LiveObserver):
     # -- what it hears
 
     def arrived(self, request: Request, now: float) -> None:
-        self._note("arrived", *ABOUT(request), now, *request.slo[:2], *request.slo[3:])
+        self._note("arrived", *ABOUT(request), now, *request.slo)
 
     def admitted(self, request: Request, now: float) -> None:
         self._note("admitted", request.id, now)
@@ -160,6 +160,8 @@ def _line(event: str, values: tuple[Any, ...]) -> str:
     named = {"event": event, **dict(zip(FIELDS[event], values, strict=True))}
     if event == "steps" and not named["queries"]:
         del named["queries"]
+    if event == "arrived" and named["between_kind"] == GAP:
+        del named["between_kind"]
     if event == "plan":  # JSON has no word for numbers that are none
         gauges = numbers(values[-1]).items()
         named["gauges"] = {name: value if math.isfinite(value) else None for name, value in gauges}

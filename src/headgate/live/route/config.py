@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
@@ -27,7 +27,7 @@ from headgate.core.errors import InputError, first_fault
 from headgate.core.request import Slo
 from headgate.estimators.traffic import WindowRate
 from headgate.live.files import read_regular
-from headgate.settings_base import Weight, check_worth, seconds
+from headgate.settings_base import Weight, check_promises, check_worth, promised, seconds
 
 log = logging.getLogger("headgate.route")
 
@@ -294,23 +294,23 @@ class Class(ConfigTable):
     tokens: Count | None = None  # a minute, prompts and outputs together
     priority: Annotated[int, Field(strict=True, ge=-1000, le=1000)] = 0
     ttft: Seconds | None = None  # promised from arrival here to the first token
-    tbt: Seconds | None = None  # promised between two tokens
+    tbt: Seconds | None = None  # promised between any two tokens, or instead:
+    tpot: Seconds | None = None  # their mean in a request
+    envelope: Seconds | None = None  # token j at arrival + ttft + j times this
     weight: Annotated[Weight, Field(allow_inf_nan=False)] | None = None
     background: Switch = False  # promised nothing
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        check_worth(self.weight, self.background, ttft=self.ttft, tbt=self.tbt)
+        check_worth(self)
+        check_promises(self)
+        if self.envelope and not self.ttft:
+            raise ValueError("envelope begins where the first token is due; give ttft too")
         return self
 
-    @property
+    @cached_property
     def slo(self) -> Slo:
-        return _slo(self.ttft, self.tbt, self.weight, self.background)
-
-
-@lru_cache
-def _slo(ttft: float | None, tbt: float | None, weight: float | None, background: bool) -> Slo:
-    return Slo(ttft, tbt, weight=weight, background=background)
+        return promised(self, weight=self.weight, background=self.background)
 
 
 class Tenants(ConfigTable):

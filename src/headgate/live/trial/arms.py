@@ -24,12 +24,14 @@ from headgate.live.engine.policy import check_policy
 from headgate.live.engine.settings import Settings, check_words, merge, read_file
 from headgate.live.files import read_regular
 from headgate.live.vllm import VLLM
+from headgate.settings_base import BETWEEN
 
 URL = re.compile(r"https?://\S+")
 LABELLED = re.compile(r"([^=:/]{1,40})=(.+)", re.DOTALL)
 AS_IS = "as is"  # the arm that the file itself says
 MOST_ARMS = 6
-PROMISES = ("ttft", "tbt", "classes", "floor", "delivery", "clients_may")  # must be the same for all arms
+# must be the same for all arms
+PROMISES = ("ttft", *BETWEEN, "classes", "floor", "delivery", "clients_may")
 ENDINGS = (".toml", ".json")
 BACK = "the server is back at its settings"
 LEFT = "the settings file is left as it was edited"

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from headgate.core.policy import COMPLETE, End, Observer, Steps
-from headgate.core.request import MEAN, NO_SLO, Request, Slo
+from headgate.core.request import GAP, MEAN, NO_SLO, Request, Slo
+from headgate.live.engine.tally import Envelope, Envelopes, envelope_of
 from headgate.stats.switchback import State, Sums, bin_of, state_of
 
 
@@ -28,6 +29,7 @@ class SeenRequest:
     newest: float = 0.0  # when its newest token came, where it does not share the engine's tick
     slow: bool = False  # it had a gap longer than promised
     late_before: int = 0  # see `Listener`
+    envelope: Envelope | None = None
 
 
 @dataclass(slots=True)
@@ -173,7 +175,7 @@ class Book:
         promised = slo[:2] != (None, None)
         self.promises = self.promises or promised
         block = self.block_at(at)
-        seen = SeenRequest(kind, slo, at, prompt, block)
+        seen = SeenRequest(kind, slo, at, prompt, block, envelope=envelope_of(slo, at))
         self._inside.add(seen)
         if block is not None:
             block.of(kind).requests += 1
@@ -185,6 +187,8 @@ class Book:
         self._until(at)
         self.waiting -= 1
         seen.first = seen.newest = at
+        if seen.envelope is not None:
+            seen.envelope.token(at)
         if seen.block is not None:
             sums, ttft = seen.block.of(seen.kind), at - seen.at
             sums.ttft += ttft
@@ -197,7 +201,9 @@ class Book:
     def next_token(self, seen: SeenRequest, at: float) -> None:
         """A token of its own, not one that it shares with others."""
         gap, seen.newest = at - seen.newest, at
-        seen.slow = seen.slow or _longer(gap, seen.slo)
+        seen.slow = seen.slow or gap > _promise(seen)
+        if seen.envelope is not None:
+            seen.envelope.token(at)
         self.gaps(seen.kind, gap, at)
 
     def gaps(self, kind: str, seconds: float, at: float, count: int = 1) -> None:
@@ -231,7 +237,8 @@ class Book:
             return
         ttft = None if seen.first is None else seen.first - seen.at
         tpot = (seen.newest - seen.first) / (output - 1) if seen.first is not None and output > 1 else None
-        kept = complete and not seen.slow and _in_time(seen.slo, ttft, tpot)
+        late = seen.slow or (seen.envelope is not None and seen.envelope.late)
+        kept = complete and not late and _in_time(seen.slo, ttft, tpot)
         block.of(seen.kind).kept += kept and seen.slo[:2] != (None, None)
         block.of(seen.kind).failed += not complete
         block.unfinished -= 1
@@ -248,11 +255,6 @@ class Book:
         self._booked = max(at, self._booked)
 
     _booked = 0.0  # until then `_area` is known
-
-
-def _longer(gap: float, slo: Slo) -> bool:
-    """Whether a gap breaks the promise of every gap."""
-    return slo.between_tokens is not None and slo.between_kind != MEAN and gap > slo.between_tokens
 
 
 def _in_time(slo: Slo, ttft: float | None, tpot: float | None) -> bool:
@@ -277,6 +279,7 @@ class Listener(Observer):
         self._ticking: set[int] = set()
         self._tick = 0.0  # when the newest one was
         self._late: dict[float, int] = {}  # by promise: ticks that came later than that
+        self._envelopes = Envelopes()
 
     def arrived(self, request: Request, now: float) -> None:
         self._seen[request.id] = self.book.arrived(now, request.kind, request.slo, request.prompt)
@@ -324,8 +327,11 @@ class Listener(Observer):
         for promise in self._late:
             self._late[promise] += gap > promise
         self._tick = now
+        self._envelopes.ticked((now,))
         for seen in fresh:
             self.book.next_token(seen, now)
+            if seen.envelope is not None:
+                self._envelopes.join(seen.envelope)
             self._steady[seen.kind] = self._steady.get(seen.kind, 0) + 1
             seen.late_before = self._late.setdefault(_promise(seen), 0)
 
@@ -345,13 +351,15 @@ class Listener(Observer):
             return
         self._steady[seen.kind] -= 1
         seen.newest = self._tick
+        if seen.envelope is not None:
+            self._envelopes.leave(seen.envelope)
         seen.slow = seen.slow or self._late[_promise(seen)] > seen.late_before
 
 
 def _promise(seen: SeenRequest) -> float:
     """The longest gap it was promised; infinite where none was."""
     slo = seen.slo
-    return inf if slo.between_tokens is None or slo.between_kind == MEAN else slo.between_tokens
+    return slo.between_tokens if slo.between_tokens is not None and slo.between_kind == GAP else inf
 
 
 def longest_wait(book: Book, block: float) -> bool:

@@ -8,14 +8,16 @@ from shlex import quote
 
 from headgate.advisor.advice import Advice, Advised
 from headgate.advisor.capacity.plan import PolicyRate, apart
-from headgate.advisor.capacity.traffic import promised_gap
+from headgate.advisor.capacity.traffic import promise, promised_gap
 from headgate.advisor.flags import FLAG, WHY, graph_flag, loaded_with, model_of, sglang_words
+from headgate.core.request import Slo
 from headgate.cost.laws.terms import DraftTerms
 from headgate.cost.laws.work import WorkCost
 from headgate.cost.likeness import throughput_error
 from headgate.report import document as doc
 from headgate.report.plans.capacity import apart_said, asked, bar_of, engines_range, left_said, rate_bars
 from headgate.report.plans.flags import UNNAMED, pasted, unnamed
+from headgate.settings_base import BETWEEN
 
 OTHER_DRAFTS = (
     "All rates are simulated with the drafts that --speculate names. headgate plan speculation says whether "
@@ -183,9 +185,10 @@ def serve_line(advice: Advice, each: Advised, model: str) -> doc.Code:
     parts = [f"headgate serve {quote(model)}", *sglang, f"--policy {quote(each.policy)}"]
     parts += [f"--set {quote(f'{key}={value}')}" for key, value in each.settings.items()]
     parts.append(f"--card {quote(advice.start.settings.card)}")
-    for flag, metrics in (("--ttft", ("ttft",)), ("--tbt", ("tbt", "tpot"))):
-        limits = [level.limit for level in advice.levels if level.metric in metrics and not level.kind]
-        parts += [f"{flag} {1000 * min(limits):g}ms"] if limits else []
+    slo = promise([level for level in advice.levels if not level.kind], "", Slo())
+    between = next(word for word, kind in BETWEEN.items() if kind == slo.between_kind)
+    promises = {"ttft": slo.first_token, between: slo.between_tokens}
+    parts += [f"--{word} {1000 * limit:g}ms" for word, limit in promises.items() if limit is not None]
     return pasted([*parts, *_limits(advice, each)])
 
 

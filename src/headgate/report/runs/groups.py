@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from headgate.core.request import MEAN
+from headgate.core.request import ENVELOPE, GAP, MEAN
 from headgate.experiment.fleet import decode_targets
 from headgate.methods.fluid.plan import Path
 from headgate.record.tables import Run
@@ -15,7 +15,7 @@ from headgate.report.charts import COLOURS, Axis, Bar, Bars, Chart, Floats, Mark
 from headgate.report.document import Cell, Figure, Grid, Row, number, percent, row, share, time_unit, valued
 from headgate.report.runs.scenes import compared
 from headgate.report.runs.timeline import engine_name
-from headgate.stats.measured import Measured, between_tokens, by_mean, promised
+from headgate.stats.measured import Measured, between_kind, promised
 from headgate.stats.metrics import Metrics
 
 COLUMNS = 160  # of a picture over time
@@ -42,7 +42,8 @@ def class_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
                 continue
             kind = found.kinds[place]
             promised = ", ".join(map(_promise, (kind.first_token, kind.between_tokens))).replace("-, -", "-")
-            promised += " mean" if kind.between_kind == MEAN and kind.between_tokens is not None else ""
+            if kind.between_kind != GAP and kind.between_tokens is not None:
+                promised += f" {kind.between_kind}"
             times = (kind.ttft.mean.value, kind.ttft.p99, kind.tpot.mean.value, kind.tpot.p99)
             cells = (*(1000 * value for value in times), kind.e2e.mean.value, 1000 * kind.longest_gap)
             good = share(kind.goodput.share.value if kind.goodput else np.nan)
@@ -289,6 +290,8 @@ NOTE = (
     "every promise; requests that were refused, or left, did not. Tokens in time: requests with every gap "
     "between two tokens within the promise, or their mean where TPOT was promised."
 )
+DUE = "Where an envelope was promised: requests with token j by the promised TTFT and j times the envelope."
+BETWEEN = {GAP: "gaps", MEAN: "TPOT", ENVELOPE: "envelope"}
 
 
 def promise_panel(runs: Mapping[str, Measured]) -> Iterator[Grid]:
@@ -296,24 +299,27 @@ def promise_panel(runs: Mapping[str, Measured]) -> Iterator[Grid]:
     rows = [line for name, found in runs.items() for line in _rows(name, found)]
     if rows:
         head = compared(found.run for found in runs.values()).head
-        yield Grid("", (head, "class", *HEADS), tuple(rows), (NOTE,))
+        due = any(between_kind(kind) == ENVELOPE for found in runs.values() for kind in found.run.kinds)
+        yield Grid("", (head, "class", *HEADS), tuple(rows), (NOTE, DUE) if due else (NOTE,))
 
 
 def _rows(name: str, found: Measured) -> Iterator[Row]:
     promises, latencies = found.promises, found.latencies
     if promises is None:
         return
-    paces = between_tokens(found.run, latencies, found.longest)
     for position, kind in enumerate(found.run.kinds):
         mine = (found.run.requests["kind"] == position) & found.window.keep & promises.judged
         if not promised(kind) or not mine.any():
             continue
         first, between = kind.get("first_token"), kind.get("between_tokens")
         both = float(promises.met[mine].mean())
-        limits = (within("TTFT", first), within("TPOT" if by_mean(kind) else "gaps", between))
+        limits = (within("TTFT", first), within(BETWEEN[between_kind(kind)], between))
         kept = Cell("yes", tone="words good") if both >= KEPT else Cell("no", tone="words bad")
         cells = (kept, valued(percent(both), 100 * both), Cell(", ".join(filter(None, limits)), tone="words"))
-        in_time = (_in_time(latencies.ttft[mine], first, 0.0), _in_time(paces[mine], between, 1.0))
+        in_time = (
+            _in_time(latencies.ttft[mine], first, 0.0),
+            _in_time(found.between_tokens[mine], between, 1.0),
+        )
         yield row(name, str(kind.get("name") or "all"), *cells, *in_time, int(mine.sum()))
 
 

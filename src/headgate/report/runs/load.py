@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from headgate.core.request import GAP, MEAN
 from headgate.record.tables import Integers
 from headgate.report.charts import HIGHEST, LOG, LOWEST, TAIL, Axis, Chart, Floats, Mark, Series, distribution
 from headgate.report.document import Cell, Figure, Grid, Row, interval, number, row, share, time_unit
 from headgate.report.runs.scenes import AT_ONCE, CLIENTS, POLICIES, RATE, Scene
 from headgate.stats.figures import Estimate, Spread
-from headgate.stats.measured import Measured, by_mean
+from headgate.stats.measured import Measured, between_kind
 from headgate.stats.metrics import Metrics
 
 Read = Callable[[Metrics], Estimate]
@@ -168,21 +169,21 @@ def _per_request(field: str) -> Callable[[Measured], Pooled]:
 REQUESTS, TOKENS = "share of requests", "share of tokens"
 
 
-def _between(kind: dict[str, Any], mean: bool) -> object:
-    """The promise between tokens, where it is about the mean, or about every gap."""
-    return kind.get("between_tokens") if by_mean(kind) == mean else None
+def _between(kind: dict[str, Any], of: str) -> object:
+    """The promise between tokens, where it is of this kind."""
+    return kind.get("between_tokens") if between_kind(kind) == of else None
 
 
 LATENCIES = (
     Latency("TTFT", "Time to first token", lambda kind: kind.get("first_token"), REQUESTS,
             _per_request("ttft"),
             "Further left is sooner; where a curve crosses 99 % is its p99."),
-    Latency("ITL", "Time between two tokens", lambda kind: _between(kind, False), TOKENS,
+    Latency("ITL", "Time between two tokens", lambda kind: _between(kind, GAP), TOKENS,
             lambda found: Pooled(found.gap_sample.values, found.gap_sample.weights),
             "A step to the right near the top is a pause that few tokens, but many users, meet."),
     Latency("E2E", "From sending to the last token", lambda kind: None, REQUESTS, _per_request("e2e"),
             "All of it together; long outputs make the upper end."),
-    Latency("TPOT", "Time per output token", lambda kind: _between(kind, True), REQUESTS,
+    Latency("TPOT", "Time per output token", lambda kind: _between(kind, MEAN), REQUESTS,
             _per_request("tpot"),
             "The pace at which a request's text appears, on average."),
 )  # fmt: skip

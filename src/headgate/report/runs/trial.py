@@ -7,13 +7,13 @@ from math import ceil, isfinite
 
 import numpy as np
 
-from headgate.core.request import MEAN, Slo
+from headgate.core.request import Slo
 from headgate.live.trial.arms import Arm
 from headgate.live.trial.findings import ArmFound, Findings, by_round
 from headgate.live.trial.trial import Outcome
 from headgate.report import document as doc
 from headgate.report.charts import Axis, Chart, Series
-from headgate.report.runs.groups import within
+from headgate.report.runs.groups import BETWEEN, within
 from headgate.stats.switchback import (
     CANNOT_TELL,
     FEWEST_ROUNDS,
@@ -117,8 +117,8 @@ def _promised(promises: Mapping[str | None, Slo]) -> str:
     """By class, where there are several; requests may bring others along."""
     parts = []
     for kind, slo in promises.items():
-        between = "TPOT" if slo.between_kind == MEAN else "gaps"
-        limits = filter(None, (within("TTFT", slo.first_token), within(between, slo.between_tokens)))
+        between = within(BETWEEN[slo.between_kind], slo.between_tokens)
+        limits = filter(None, (within("TTFT", slo.first_token), between))
         name = "" if len(promises) == 1 else f"{kind or 'others'}: "
         parts.append(name + (", ".join(limits) or "none"))
     return "; ".join(parts) or "none"
