@@ -1,4 +1,4 @@
-"""Random parameters for RAD, Sarathi, SLAI, look-ahead, keep and SGLang in the small worlds of the tests."""
+"""Random parameters for RAD, Sarathi, SLAI and others in the small worlds of the tests."""
 
 from __future__ import annotations
 
@@ -75,3 +75,37 @@ def draw_sglang(draw: st.DrawFn, engine: Engine) -> BatchPolicy:
     words["order"] = draw(st.sampled_from(["fcfs", "lpm"]), label="order")
     budget = draw(st.integers(1, engine.batch_tokens + slots), label="budget")
     return BATCH["sglang"](slots=slots, budget=budget, **words)
+
+
+PACED = ("keep", "ppas", "prefill-interval", "fairbatching", "qoserve")
+
+
+def draw_paced(draw: st.DrawFn, name: str, slots: int, engine: Engine, cost: StepCost) -> BatchPolicy:
+    """Caps of a few tokens, intervals of a few steps; promises of a few steps, or impossible ones."""
+    if name == "keep":
+        return draw_keep(draw, slots, engine, cost)
+    if name in ("fairbatching", "qoserve"):
+        return draw_slack(draw, name, slots, engine, cost)
+    words: dict[str, Any] = {"order": draw(st.sampled_from(["arrival", "shortest", "vtc"]), label="order")}
+    if name == "ppas":
+        words["cap"] = draw(st.sampled_from([1, 7, 40]), label="cap")
+        words["prompts"] = draw(st.integers(1, 3), label="prompts")
+    else:
+        words["interval"] = draw(st.integers(1, 5), label="interval")
+    budget = draw(st.integers(slots, engine.batch_tokens + slots), label="budget")
+    return BATCH[name](slots=slots, budget=budget, **words)
+
+
+def draw_slack(draw: st.DrawFn, name: str, slots: int, engine: Engine, cost: StepCost) -> BatchPolicy:
+    words: dict[str, Any] = {"ttft": draw(st.sampled_from([0.5, 6.0, 60.0]), label="ttft")}
+    words["tbt"] = draw(st.sampled_from([0.7, 4.0, 15.0]), label="tbt")
+    words["trust"] = draw(st.sampled_from([0.5, 1.0]), label="trust")
+    words["ahead"] = draw(st.booleans(), label="ahead")
+    if name == "fairbatching":
+        words["hold"] = draw(st.booleans(), label="hold")
+        words["order"] = draw(st.sampled_from(["arrival", "shortest", "deadline", "vtc"]), label="order")
+    else:
+        words["alpha"] = draw(st.sampled_from([0.0, 0.008, 0.5]), label="alpha")
+        words["relegate"] = draw(st.booleans(), label="relegate")
+    budget = draw(st.integers(slots, engine.batch_tokens + slots), label="budget")
+    return BATCH[name](slots=slots, budget=budget, cost=cost, **words)

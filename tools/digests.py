@@ -52,6 +52,7 @@ def policies(at: World) -> list[BatchPolicy]:
         made("slai", slots, budget),
         made("eb+", slots, budget),
         made("keep", slots, budget),
+        made("qoserve", slots, budget),
     ]
 
 

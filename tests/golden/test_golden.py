@@ -80,16 +80,21 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "sglang:flags": {"clip": 30, "mixed_chunk": True, "prefill_decode_interval": 1, "interval_min_bs": 3},
     "keep": {"ttft": 12.0, "tbt": 4.0},
     "keep:tight": {"ttft": 6.0, "tbt": 2.0, "patience": 0.0},
+    "fairbatching": {"ttft": 4.0, "tbt": 1.5},
+    "qoserve": {"ttft": 6.0, "tbt": 1.5},
+    "ppas": {"cap": 24},
+    "prefill-interval": {"interval": 3},
 }
+NEWER = ("fairbatching", "qoserve", "ppas", "prefill-interval")
 CASES = [(policy, world) for policy in PARAMETERS for world in WORLDS]
 
 
 def make(name: str, engine: Engine) -> BatchPolicy:
     parameters = dict(PARAMETERS[name], slots=SLOTS)
     known = "eb" if name in ("eb-1", "eb-2", "eb-4") else name.partition(":")[0]
-    if known in ("mixed", "sarathi", "sarathi-spf", "slai", "look-ahead", "eb+", "keep", "sglang"):
+    if known in ("mixed", "sarathi", "sarathi-spf", "slai", "look-ahead", "eb+", "keep", "sglang", *NEWER):
         parameters["budget"] = engine.batch_tokens
-    if known in ("slai", "wait", "nested-wait", "eb-online", "eb+", "keep"):
+    if known in ("slai", "wait", "nested-wait", "eb-online", "eb+", "keep", "fairbatching", "qoserve"):
         parameters["cost"] = COST
     return BATCH[known](**parameters)
 
@@ -156,8 +161,9 @@ def test_the_worlds_are_what_they_say():
             for batch in batches(*one("lengths", policy))
             for id, first, _ in batch.chunks
         )
-    # eb-1, eb-4 and mixed under other names; where memory suffices looking ahead changes nothing; eb+ mixes
-    alike = {"v0", "request-level", "sarathi", "look-ahead", "eb+"}
+    # eb-1, eb-4 and mixed under other names; where memory suffices looking ahead changes nothing; eb+ mixes,
+    # and fairbatching, where no decode can wait
+    alike = {"v0", "request-level", "sarathi", "look-ahead", "eb+", "fairbatching"}
     assert len({schedule(policy, "saturated").split("\n", 1)[1] for policy in PARAMETERS}) == len(
         PARAMETERS
     ) - len(alike)

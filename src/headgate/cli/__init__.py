@@ -40,6 +40,7 @@ COMMANDS = {
     "calibrate": "Measure how long steps take on your GPU and write a cost card.",
     "report": "Show runs in one HTML file that needs nothing but a browser.",
     "sweep": "Run a grid of settings, policies and seeds on all cores.",
+    "leaderboard": "Compare policies by several promises, with the bound.",
     "plan": "Plan thresholds, flags of vLLM or SGLang, capacity and fleets.",
     "card": "Derive a cost card without measuring; list and show cards.",
 }

@@ -110,6 +110,11 @@ class ManyEngines(SettingsModel):
     outages: str | None = declared(
         FLEET, "engines that fail or drain, ENGINE:START:END[:drain] with commas between (default: none)"
     )
+    autoscale: str | None = declared(
+        FLEET,
+        "engines start and stop, at most --engines: plan, queue, load or fixed, with settings, such as "
+        "plan:floor=2,start=90s,target=0.7 (default: all serve)",
+    )
     prompt_price: NotNegative | None = declared(
         FLEET, "of a prompt token, for plans and revenue (default: 1)"
     )
@@ -237,7 +242,7 @@ MAKE_LENGTHS = ("prompt", "output", "workload", "prompt_law", "output_law", "sha
 MAKE_SESSIONS = ("shared_prefix", "turns", "think")
 ABOUT_TRACES = ("format", "columns", "times", "spread_ticks", "slice", "scale_rate", "skip_bad_rows", "sort")
 HAND_OVER = ("transfer_delay", "kv_bytes", "bandwidth", "send_time")
-ABOUT_FLEETS = ("router", "routers", "set_router", "outages", *HAND_OVER)
+ABOUT_FLEETS = ("router", "routers", "set_router", "outages", "autoscale", *HAND_OVER)
 LOADS = ("clients", "rate", "all_at_once")
 AT_ONCE = "all-at-once"
 OWN = {"shape": "gamma", "sigma": "lognormal", "spread": "uniform"}  # a parameter belongs to one length law

@@ -67,6 +67,10 @@ BATCH: Names[BatchPolicy] = Names(
         "look-ahead": "mixed.lookahead:LookAhead",
         "sglang": "sglang:SGLang",
         "keep": "keep.policy:Keep",
+        "fairbatching": "slack:FairBatching",
+        "qoserve": "slack:QoServe",
+        "ppas": "mixed.paced:Ppas",
+        "prefill-interval": "mixed.paced:PrefillInterval",
     }
 )
 

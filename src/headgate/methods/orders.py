@@ -164,6 +164,53 @@ class EarliestDeadline(ShortestPrompt):
         return (request.arrival + promise - self._pace * uncached(request), request.arrival, request.id)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class DeadlineAndLength(PromptOrder):
+    """By the time a first token is due plus `alpha` seconds for each prompt token (QoServe).
+
+    Requests that would be late even if they started now come after all others, in the same order. `promise`
+    is for requests that were promised nothing, `pace` the seconds a prompt token takes; 0: none is ever late.
+    """
+
+    blocked: ClassVar[Until] = EACH_STEP  # requests become late as time passes
+
+    def __init__(self, promise: float, pace: float, alpha: float) -> None:
+        self._promise, self._pace, self._alpha = promise, pace, alpha
+        self._in_time, self._late = _Sorted(self.key), _Sorted(self.key)
+        self._by_start = _Sorted(self._start)
+
+    def add(self, request: Request) -> None:
+        self._in_time.add(request)
+        if self._pace > 0:
+            self._by_start.add(request)
+
+    def drop(self, request: Request) -> None:
+        self._in_time.drop(request)
+        self._late.drop(request)
+        self._by_start.drop(request)
+
+    def due(self, request: Request) -> float:
+        """When its first token was promised."""
+        promise = request.slo.first_token
+        return request.arrival + (self._promise if promise is None else promise)
+
+    def key(self, request: Request) -> Key:
+        return (self.due(request) + self._alpha * uncached(request), request.arrival, request.id)
+
+    def _start(self, request: Request) -> Key:
+        return (self.due(request) - self._pace * uncached(request), request.arrival, request.id)
+
+    def _ids(self, view: View) -> Iterator[int]:
+        """Time does not go back, so a request that was once late stays so."""
+        for id in list(self._by_start.ids(most=view.now)):
+            request = view.waiting.get(id)
+            if request is not None:
+                self.drop(request)
+                self._late.add(request)
+        yield from self._in_time.ids()
+        yield from self._late.ids()
+
+
 @mypyc_attr(serializable=True)
 class _Sorted:
     """Requests sorted by a key that never changes: a bisection when one comes or goes, nothing else."""
@@ -436,7 +483,7 @@ class LeastServed(PromptOrder):
         return self._queues.ids(view.waiting)
 
 
-ORDERS = ("arrival", "shortest", "priority", "deadline", "fair")
+ORDERS = ("arrival", "shortest", "priority", "deadline", "fair", "vtc")
 
 
 def order_of(owner: str, name: str, ageing: float, promise: float, pace: float) -> PromptOrder:
@@ -453,7 +500,7 @@ def order_of(owner: str, name: str, ageing: float, promise: float, pace: float) 
         return ByPriority(ageing)
     if name == "deadline":
         return EarliestDeadline(promise, pace, ageing)
-    if name == "fair":
+    if name in ("fair", "vtc"):
         return LeastServed()
     raise unknown(f"order of {owner}", name, ORDERS)
 

@@ -322,14 +322,15 @@ class LevelsKept(NamedTuple):
     shares: tuple[float, ...]  # of requests (of gaps, for tbt) within each limit
 
 
-def measure(run: Run, levels: Sequence[Level]) -> LevelsKept:
+def measure(run: Run | Measured, levels: Sequence[Level]) -> LevelsKept:
     """Every level that is checked, over the requests that are neither warm-up nor cool-down.
 
     Requests that never got a token, or never ended, count as infinitely late; those that no engine of this
     size can serve are left out.
     """
     checked = [level for level in levels if level.statistic]
-    found = Measured(run)
+    found = Measured.of(run)
+    run = found.run
     keep = found.window.keep & ~unservable_rows(run)
     values, shares = [], []
     for level in checked:
@@ -349,6 +350,15 @@ def measure(run: Run, levels: Sequence[Level]) -> LevelsKept:
     ratios = [value / level.limit for value, level in zip(values, checked, strict=True)]
     worst = int(np.argmax(ratios))
     return LevelsKept(tuple(values), checked[worst], ratios[worst], tuple(shares))
+
+
+def requests_kept(found: Measured, levels: Sequence[Level]) -> Flags:
+    """Requests that were served to their end within each of these limits; `tbt`: with every gap."""
+    met = found.run.completed()
+    for level in levels:
+        times = _times(found, "gap" if level.metric == "tbt" else level.metric, levels)
+        met = met & ~(_of_kind(found.run, level.kind) & (times > level.limit))
+    return met
 
 
 def _times(found: Measured, metric: str, levels: Sequence[Level]) -> Floats:

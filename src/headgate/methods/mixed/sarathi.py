@@ -10,7 +10,7 @@ from headgate.core.view import View
 from headgate.methods.mixed.mixed import NONE_WAITS, Mixed
 from headgate.methods.orders import entering, order_of, share
 
-KNOWN_ORDERS = ("arrival", "shortest", "priority", "fair")
+KNOWN_ORDERS = ("arrival", "shortest", "priority", "fair", "vtc")
 
 
 class Sarathi(Mixed):
@@ -22,7 +22,7 @@ class Sarathi(Mixed):
         slots: requests that may hold KV at once (the papers run 128).
         budget: tokens in one step, decodes included (the papers run 512).
         order: "arrival", "shortest" (prompt first), "priority" (then shortest) or "fair" (the tenant served
-            least first).
+            least first, which is VTC's; `vtc` is the same).
         ageing: tokens by which a prompt counts as shorter with every second it waits; 0: none, and nothing
             bounds the wait of a long prompt. A tenth of the prefill rate is a good value.
         watermark: share of the KV that must stay free when a prompt enters.
@@ -39,9 +39,9 @@ class Sarathi(Mixed):
     ) -> None:
         super().__init__(slots, budget)
         if order not in KNOWN_ORDERS:
-            raise unknown("order of sarathi", order, KNOWN_ORDERS)
-        self.order = order_of("sarathi", order, ageing, promise=1.0, pace=0.0)
-        self.watermark = share("sarathi", "watermark", watermark)
+            raise unknown(f"order of {self.name}", order, KNOWN_ORDERS)
+        self.order = order_of(self.name, order, ageing, promise=1.0, pace=0.0)
+        self.watermark = share(self.name, "watermark", watermark)
 
     def arrived(self, request: Request, now: float) -> None:
         self.order.add(request)

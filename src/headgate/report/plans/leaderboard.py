@@ -1,0 +1,183 @@
+"""`leaderboard`: a table per promise with bars and the bound, and the same page as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headgate.advisor.leaderboard import FAIR_AT, LOADS, Board, Line, Standing, gain, standing
+from headgate.report import document as doc
+from headgate.report.charts import Bar, Bars, Mark
+from headgate.stats.figures import Estimate
+
+WIDTH = 8  # characters of a bar that reaches the bound
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+_SHOWN = ", ".join(f"{load:.2f}" for load in LOADS)
+CAPACITY = (
+    "Capacity: the highest load that keeps the promise, in percent of λ*, the rate that no policy exceeds. "
+    "100: at λ* the run ended before the policy fell behind. In brackets the difference from {baseline}, "
+    "paired by seed; = is no significant difference (95 %; with one seed there is no interval)"
+)
+KEPT = (
+    f"Kept: the share of requests that were kept all of the promise, in percent, at {_SHOWN} of λ*; then "
+    f"that share among the longest quarter of prompts over the shortest quarter's, at {FAIR_AT:.2f}"
+)
+NO_RANK = "There is no overall rank: which promise and which traffic are yours decides."
+Lines = Mapping[tuple[str, str], Sequence[Line]]
+
+
+def leaderboard_page(board: Board, lines: Lines, policies: Sequence[str], command: Sequence[str]) -> doc.Page:
+    """Of these policies all that the lines know."""
+    traces = [name for name in board.settings.traces if any((policy, name) in lines for policy in policies)]
+    bounds = {
+        name: next(rows[0]["bound"] for (_, own), rows in lines.items() if own == name) for name in traces
+    }
+    sections = [doc.Section("", (_facts(board, lines, bounds),))]
+    for promise, levels in board.promises.items():
+        tables = {
+            key: standing(rows, promise)
+            for key, rows in lines.items()
+            if key[1] in traces and promise in rows[0]["ratio"]
+        }
+        blocks = (
+            _capacity(board, tables, policies, bounds),
+            _bars(tables, policies, bounds),
+            _kept(tables, policies, bounds),
+        )
+        said = "; ".join(str(level) for level in levels)
+        sections.append(doc.Section(f"{promise}: {said}", blocks))
+    cells, whole = len(lines), len(policies) * len(board.settings.traces)
+    verdict = f"Policies: {len(policies)}, traces: {len(traces)}. {NO_RANK}"
+    notes = [CAPACITY.format(baseline=board.settings.baseline), KEPT]
+    notes += [f"{whole - cells} of {whole} cells have no lines yet"] if cells < whole else []
+    about = (
+        f"card {board.settings.card}, {board.settings.slots} slots, {board.settings.budget:,} tokens a step"
+    )
+    return doc.plan_page("Leaderboard", about, verdict, sections, notes, command)
+
+
+def _facts(board: Board, lines: Lines, bounds: Mapping[str, float]) -> doc.Facts:
+    every = [line for rows in lines.values() for line in rows]
+    sizes = sorted({f"{line['requests']:,}" for line in every})
+    seeds = sorted({len({line["seed"] for line in rows}) for rows in lines.values()})
+    versions = sorted({line["version"] for line in every})
+    facts = {
+        "λ*, requests/s": ", ".join(f"{name} {doc.number(bound)}" for name, bound in bounds.items()),
+        "Requests a run": " or ".join(sizes),
+        "Seeds": " or ".join(map(str, seeds)),
+        "Runs": f"{len(every):,}, {sum(line['cpu_seconds'] for line in every) / 60:.0f} minutes of one core",
+        "Version": f"headgate {', '.join(versions)}",
+    }
+    return doc.Facts.of(facts)
+
+
+def _capacity(
+    board: Board,
+    found: Mapping[tuple[str, str], Standing],
+    policies: Sequence[str],
+    bounds: Mapping[str, float],
+) -> doc.Grid:
+    baseline = board.settings.baseline
+    rows = []
+    for policy in policies:
+        cells = []
+        for trace in bounds:
+            mine, base = found.get((policy, trace)), found.get((baseline, trace))
+            if mine is None:
+                cells.append(doc.Cell("-"))
+                continue
+            share = mine.capacity.value
+            change = "" if base is None or policy == baseline else f" ({_change(gain(mine, base))})"
+            cells.append(doc.valued(f"{100 * share:.1f}{change}", share))
+        rows.append(doc.row(policy, *cells))
+    return doc.Grid("Capacity", ("policy", *bounds), tuple(rows))
+
+
+def _change(found: Estimate) -> str:
+    if found.value != found.value:
+        return "-"
+    if found.low is not None and found.high is not None and found.low <= 0 <= found.high:
+        return "="
+    return f"{100 * found.value:+.1f} %"
+
+
+def _kept(
+    found: Mapping[tuple[str, str], Standing], policies: Sequence[str], bounds: Mapping[str, float]
+) -> doc.Grid:
+    rows = []
+    for policy in policies:
+        cells = []
+        for trace in bounds:
+            mine = found.get((policy, trace))
+            if mine is None:
+                cells.append(doc.Cell("-"))
+                continue
+            shares = " ".join(f"{100 * mine.kept[load]:.0f}" for load in LOADS)
+            fair = "" if mine.long_to_short is None else f" · {mine.long_to_short:.2f}"
+            cells.append(doc.valued(shares + fair, mine.kept[FAIR_AT]))
+        rows.append(doc.row(policy, *cells))
+    return doc.Grid("Kept", ("policy", *bounds), tuple(rows))
+
+
+def _bars(
+    found: Mapping[tuple[str, str], Standing], policies: Sequence[str], bounds: Mapping[str, float]
+) -> doc.Drawn:
+    """On a page only: bars with their intervals, and the bound as a line."""
+
+    def drawn() -> list[doc.Figure]:
+        figures = []
+        for trace, bound in bounds.items():
+            mine = {policy: found[policy, trace] for policy in policies if (policy, trace) in found}
+            items = [
+                Bar(policy, (("", "c0", bound * each.capacity.value),), *_ends(each.capacity, bound))
+                for policy, each in mine.items()
+            ]
+            chart = Bars("load that keeps the promise", "requests/s", items, Mark("λ*", bound))
+            figures.append(chart.figure(trace, "How close each comes to λ*; the thin line is the interval."))
+        return figures
+
+    return doc.Drawn(drawn)
+
+
+def _ends(found: Estimate, scale: float) -> tuple[float | None, float | None]:
+    return (
+        None if found.low is None else scale * found.low,
+        None if found.high is None else scale * found.high,
+    )
+
+
+def bar(share: float) -> str:
+    """A bar of block characters; dots up to the bound."""
+    eighths = max(0, min(8 * WIDTH, round(8 * WIDTH * share)))
+    blocks = EIGHTHS[8] * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")
+    return blocks.ljust(WIDTH, "·")
+
+
+# -- Markdown
+
+RESULTS = "<!-- results: made by headgate leaderboard --page -->"
+
+
+def into_markdown(page: doc.Page, before: str) -> str:
+    """A text with the tables of a page below its line `RESULTS`; what stood there goes."""
+    (chapter,) = page.chapters
+    parts = [before.partition(RESULTS)[0] + RESULTS, f"{chapter.verdict} {doc.sentence(page.about)}"]
+    parts.append("\n".join(f"- {note}" for note in chapter.notes))
+    for section in chapter.sections:
+        if section.title:
+            parts.append(f"## By {section.title}")
+        for block in section.blocks:
+            if isinstance(block, doc.Facts):
+                parts.append("\n".join(f"- {name}: {text}" for name, text in block.rows))
+            elif isinstance(block, doc.Grid):
+                parts.append(_table(block, bars=block.title == "Capacity"))
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(grid: doc.Grid, bars: bool) -> str:
+    """Policies as code; `bars` stand for shares of the bound."""
+
+    def said(cell: doc.Cell) -> str:
+        return f"{bar(cell.value)} {cell.text}" if bars and cell.value is not None else cell.text
+
+    rows = [[f"`{row[0].text}`", *map(said, row[1:])] for row in grid.rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [grid.heads, ["---"] * len(grid.heads), *rows])

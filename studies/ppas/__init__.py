@@ -1,0 +1,1 @@
+"""P-PAS's published results on derived cards."""
