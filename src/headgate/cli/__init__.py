@@ -36,6 +36,8 @@ COMMANDS = {
     "trial": "Compare policies on a running server, by turns.",
     "trace": "Read the step trace of a live engine and say what happened.",
     "route": "Route requests to several vLLM servers; OpenAI-compatible.",
+    "predict": "Predict TTFT and TPOT for llm-d's router from a card.",
+    "watch": "Say how many engines a fleet needs, for an autoscaler.",
     "top": "Show a router or an engine live: load, promises, errors.",
     "calibrate": "Measure how long steps take on your GPU and write a cost card.",
     "report": "Show runs in one HTML file that needs nothing but a browser.",
@@ -47,7 +49,7 @@ COMMANDS = {
 
 
 # A command's module has its name, but for these.
-HOMES = {"advise": "plan", "calibrate": "card", "reproduce": "report", "warm-up": "serve"}
+HOMES = {"watch": "predict", "advise": "plan", "calibrate": "card", "reproduce": "report", "warm-up": "serve"}
 HOMES |= dict.fromkeys(("compare", "demo", "sweep"), "simulate")
 
 

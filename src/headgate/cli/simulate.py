@@ -37,6 +37,7 @@ Examples:
   headgate simulate --policy mixed --trace azure-conv --scale-rate 3
   headgate simulate --workload geometric --prompt 256 --output 128 --rate 12 --ttft 500ms --tpot 50ms
   headgate simulate --engines 16 --router power-of-two --trace azure-conv --scale-rate 30
+  headgate simulate --engines 8 --autoscale plan:start=90s --trace azure-conv --scale-rate 10
   headgate simulate --engines 4 --router split:prefill=1 --rate 60 --prompt 512 --output 256
   headgate simulate experiment.toml --policy v0 --json -
 """
@@ -116,8 +117,12 @@ def _report(
     show(page.chapters[0], say)
     if extrapolated := warning(found.run):
         show(f"note: {extrapolated}", say)
+    more: dict[str, Any] = {} if found.fleet is None else {"fleet": found.fleet.as_dict()}
+    if scaled := found.run.meta.get("autoscale"):
+        more["autoscale"] = scaled
+        hours, least, most = scaled["engine_hours"], scaled["least"], scaled["most"]
+        print(f"autoscale {scaled['rule']}: {hours:.2f} engine-hours, {least} to {most} engines", file=say)
     print(f"run folder: {folder}", file=say)
-    more = {} if found.fleet is None else {"fleet": found.fleet.as_dict()}
     json, report = outputs
     output.save_page(page, report, say)
     output.write_json(json, {**bench_result(found, detailed), "headgate": found.metrics.as_dict(), **more})

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from headgate.cost.laws.terms import HostTerms
 
+Counts = NDArray[np.float64]  # of tokens or requests, one for each of many steps
 LARGEST = 1e6  # of any coefficient, in seconds: no step takes days, and no sum overflows
 
 
@@ -81,6 +82,25 @@ class StepCost(ABC):
         contexts = (context + decodes * np.arange(steps, dtype=np.int64)).astype(np.float64)
         found: NDArray[np.float64] = np.maximum(fixed + per_context * contexts, self.decode_floor(decodes))
         return found
+
+    def many(
+        self, decodes: Counts, context: Counts, prefill: Counts, behind: Counts, prompts: Counts
+    ) -> NDArray[np.float64]:
+        """Steps of many shapes, none of them empty; each step's `prompts` share its prefill and behind alike.
+
+        Where the law goes by chunk, all of a step's chunks are priced as `prompts` times the mean one.
+        """
+        taken = np.empty(len(decodes))
+        for row, (running, read, tokens, before, parts) in enumerate(
+            zip(decodes, context, prefill, behind, prompts, strict=True)
+        ):
+            chunks: tuple[Chunk, ...] = ()
+            if self.by_chunk and tokens:
+                count = min(max(round(parts), 1), max(int(tokens), 1))
+                each = [int(tokens) * (i + 1) // count - int(tokens) * i // count for i in range(count)]
+                chunks = tuple(Chunk(int(before) // count, part) for part in each)
+            taken[row] = self.seconds(Shape(int(running), int(read), int(tokens), int(before), chunks))
+        return taken
 
     def unhosted(self) -> StepCost:
         """The same without the host: what the GPU alone takes."""

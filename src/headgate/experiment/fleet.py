@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import ceil, isfinite
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,12 @@ from headgate.methods.fluid.flows import Flow, Instance, TokenPrices, pace_of
 from headgate.methods.fluid.plan import FluidPlan, Path, fluid_path
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.make import router_settings
+from headgate.methods.scaling import FIXED, Scaling, work_of
 from headgate.methods.split.staffing import best_split
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine, Speculation
 from headgate.sim.engine.simulator import PATIENT_DOG
+from headgate.sim.fleet.autoscale import FleetScaler
 from headgate.sim.fleet.fleet import NO_TIME, FleetSimulator
 from headgate.sim.fleet.lagged import Lagged
 from headgate.sim.fleet.outage import Outage
@@ -73,6 +75,7 @@ class FleetSetup:
     asynchronous: bool = False
     outages: tuple[Outage, ...] = ()
     lock_step: bool = False  # the engines are ranks that step together, without a router
+    scaling: Scaling | None = None  # engines start and stop; `engines` are the most there may be
 
     def router(
         self, name: str, settings: dict[str, Any], workload: Workload, seed: int = 0
@@ -90,6 +93,11 @@ class FleetSetup:
             raise InputError(
                 f"router {name} keeps a slot for a prompt beside a decode, the engine has one; raise "
                 "--slots, or choose a router such as least-loaded"
+            )
+        if self.scaling is not None and not router.sends_at_once:
+            raise InputError(
+                f"router {name} plans for a fixed number of engines; drop --autoscale, or choose a router "
+                "such as least-loaded"
             )
         return router, values
 
@@ -136,6 +144,7 @@ class FleetSetup:
             watchdog=self.watchdog,
             progress=progress,
         )
+        scaler = None if self.scaling is None else self._scaler(fleet, workload, self.scaling)
         outcome = outcome_of(fleet.run)
         meta: dict[str, Any] = {
             "driver": "fleet",
@@ -146,6 +155,7 @@ class FleetSetup:
             "roles": [member.role for member in fleet.dispatch.roster.replicas],
             "transfer": self.transfer._asdict(),
             **({"outages": [outage._asdict() for outage in self.outages]} if self.outages else {}),
+            **({"autoscale": scaler.about()} if scaler else {}),
             "prices": {"prompt": self.prices.prompt, "output": self.prices.output},
             **cache_record([station.replica for station in fleet.stations]),
             **described(workload),
@@ -153,6 +163,19 @@ class FleetSetup:
             "outcome": outcome,
         }
         return Run(meta, **by_tenant(fleet.recorder.tables(), workload, fleet.arrivals.rows))
+
+    def _scaler(self, fleet: FleetSimulator, workload: Workload, scaling: Scaling) -> FleetScaler:
+        """Begins with the engines that the plan wants for the first requests, whatever the rule."""
+        if workload.clients.any() or workload.closed:
+            raise InputError("--autoscale needs arrivals per second; give --rate or a trace with times")
+        engine = self.engine
+        seconds = work_of(engine.cost, engine.running, engine.batch_tokens, engine.kv_tokens)
+        first = workload.arrival - workload.arrival[0] < scaling.span
+        outputs = np.minimum(workload.output, workload.limit)[first]
+        each = seconds(float(workload.prompt[first].mean()), float(outputs.mean()))
+        begin = ceil(float(first.sum()) / scaling.span * each / scaling.target)
+        begin = scaling.ceiling if scaling.rule == FIXED else begin
+        return FleetScaler(fleet, scaling, seconds, workload, begin)
 
     def _run_ranks(
         self,

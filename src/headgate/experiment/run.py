@@ -35,6 +35,7 @@ from headgate.experiment.build import (
 from headgate.experiment.fleet import FleetSetup, outcome_of, prices_of, transfer_time
 from headgate.experiment.settings import Experiment, at_once, renamed_promise, without_clients
 from headgate.methods.make import make_policy, router_parameters, split_name
+from headgate.methods.scaling import read_scaling
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
@@ -113,6 +114,7 @@ class Prepared:
             asynchronous=self.asynchronous,
             outages=parse_outages(words.outages, words.engines),
             lock_step=words.lock_step,
+            scaling=read_scaling(words.autoscale, words.engines) if words.autoscale else None,
         )
 
     def maker(self, name: str, settings: dict[str, Any]) -> Maker:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from headgate.core.build import mypyc_attr
 from headgate.cost.laws.linear import CompiledCost, LinearCost
 from headgate.cost.laws.terms import DecodeTerms, DraftTerms, HostTerms, MixedTerms, PrefillTerms, WorkTerms
-from headgate.cost.model import Chunk, Shape
+from headgate.cost.model import Chunk, Counts, Shape
 
 __all__ = ["WorkCost", "WorkTerms", "experts_met"]
 
@@ -113,6 +113,38 @@ class WorkCost(CompiledCost):
             return spent
         requests = decodes + (len(parts) or 1)
         return max(spent, self.terms.host_prompts + self._launch(requests, decodes * self.width + prefill))
+
+    def many(
+        self, decodes: Counts, context: Counts, prefill: Counts, behind: Counts, prompts: Counts
+    ) -> NDArray[np.float64]:
+        terms = self.terms
+        tokens = decodes * self.width + prefill
+        some, both = prefill > 0, (prefill > 0) & (decodes > 0)
+        parts = np.maximum(prompts, 1.0)
+        whole = np.maximum(np.ceil(tokens / terms.tile) * terms.tile, terms.least_tokens)
+        spent = terms.constant + terms.per_token * whole + terms.per_decode * decodes
+        if terms.per_expert:
+            spent = spent + terms.per_expert * experts_met(tokens, terms.experts, terms.experts_per_token)
+        spent = spent + terms.per_context * (context + behind)
+        pairs = prefill * (behind + prefill / 2) / parts
+        spent = spent + some * (
+            terms.prompt_constant + terms.per_attention * pairs + (terms.per_prompt * parts)
+        )
+        meeting = prefill * decodes / np.maximum(decodes + prefill, 1.0)
+        spent = spent + both * (
+            terms.mixed_constant
+            + terms.mixed_per_decode * decodes
+            + terms.mixed_per_context * context
+            + terms.per_meeting * meeting
+        )
+        spent = spent + (decodes > 0) * (self._drafts[0] + self._drafts[1] * decodes)
+        if not self._hosted:
+            return np.asarray(spent, dtype=np.float64)
+        launch = terms.host_constant + terms.host_per_request * (decodes + some * parts)
+        launch = launch + some * terms.host_prompts
+        if terms.graph:
+            launch = launch + terms.host_ungraphed * (tokens > terms.graph)
+        return np.asarray(np.maximum(spent, launch), dtype=np.float64)
 
     def decode_line(self, decodes: int) -> tuple[float, float]:
         line = self._lines.get(decodes)

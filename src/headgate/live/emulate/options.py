@@ -1,4 +1,4 @@
-"""Options of an emulator, each declared once; `headgate emulate` derives its flags from them."""
+"""Options of an emulator and of a predictor, each declared once; commands derive their flags from them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from headgate.methods.latency import KINDS
 from headgate.settings_base import (
     Count,
     Delay,
     NotNegative,
     Positive,
+    Seconds,
     SettingsModel,
     Switch,
     Tokens,
@@ -18,6 +20,7 @@ from headgate.settings_base import (
 )
 
 ENGINE, SERVER, OUTPUT, FAULTS, KV = "Engine", "Server", "Answers", "Faults", "KV transfer"
+TRAFFIC = "Traffic"
 MIB = 1024 * 1024
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
@@ -128,3 +131,32 @@ class Options(SettingsModel):
         if self.hold and not self.virtual:
             raise ValueError("--hold is for a virtual clock; add --virtual or drop it")
         return self
+
+
+class PredictOptions(SettingsModel):
+    """All that can be said of a predictor."""
+
+    card: str = declared(ENGINE, "cost card: a name (see `headgate doctor`) or a file", "cal-h200-qwen3-8b")
+    policy: str = declared(ENGINE, f"what schedules the engines: {', '.join(KINDS)}", "mixed")
+    slots: Count | None = declared(ENGINE, "requests at once, vLLM's max_num_seqs (default: 256)")
+    budget: Count | None = declared(
+        ENGINE, "tokens in one step, vLLM's max_num_batched_tokens (default: 8192)"
+    )
+    kv_tokens: Count | None = declared(ENGINE, "KV memory in tokens (default: the card's)")
+    tbt: Seconds = declared(ENGINE, "with --policy keep: the promised gap (default: 100ms)", 0.1)
+    asynchronous: Switch | None = declared(
+        ENGINE,
+        "engines compose a step while the one before runs (default: where the card has a host)",
+        flag="--asynchronous/--no-asynchronous",
+    )
+    prompt: Tokens = declared(TRAFFIC, "mean prompt tokens, until rows tell", 1000.0)
+    output: Tokens = declared(TRAFFIC, "mean output tokens", 200.0)
+    streaming: Switch = declared(
+        TRAFFIC,
+        "llm-d's router runs with streamingMode; else it reads ttft_ms as the time of the whole answer",
+        True,
+        flag="--streaming/--no-streaming",
+    )
+    host: str = declared(SERVER, "address to listen on", "127.0.0.1")
+    port: Port = declared(SERVER, "port; 0: any free one", 8001)
+    body_limit: Count = declared(SERVER, "bytes of one body; beyond, 413", 8 * MIB)

@@ -27,6 +27,7 @@ from headgate.core.errors import InputError, first_fault
 from headgate.core.request import Slo
 from headgate.estimators.traffic import WindowRate
 from headgate.live.files import read_regular
+from headgate.methods.scaling import read_scaling
 from headgate.settings_base import Weight, check_promises, check_worth, promised, seconds
 
 log = logging.getLogger("headgate.route")
@@ -401,6 +402,20 @@ class Health(ConfigTable):
     eject: Seconds = 30.0
 
 
+class ScalingTable(ConfigTable):
+    """How many engines are asked for in headgate_engines_needed; see `methods.scaling`."""
+
+    card: str | None = None  # cost card of the engines (default: that of [router])
+    model: str | None = None  # label of the gauge (default: the card's model)
+    budget: Count | None = None  # tokens in one step of an engine
+    rule: str = "plan"  # RULE:NAME=VALUE,... as for headgate simulate --autoscale
+
+    @model_validator(mode="after")
+    def _is_a_rule(self) -> Self:
+        read_scaling(self.rule)
+        return self
+
+
 class GateConfig(ConfigTable):
     """What a gate is told, whatever brings the requests: its router policy, the classes, their queues."""
 
@@ -451,6 +466,7 @@ class Config(GateConfig):
     kv: Kv = Kv()
     discovery: Discovery = Discovery()
     health: Health = Health()
+    scaling: ScalingTable | None = None
 
     @property
     def fewest_slots(self) -> int:
@@ -487,6 +503,8 @@ class Config(GateConfig):
         _distinct("engine", [each.url for each in self.engines])
         if not self.engines and not self.discovery.file and not self.discovery.dns:
             raise ValueError("no engines; give --engine URL, an [[engines]] table or [discovery]")
+        if self.scaling is not None and not (self.scaling.card or self.router.card):
+            raise ValueError("[scaling] needs the speed of the engines; give it a card, or [router] one")
         front = self.front
         if bool(front.tls_cert) != bool(front.tls_key):
             raise ValueError("tls_cert and tls_key go together; give both")
@@ -635,6 +653,7 @@ def changes(old: Config, new: Config) -> Changes:
                 "kv",
                 "discovery",
                 "health",
+                "scaling",
             )
             if getattr(old, table) != getattr(new, table)
         ),

@@ -35,6 +35,7 @@ from headgate.live.route.request import (
     telling,
 )
 from headgate.live.route.view.feed import Feed, only_own_page
+from headgate.live.scaling import GAUGE
 
 if TYPE_CHECKING:
     from headgate.live.route.server import RouterApp
@@ -505,5 +506,8 @@ def measure(app: RouterApp) -> None:
     metrics.set("connections", app.server.open.held)
     metrics.set("refused_connections", app.server.refused)
     metrics.estimate.set(app.service.estimates.error)
+    if app.scaling is not None:
+        for pool, made in app.scaling.decisions().items():
+            metrics.set(GAUGE, made.engines, model=app.scaling.model, pool=pool)
     for name, value in app.gate.gauges().items():
         metrics.set("router_value", value, name=name)

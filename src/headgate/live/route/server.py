@@ -32,6 +32,8 @@ from headgate.live.route.observe import JsonLines, RouterMetrics, refusal_record
 from headgate.live.route.replicas import ReplicaStore
 from headgate.live.route.request import BodyBytes, RefusedError, Shares, request_id
 from headgate.live.route.view.router import RouterView
+from headgate.live.scaling import ANY, PoolScaling
+from headgate.methods.scaling import DECODE, PREFILL, Seen, read_scaling
 
 app_log = logging.getLogger("headgate.route")
 LAST_WORDS = 2.0  # seconds at the end: for clients to read their error, and for KV to be released
@@ -62,6 +64,8 @@ class RouterApp:
         self.draining = False
         self.replaced = False  # another process has the listening sockets, this one serves what it has
         self.replicas: ReplicaStore | None = None
+        self.scaling: PoolScaling | None = None
+        self._ended, self._ended_tokens = 0, 0  # requests that brought output, and its tokens
         self._changing = asyncio.Lock()  # one change of the engines at a time
         self._runners: list[web.BaseRunner] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -78,6 +82,7 @@ class RouterApp:
         if self.config.replicas.store is not None:
             self.replicas = ReplicaStore(self.config.replicas, self)
             await self.replicas.start()
+        self.scaling = self._make_scaling(self.config)
         await self._listen()
         for line in self.config.doubts(self.keys.names):
             app_log.warning("%s", line)
@@ -189,6 +194,31 @@ class RouterApp:
             self.watch.drop(gone)
             self.gate.retire(gone.id)
 
+    # -- how many there should be
+
+    def _make_scaling(self, config: Config) -> PoolScaling | None:
+        table = config.scaling
+        if table is None:
+            return None
+        roles = [
+            self.gate.roster.member(each.id).role for each in self.upstreams.values() if not each.retired
+        ]
+        pools = {ANY: len(roles)}
+        if PREFILL in roles:
+            pools = {PREFILL: roles.count(PREFILL), DECODE: len(roles) - roles.count(PREFILL)}
+        card = table.card or config.router.card
+        assert card is not None  # the configuration was checked
+        rule = read_scaling(table.rule)
+        return PoolScaling(rule, card, config.fewest_slots, table.budget, table.model, pools)
+
+    def _look_at_load(self, now: float) -> None:
+        if self.scaling is None or not self.scaling.due(now):
+            return
+        service, loads = self.service, [each.load for each in self.upstreams.values() if not each.retired]
+        seen = Seen(service.came, service.came_tokens, self._ended, self._ended_tokens)
+        waiting = len(self.gate.roster.waiting) + sum(load.waiting for load in loads)
+        self.scaling.look(now, seen, waiting, sum(load.running for load in loads))
+
     # -- while it runs
 
     async def reload(self) -> list[str]:
@@ -201,6 +231,7 @@ class RouterApp:
                 if not engines:
                     raise InputError("no engine would be left; keep at least one")
                 self.policy.check(new, len(engines))
+                self._make_scaling(new)
                 for spec in engines:
                     engine_key(spec)
             except InputError as error:
@@ -223,6 +254,8 @@ class RouterApp:
         self._set_engines(engines)
         if old.router != new.router or old.classes != new.classes:
             self.policy.swap(new, len(engines), self.gate)
+        if old.scaling != new.scaling or old.router != new.router:
+            self.scaling = self._make_scaling(new)
         self.metrics.reloads.labels("done").inc()
 
     async def _follow(self) -> None:
@@ -245,6 +278,7 @@ class RouterApp:
             self.access_log.flush()
             self.trace.flush()
             self.view.sample(self.now())
+            self._look_at_load(self.now())
             self.connections.forget_idle()
             self.server.cut_hung_up()
 
@@ -295,6 +329,8 @@ class RouterApp:
         if job.output or job.counted:
             ended.prompt_tokens.inc(job.prompt)
             ended.output_tokens.inc(job.output)
+            self._ended += 1
+            self._ended_tokens += job.output
             if job.tenant:
                 self.metrics.served(job.tenant, job.prompt, job.output)
         if job.kind.ttft is not None and job.asked.stream:

@@ -42,6 +42,7 @@ WAKE: Final = 1
 TIMER: Final = 2
 LANDS: Final = 3
 OUTAGE: Final = 4
+CALL: Final = 5
 DECODE: Final = Stage.DECODE
 PREFILL: Final = Stage.PREFILL
 NO_TIME = Transfer()
@@ -136,6 +137,11 @@ class FleetSimulator:
         self._lobby = Ledger(self.stations[0].replica.ledger.limits, 0)  # whose handles wait at no engine
         self._outages = bool(outages)
         self._schedule_outages(outages)
+
+    def at(self, time: float, call: Callable[[], None]) -> None:
+        """Call it then: for what opens and closes engines while they run."""
+        self._outages = True
+        self._push(time, CALL, call)
 
     def _schedule_outages(self, outages: Sequence[Outage]) -> None:
         check_outages(outages, len(self.stations))
@@ -309,6 +315,8 @@ class FleetSimulator:
             self._time_is_up(*target)
         elif what == OUTAGE:
             self._outage(target)
+        elif what == CALL:
+            target()
         else:
             self._porter.landed(target)
 

@@ -20,6 +20,7 @@ from headgate.live.route.config import (
     Replicas,
     RouteLimits,
     Router,
+    ScalingTable,
     Tenants,
 )
 
@@ -27,7 +28,7 @@ PAGE = (Path(__file__).parents[4] / "docs" / "route.md").read_text("utf-8")
 TABLES: dict[str, type[ConfigTable]] = {
     "[front]": FrontSettings, "[limits]": RouteLimits, "[router]": Router, "[[classes]]": Class,
     "[[engines]]": EngineAt, "[tenants]": Tenants, "[addresses]": Addresses, "[replicas]": Replicas,
-    "[discovery]": Discovery, "[health]": Health, "[kv]": Kv,
+    "[discovery]": Discovery, "[health]": Health, "[kv]": Kv, "[scaling]": ScalingTable,
 }  # fmt: skip
 
 

@@ -37,10 +37,13 @@ class Service:
         self.budget = RetryBudget(legs.config.limits.retry_share)
         self.splitter = Splitter(gate, upstreams, legs, now)
         self._panics = 0
+        self.came, self.came_tokens = 0, 0  # requests so far, and their prompt tokens
 
     async def serve(self, job: RoutedRequest) -> web.StreamResponse:
         """The answer; raises RefusedError where the router itself answers."""
         self.budget.arrived(job.arrived)
+        self.came += 1
+        self.came_tokens += job.prompt
         if not any(each.up(self.now()) for each in self.upstreams.values()):
             return await self._panic(job)
         ticket = self._arrive(job)

@@ -1,0 +1,154 @@
+"""`headgate watch`: engines' counters, scraped or asked of Prometheus, become `headgate_engines_needed`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from headgate.live.predict import listening, until_stopped
+from headgate.live.route.view.counters import parsed
+from headgate.live.scaling import WatchOptions
+from headgate.methods.scaling import Seen
+
+LOG = logging.getLogger("headgate.watch")
+TIMEOUT = 5.0  # seconds for one answer
+MOST_BYTES = 16 << 20  # of one answer
+STALE = 4  # looks in a row that told nothing, after which we are not healthy
+# What is read, by engine. Either name may be there.
+COUNTERS = {
+    "ended": ("vllm:request_success_total", "sglang:num_requests_total"),
+    "prompt": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
+    "output": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
+}
+GAUGES = {
+    "running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
+    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
+}
+NAMES = {name: field for field, names in (COUNTERS | GAUGES).items() for name in names}
+Readings = dict[str, dict[str, float]]  # engine: field: value
+
+
+class FleetCounters:
+    """Sums of engines that come, go and begin anew: what each gained since it was seen last."""
+
+    def __init__(self) -> None:
+        self._last: Readings = {}
+        self._sums = dict.fromkeys(COUNTERS, 0.0)
+        self._came = 0.0
+
+    def add(self, readings: Readings) -> tuple[Seen, float, float]:
+        """What was seen so far, and the requests that wait and run now."""
+        for engine, now in readings.items():
+            before = self._last.get(engine, now)
+            for name in COUNTERS:
+                gained = now.get(name, 0.0) - before.get(name, 0.0)
+                self._sums[name] += gained if gained >= 0 else now.get(name, 0.0)
+        self._last |= readings
+        waiting, running = (
+            sum(now.get(name, 0.0) for now in readings.values()) for name in ("waiting", "running")
+        )
+        ended, prompts, outputs = (self._sums[name] for name in COUNTERS)
+        self._came = max(self._came, ended + waiting + running)
+        return Seen(self._came, prompts, ended, outputs), waiting, running
+
+
+class Watch:
+    """Looks at the engines every few seconds and shows what follows."""
+
+    def __init__(self, options: WatchOptions, session: aiohttp.ClientSession) -> None:
+        self._options, self._session = options, session
+        self._counters = FleetCounters()
+        self.scaling = options.scaling()
+        self.missed = 0  # looks in a row
+        self.app = web.Application()
+        self.app.router.add_get("/metrics", self._show)
+        self.app.router.add_get("/healthz", self._health)
+
+    async def look(self) -> None:
+        try:
+            readings = await (self._ask() if self._options.prometheus else self._scrape())
+        except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
+            LOG.warning("no metrics: %s %s", type(error).__name__, " ".join(str(error).split())[:200])
+            readings = {}
+        self.missed = 0 if readings else self.missed + 1
+        if readings:
+            self.scaling.look(time.monotonic(), *self._counters.add(readings))
+
+    async def run(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(self.scaling.every)
+
+    async def _scrape(self) -> Readings:
+        """Engines that do not answer are left out: they are starting, or gone."""
+        pages = await asyncio.gather(
+            *(self._get(f"{url.rstrip('/')}/metrics") for url in self._options.engine), return_exceptions=True
+        )
+        readings: Readings = {}
+        for url, page in zip(self._options.engine, pages, strict=True):
+            if isinstance(page, bytes):
+                counts = parsed(page.decode("utf-8", "replace"))
+                found = {NAMES[name]: sum(counts[name].values()) for name in NAMES if name in counts}
+                readings |= {url: found} if found else {}
+        return readings
+
+    async def _ask(self) -> Readings:
+        """One instant query for all of them; an engine is what Prometheus calls an instance."""
+        select = f",{self._options.select}" if self._options.select else ""
+        query = f'{{__name__=~"{"|".join(NAMES)}"{select}}}'
+        url = f"{(self._options.prometheus or '').rstrip('/')}/api/v1/query"
+        answer = json.loads(await self._get(url, {"query": query}))
+        readings: Readings = {}
+        for sample in answer["data"]["result"]:
+            labels, (_, value) = sample["metric"], sample["value"]
+            fields = readings.setdefault(labels["instance"], {})
+            field = NAMES[labels["__name__"]]
+            fields[field] = fields.get(field, 0.0) + float(value)
+        return readings
+
+    async def _get(self, url: str, params: Mapping[str, str] | None = None) -> bytes:
+        limit = aiohttp.ClientTimeout(total=TIMEOUT)
+        async with self._session.get(url, params=params, timeout=limit) as answer:
+            answer.raise_for_status()
+            body = await answer.content.read(MOST_BYTES + 1)
+            while len(body) <= MOST_BYTES and (more := await answer.content.read(MOST_BYTES)):
+                body += more
+        if len(body) > MOST_BYTES:
+            raise ValueError(f"{url} answers with more than {MOST_BYTES >> 20} MiB")
+        return body
+
+    async def _show(self, request: web.Request) -> web.Response:
+        return web.Response(text=self.scaling.text(), content_type="text/plain")
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(status=503 if self.missed >= STALE else 200)
+
+
+@asynccontextmanager
+async def watching(options: WatchOptions) -> AsyncIterator[tuple[Watch, str]]:
+    """A watch for the time of an `async with` block, and the URL of its metrics."""
+    async with aiohttp.ClientSession(trust_env=False) as session:
+        watch = Watch(options, session)
+        async with listening(watch.app, options.host, options.port) as url:
+            yield watch, url
+
+
+def run(options: WatchOptions, say: Callable[[str], None]) -> None:
+    """Watch until a signal."""
+
+    async def serve() -> None:
+        async with watching(options) as (watch, url):
+            say(f"{url}/metrics  headgate_engines_needed of {watch.scaling.model}")
+            looking: asyncio.Task[Any] = asyncio.create_task(watch.run())
+            await until_stopped()
+            looking.cancel()
+
+    asyncio.run(serve())

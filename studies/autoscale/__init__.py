@@ -1,0 +1,1 @@
+"""Engines that start and stop over a day of traffic."""
