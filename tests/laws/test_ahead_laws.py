@@ -14,6 +14,7 @@ from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.asynchronous import Ahead
+from headgate.sim.engine.engine import NEWEST, SHORTEST
 from headgate.sim.engine.simulator import Simulator
 from headgate.stats.gaps import Gaps
 from worlds import POLICIES, TESTING, Log, engines, workloads
@@ -30,8 +31,10 @@ ALL_OF_THEM = POLICIES | TESTING
     engine=engines(),
     workload=workloads(impatient=True, promised=True),
     hosted=st.booleans(),
+    retraction=st.sampled_from([NEWEST, SHORTEST]),
 )
-def test_everybody_is_served_or_leaves(name, data, engine, workload, hosted):
+def test_everybody_is_served_or_leaves(name, data, engine, workload, hosted, retraction):
+    engine = engine._replace(retraction=retraction)
     if hosted:
         engine = engine._replace(cost=WorkCost(GPU, HOST))
     policy = ALL_OF_THEM[name](data.draw, engine)
@@ -60,8 +63,10 @@ def test_everybody_is_served_or_leaves(name, data, engine, workload, hosted):
     engine=engines(),
     workload=workloads(impatient=True, promised=True),
     hosted=st.booleans(),
+    retraction=st.sampled_from([NEWEST, SHORTEST]),
 )
-def test_leases_and_asking_at_every_step_agree(name, data, engine, workload, hosted):
+def test_leases_and_asking_at_every_step_agree(name, data, engine, workload, hosted, retraction):
+    engine = engine._replace(retraction=retraction)
     if hosted:
         engine = engine._replace(cost=WorkCost(GPU, HOST))
     policy = ALL_OF_THEM[name](data.draw, engine)

@@ -235,13 +235,14 @@ class Bench:
         self.sent.update((request.rid, when) for when, request in due)
         due.reverse()
         target = len(self.finished.keys() | self.aborted.keys()) + len(requests)
-        turns = 0
+        turns = idle_turns = 0
 
         def ingest(stop_at_pause: bool = False) -> list[Any]:
-            nonlocal turns
+            nonlocal turns, idle_turns
             turns += 1
             idle = scheduler.is_fully_idle() and not scheduler.result_queue
-            if idle and due and due[-1][0] > self.now:
+            idle_turns = idle_turns + 1 if idle else 0
+            if idle_turns > 1 and due and due[-1][0] > self.now:  # SGLang has noticed that it is idle
                 self.now = due[-1][0]
             new = []
             while due and due[-1][0] <= self.now:

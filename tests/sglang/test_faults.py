@@ -187,6 +187,43 @@ def test_a_request_whose_grammar_is_compiled_joins_while_the_plan_only_decodes()
     assert 9 <= first <= 12
 
 
+@LOOPS
+@pytest.mark.parametrize("policy", [None, "eb:refill=4", "mixed"], ids=["SGLang alone", "eb", "mixed"])
+def test_a_request_whose_adapter_has_no_room_stays_in_the_queue(policy, overlap):
+    """SGLang decides on adapters, with a plan as without: here two of three run at a time, and all end."""
+    size = virtual.engine()
+    bench = (
+        Bench(None, virtual.Line(), overlap=overlap, enable_mixed_chunk=True)
+        if policy is None
+        else virtual.planned(headgate.make_policy(policy, size), overlap=overlap)
+    )
+    scheduler = bench.scheduler
+    scheduler.enable_lora, asked = True, []
+
+    class Manager:  # SGLang's own needs weights; this is its rule
+        def validate_lora_batch(self, names):
+            asked.append(len(names) <= 2)
+            return asked[-1]
+
+    scheduler.tp_worker.model_runner.lora_manager = Manager()
+    own, adapters = scheduler.tp_worker.launched, []
+
+    def launched(batch):
+        adapters.append(len({request.lora_id for request in batch.reqs}))
+        own(batch)
+
+    scheduler.tp_worker.launched = launched
+    pairs = virtual.requests(bench, virtual.workload())
+    for number, (_, request) in enumerate(pairs):
+        request.lora_id = f"adapter {number % 3}"
+    bench.serve(pairs)
+    bench.check_whole()
+    assert len(bench.finished) == 60
+    assert max(adapters) == 2 and not all(asked)
+    if policy is not None:
+        assert scheduler._headgate.fallen is None and not scheduler._headgate.occupied
+
+
 def test_own_policy_gets_the_nearest_plan():
     class Half(headgate.Mixed):
         def plan(self, view):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -76,3 +78,20 @@ def test_seams_of_the_installed_release():
     assert seams.faults(home) == []
     assert seams.problem() is None
     assert seams.doubt() is None
+
+
+def test_our_metrics_are_on_sglangs_page():
+    """SGLang counts the same passes."""
+    script = Path(__file__).with_name("metrics_page.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    ours, theirs = (
+        dict(re.findall(pattern, done.stdout, re.MULTILINE))
+        for pattern in (
+            r'^headgate_steps_total\{engine="0",kind="(\w+)"\} (.+)$',
+            r'^sglang:cuda_graph_passes_total\{.*mode="(\w+)_none".*\} (.+)$',
+        )
+    )
+    assert float(ours["prefill"]) > 10 and float(ours["decode"]) > 10
+    assert {kind: ours[kind] for kind in ("prefill", "decode")} == theirs
+    assert 'headgate_finished_total{engine="0",how="limit"} 30.0' in done.stdout

@@ -14,6 +14,7 @@ from bench import Bench, Step
 import headgate
 from headgate.cost.model import Shape, StepCost
 from headgate.live.sglang.scheduler import HeadgateScheduler
+from headgate.sim.engine.engine import SHORTEST
 
 QUIET = {"policy": "mixed", "watchdog": "1000000000s", "metrics": False}
 
@@ -67,7 +68,8 @@ def planned(policy: Any, mixed: bool = True, observers: tuple[Any, ...] = (), **
 
 
 def engine(slots: int = 16, kv: int = 65536, page: int = 1, budget: int = 512) -> headgate.Engine:
-    return headgate.Engine(Line(), kv, 16384, budget, slots, page, False)
+    """One that retracts as SGLang does."""
+    return headgate.Engine(Line(), kv, 16384, budget, slots, page, False, retraction=SHORTEST)
 
 
 def workload(

@@ -166,8 +166,8 @@ EXAMPLES = """Measure how long steps take on your GPU and write a cost card.
 
 With MODEL, a vLLM engine is started in this process and taken through a grid of
 batch shapes (decodes, prompts, both, changes between them) in some minutes. Or
-take steps that exist: a live trace, saved steps, or what `vllm bench serve
---save-detailed` wrote. Steps are kept beside the card (CARD.steps.npz), also
+take steps that exist: a live trace, saved steps, SGLang's forward passes, or
+what `vllm bench serve --save-detailed` wrote. Steps are kept beside the card (CARD.steps.npz), also
 when the engine dies or you interrupt; --from-steps fits them again.
 
 \b
@@ -178,9 +178,10 @@ Examples:
   headgate calibrate --from-trace serve.jsonl --gpu H200 --out live.json
   headgate calibrate --from-bench result.json --like cal-h200-qwen3-8b
   headgate calibrate --from-bench result.json --like derived:llama-3.1-70b@h100-sxm:tp4
+  headgate calibrate --from-passes passes.jsonl --gpu H200 --out sglang.json
   headgate calibrate --from-steps card.steps.npz --as paper
 """
-FILES = ("--from-trace", "--from-steps", "--from-bench")
+FILES = ("--from-trace", "--from-steps", "--from-bench", "--from-passes")
 GRIDS = ("full", "quick")
 SEARCHED = 3  # passes at most
 PAPER = "paper"
@@ -219,6 +220,7 @@ def calibrate(
     from_trace: Annotated[str | None, _option("a trace of `headgate serve --trace`", FROM)] = None,
     from_steps: Annotated[list[str] | None, _option("CARD.steps.npz, once for each", FROM)] = None,
     from_bench: Annotated[str | None, _option("a `vllm bench serve --save-detailed` result", FROM)] = None,
+    from_passes: Annotated[str | None, _option("SGLang's forward passes, recorded", FROM)] = None,
     like: Annotated[
         str | None, _option("a card of the same engine, for what the file does not say", FROM)
     ] = None,
@@ -237,7 +239,8 @@ def calibrate(
     json: Annotated[str | None, typer.Option(help="quality and steps as JSON, to a file or -")] = None,
 ) -> None:
     """Measure or read, fit, write."""
-    _one_source({"MODEL": model, FILES[0]: from_trace, FILES[1]: from_steps, FILES[2]: from_bench})
+    sources = (from_trace, from_steps, from_bench, from_passes)
+    _one_source({"MODEL": model, **dict(zip(FILES, sources, strict=True))})
     check_json(json)
     if as_form not in (None, PAPER):
         raise unknown("form for --as", str(as_form), (PAPER,))
@@ -251,6 +254,8 @@ def calibrate(
         found = _traced(from_trace, like)
     elif from_bench:
         found = _benched(from_bench, budget, like)
+    elif from_passes:
+        found = _passed(from_passes, like)
     else:
         found = _saved(from_steps or [], like)
     about = replace(found.about, name=name or card.stem, gpu=gpu or found.about.gpu)
@@ -411,6 +416,14 @@ def _benched(file: str, budget: int, like: str | None) -> _MeasuredSteps:
     if words.get("model_id"):
         about = replace(about, model=str(words["model_id"]))
     return _MeasuredSteps(table, replace(about, date=str(words.get("date") or "unknown")), LIMITS)
+
+
+def _passed(file: str, like: str | None) -> _MeasuredSteps:
+    from headgate.live.calibrate.steps import PASS_LIMITS, steps_of_passes
+
+    table = steps_of_passes(file)
+    about = replace(_facts(table, like), source=f"forward passes of SGLang {Path(file).name}")
+    return _MeasuredSteps(table, about, PASS_LIMITS)
 
 
 def _saved(files: list[str], like: str | None) -> _MeasuredSteps:

@@ -1,14 +1,15 @@
-"""`headgate doctor`: what is installed, what is there to choose from, what would run inside vLLM."""
+"""`headgate doctor`: what is installed, what there is to choose from, what would run inside engines."""
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
 import time
 from collections.abc import Collection
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from typing import Annotated, Any
 
@@ -34,20 +35,20 @@ def doctor(
         bool, typer.Option(help="import vLLM and look at what we rely on; takes a while")
     ] = True,
 ) -> None:
-    """Say what is installed, and what would run inside vLLM.
+    """Say what is installed, and what would run inside vLLM and SGLang.
 
     Lists what there is to choose from, also policies and routers of installed packages (entry points
-    headgate.policies, headgate.routers). Exit code 1 when something of vLLM, of the settings or of such a
-    package is not as it should be.
+    headgate.policies, headgate.routers). Exit code 1 when something of an engine, of the settings or of such
+    a package is not as it should be.
 
     Example: headgate doctor --json -
     """
     check_json(json)
-    found = _findings() | {"vllm": checkup(seams)}
+    found = _findings() | {"vllm": checkup(seams), "sglang": sglang_checkup()}
     write_json(json, found)
     if json != "-":
         _print(found)
-    if found["vllm"]["problems"] or found["problems"]:
+    if found["vllm"]["problems"] or found["sglang"]["problems"] or found["problems"]:
         raise typer.Exit(1)
 
 
@@ -55,12 +56,13 @@ def _print(found: dict[str, Any]) -> None:
     print(f"headgate {found['headgate']} ({found['build']}) on Python {found['python']}, {found['machine']}")
     for name, release in found["packages"].items():
         print(f"  {name:18} {release}")
-    vllm = found["vllm"]
-    print("vLLM:")
-    for word in ("version", "command", "seams", "meaning", "settings", "active"):
-        print(f"  {word:18} {vllm[word]}")
-    for problem in vllm["problems"]:
-        print(f"  problem: {problem}")
+    for engine, title in (("vllm", "vLLM"), ("sglang", "SGLang")):
+        print(f"{title}:")
+        for word, finding in found[engine].items():
+            if word != "problems":
+                print(f"  {word:18} {finding}")
+        for problem in found[engine]["problems"]:
+            print(f"  problem: {problem}")
     for title in ("policies", "routers", "cards", "traces"):
         print(f"{title}:")
         for name, about in found[title].items():
@@ -152,6 +154,30 @@ def checkup(seams: bool = True) -> dict[str, Any]:
         **_settings(problems),
         "problems": problems,
     }
+
+
+def sglang_checkup() -> dict[str, Any]:
+    """The installed SGLang, as its source shows it, and whether it would find our plug-in."""
+    from headgate.live.sglang import seams
+
+    problems: list[str] = []
+    release = seams.installed()
+    if release is None:
+        standing = "not installed; needed for headgate serve --engine sglang only"
+    elif why := seams.problem():
+        problems.append(why)
+        standing = f"{release}, not supported"
+    else:
+        standing = f"{release}, {'not tested' if seams.doubt() else 'supported'}"
+    names = [point.name for point in entry_points(group="sglang.srt.plugins")]
+    chosen = os.environ.get("SGLANG_PLUGINS")
+    plug_in = "found by SGLang (entry point headgate)"
+    if "headgate" not in names:
+        plug_in = "not found: headgate is not installed as a package here"
+    elif chosen and "headgate" not in [name.strip() for name in chosen.split(",")]:
+        plug_in = "left out by SGLANG_PLUGINS"
+        problems.append("SGLANG_PLUGINS does not name headgate, so SGLang would not load it; add it")
+    return {"version": standing, "plug-in": plug_in, "problems": problems if release else []}
 
 
 def _version(release: str | None, problems: list[str]) -> str:

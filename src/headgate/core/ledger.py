@@ -287,6 +287,12 @@ class Ledger:
             if entry._joined != NOT_ROLLING:
                 self.context += more
 
+    def take_token(self, entry: Entry, before: float) -> None:
+        """It waits again, and its newest token was dropped; the one before it came at `before`."""
+        entry._tokens -= 1
+        entry.todo -= 1
+        entry._last = before if entry._tokens else None
+
     def evict(self, entry: Entry) -> None:
         """Its KV is gone; all its tokens must be prefilled again, before those of all others."""
         entry.wasted += entry.held_kv

@@ -16,6 +16,7 @@ class Limits(NamedTuple):
     block: int = 1  # KV is handed out in blocks of this many tokens
     decode_width: int = 1  # tokens one decode costs in a step at most (> 1 with speculation)
     tokens_per_step: float = 1.0  # tokens a decode gets in a step on average, as measured (likewise)
+    ahead: bool = False  # a step is composed while the one before it runs: its tokens have not been seen
 
 
 class View(Protocol):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import inf
+from typing import NamedTuple
 
 from headgate.core.errors import InputError, unknown
 from headgate.core.plan import ALL, NONE, Plan, Until
@@ -17,6 +19,26 @@ ORDERS = ("fcfs", "lpm")
 NONE_WAITS = Plan(ALL, until=Until(arrivals=1))
 ONE_MUST_LEAVE = Plan(ALL, until=Until(finishes=1))
 ONE_MUST_MOVE = Plan(ALL, until=Until(arrivals=1, finishes=1))
+
+
+class Flight(NamedTuple):
+    """The step on its way while the next one is composed (SGLang's overlap)."""
+
+    decodes: bool = False  # each decode gets a token of it
+    prefill: bool = False
+    done: tuple[int, ...] = ()  # prompts that it completes
+
+
+class NextState(NamedTuple):
+    """What holds once a plan is in force."""
+
+    full: bool = False
+    rest: int = 0
+    flight: Flight = Flight()
+    ratio: float | None = None  # where a retraction sets it
+
+
+NOTHING = Flight()
 
 
 class PromptStep:
@@ -76,8 +98,8 @@ class SGLang(BatchPolicy):
     Source: `Scheduler._get_new_batch_prefill_raw`, `PrefillAdder` and `ScheduleBatch.retract_decode` of
     SGLang 0.5.23. We differ: (a) an idle engine takes a prompt whose most output does not fit, which SGLang
     would never admit; (b) `lpm` goes by what was last looked up, and knows nothing of prompts alike in the
-    queue; (c) with steps composed ahead (SGLang's overlap) the ratio falls one step late. Left out:
-    priorities, `ignore_eos`, prefill without chunks, sliding windows and states of hybrid models.
+    queue. Left out: priorities, `ignore_eos`, prefill without chunks, sliding windows and states of hybrid
+    models.
 
     Examples:
         >>> import headgate
@@ -123,19 +145,32 @@ class SGLang(BatchPolicy):
         self._here = 0  # requests that wait or run
         self._full = False
         self._rest = 0  # decode steps still due before the next prompts
-        # What holds once the plan is in force: full, rest, and the ratio where a retraction sets it.
-        self._next: tuple[bool, int, float | None] = (False, 0, None)
+        self._idle_since = -inf
+        self._flight = NOTHING
+        self._next = NextState()
 
     @property
     def ratio(self) -> float:
         """The share of what running requests may still produce that is kept free."""
-        if self._decayed <= 0:  # also below the floor, after a retraction
+        decayed = self._decayed + self._late_decay
+        if decayed <= 0:  # also below the floor, after a retraction
             return self._from
-        return max(self._from - self._decayed * (self._first - self._least) / DECAY, self._least)
+        return max(self._from - decayed * (self._first - self._least) / DECAY, self._least)
+
+    @property
+    def _late_decay(self) -> int:
+        """Decode steps count when they are composed, and are told when their tokens are seen."""
+        return int(self._flight.decodes and not self._flight.prefill)
+
+    def _seen(self, request: Request) -> int:
+        """Output tokens without the one on its way."""
+        return request.generated - (self._flight.decodes or request.id in self._flight.done)
 
     # -- what it is told
 
     def arrived(self, request: Request, now: float) -> None:
+        if not self._here and now > self._idle_since:
+            self._from, self._decayed, self._rest = self._first, 0, 0
         self._here += 1
         self._queue[request.id] = None
 
@@ -153,16 +188,17 @@ class SGLang(BatchPolicy):
             self._full = False
         self._here -= 1
         if not self._here:
-            self._from, self._decayed = self._first, 0
+            self._idle_since, self._flight = now, NOTHING
 
     def stepped(self, steps: Steps) -> None:
         if not steps.prefill:
             self._decayed += len(steps.ends)
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
-        self._full, self._rest, ratio = self._next
-        if ratio is not None:
-            self._from, self._decayed = ratio, -1  # the step of a retraction takes nothing off
+        self._full, self._rest, flight, ratio = self._next
+        if ratio is not None:  # the step of a retraction takes nothing off
+            self._from, self._decayed = ratio, -1 - self._late_decay
+        self._flight = flight
 
     def gauges(self) -> Mapping[str, float]:
         return {"new_token_ratio": self.ratio}
@@ -173,19 +209,27 @@ class SGLang(BatchPolicy):
         decodes = len(view.decoding)
         rest = self._rest if decodes and decodes >= self.interval_min_bs else 0
         full = self._full and decodes > 0
+        if self._rest and not (decodes or self.interval_min_bs) and self._flight.prefill:
+            self._next = NextState()
+            return Plan(NONE)  # SGLang waits even where nothing decodes, and the step on its way ends
         step = None if rest else self._admissions(view, full)
         if step is not None and step.prompts:
             together = self.mixed and decodes > 0 and not self._short(view, step.pages)
             # A batch that was empty, went into the mixed one or loses a half-done prompt is open again.
-            self._next = step.full and decodes > 0 and not (together or step.cut), self.interval, None
+            full = step.full and decodes > 0 and not (together or step.cut)
+            done = tuple(step.prompts[:-1] if step.cut else step.prompts)
+            flight = Flight(together, True, done) if view.limits.ahead else NOTHING
+            self._next = NextState(full, self.interval, flight)
             return Plan(NONE if decodes and not together else ALL, tuple(step.prompts), chunk=step.tokens)
         full = step.full if step is not None else full
         short = self._short(view)
+        staying = any(request.generated < request.limit for request in view.decoding.values())
         if short and any(request.generated >= request.limit for request in view.decoding.values()):
-            self._next = False, max(rest - 1, 0), None
+            self._next = NextState(rest=max(rest - 1, 0))
             return Plan(NONE)  # KV comes free when the tokens on their way are seen
         retracted, ratio = self._retractions(view) if short else ((), None)
-        self._next = full and not retracted, max(rest - 1, 0), ratio
+        flight = Flight(decodes=staying) if view.limits.ahead else NOTHING
+        self._next = NextState(full and not retracted, max(rest - 1, 0), flight, ratio)
         if rest or retracted:
             return Plan(ALL, evict=retracted)
         if not view.waiting and not view.prefilling:
@@ -203,7 +247,7 @@ class SGLang(BatchPolicy):
         ):
             step.full = full or slots <= 0
             return step
-        unseen = sum(min(_most(r, view) - r.generated, self.clip) for r in view.decoding.values())
+        unseen = sum(min(_most(r, view) - self._seen(r), self.clip) for r in view.decoding.values())
         step.room = view.kv_free - beside - unseen * self.ratio
         for request in view.prefilling.values():
             # Not cut at a page; where nothing is left by the estimate it runs on, to give its KV back.
@@ -255,7 +299,7 @@ class SGLang(BatchPolicy):
     def _retractions(self, view: View) -> tuple[tuple[int, ...], float | None]:
         """Which requests go so that the others decode, and the ratio from then on."""
         page = view.limits.block
-        left = sorted(view.decoding.values(), key=lambda r: (r.generated, -r.prompt), reverse=True)
+        left = sorted(view.decoding.values(), key=lambda r: (self._seen(r), -r.prompt), reverse=True)
         free = view.kv_free // page
         due = sum(_due(r, page) for r in left)
         out: list[int] = []
@@ -264,7 +308,7 @@ class SGLang(BatchPolicy):
             out.append(request.id)
             due -= _due(request, page)
             free += -(-(request.prompt + request.generated - 1) // page)
-        made = sum(r.generated for r in left) + AFTER_RETRACTION * len(left)
+        made = sum(self._seen(r) for r in left) + AFTER_RETRACTION * len(left)
         ratio = min(1.0, made / (sum(_most(r, view) for r in left) + 1))
         return tuple(out), ratio if out else None
 

@@ -85,6 +85,49 @@ def test_from_a_benchmark(headgate, tmp_path):
     assert load_card(tmp_path / "c.json").max_running
 
 
+def passes(count=300):
+    """Messages as SGLang publishes them (tests/sglang has its own class make them); MIXED ones are slow."""
+    rng = np.random.default_rng(5)
+    for number in range(count):
+        kind = number % 3  # EXTEND, DECODE, MIXED
+        prompts = int(rng.integers(1, 4)) if kind != 1 else 0
+        tokens, decodes = prompts * int(rng.integers(50, 900)), int(rng.integers(1, 200)) if kind else 0
+        context = decodes * 600
+        seconds = 5e-3 + 2e-5 * (tokens + decodes) + 1e-8 * context
+        seconds += (4e-3 + 3e-5 * decodes) * (kind == 2)
+        said = {
+            "num_prefill_requests": prompts, "sum_prefill_tokens": tokens, "var_prefill_length": 0.0,
+            "sum_prefill_kv_tokens": 0, "num_decode_requests": decodes, "sum_decode_kv_tokens": context,
+            "var_decode_kv_tokens": 0.0,
+        }  # fmt: skip
+        yield {"version": 1, "wall_time": seconds, "scheduled_requests": said, "queued_requests": {}}
+
+
+def test_from_sglangs_forward_passes(headgate, refused, tmp_path):
+    """EXTEND, DECODE and MIXED passes have prices of their own, and idle heartbeats none."""
+    lines = [json.dumps(message) for message in passes()]
+    idle = json.loads(lines[0]) | {"wall_time": 0.0}
+    (tmp_path / "p.jsonl").write_text("\n".join([*lines, json.dumps(idle)]) + "\n")
+    said = headgate("calibrate", "--from-passes", "p.jsonl", "--out", "sg.json", "--gpu", "H200")
+    assert said.code == 0, said.err
+    assert "300 steps (0 dropped)" in said.out and "host takes between two passes" in said.out
+    cost = load_card(tmp_path / "sg.json").cost
+    assert cost.seconds(Shape(0, 0, 1000)) == pytest.approx(5e-3 + 2e-2, rel=0.03)
+    assert cost.seconds(Shape(100, 60_000)) == pytest.approx(5e-3 + 2e-3 + 6e-4, rel=0.03)
+    mixed = 5e-3 + 2e-5 * 1100 + 6e-4 + 4e-3 + 3e-3
+    assert cost.seconds(Shape(100, 60_000, 1000)) == pytest.approx(mixed, rel=0.03)
+    command = ["calibrate", "--from-passes", "bad.jsonl"]
+    for line, what in (
+        ("[1]", "bad.jsonl:1: not a message"),
+        (lines[0].replace('"version": 1', '"version": 9'), "version 9"),
+        (lines[0].replace('"sum_prefill_kv_tokens": 0', '"sum_prefill_kv_tokens": -1'), "zero or more"),
+        (json.dumps(idle), "no timed pass"),
+    ):
+        (tmp_path / "bad.jsonl").write_text(line + "\n")
+        refused(command, what)
+    refused(["calibrate", "--from-passes", "none.jsonl"], "none.jsonl", "record_passes")
+
+
 def test_refused(refused, steps, tmp_path):
     calibrate = "calibrate"
     refused([calibrate], "nothing to measure", "--from-trace")

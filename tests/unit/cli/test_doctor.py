@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -115,3 +116,24 @@ def test_the_release_is_told_without_importing_it(tmp_path, monkeypatch):
     assert seams.release_numbers("0.28.1+cpu") == (0, 28, 1) and seams.release_numbers("dev") == ()
     (tmp_path / "vllm" / "_version.py").unlink()
     assert seams.installed() == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("release", "problem", "plugins", "code", "said"),
+    [
+        (None, None, "", 0, "not installed"),
+        ("0.5.23", None, "", 0, "0.5.23, supported"),
+        ("0.5.12", "SGLang 0.5.12 has changed", "", 1, "0.5.12, not supported"),
+        ("0.5.23", None, "other", 1, "0.5.23, supported"),
+    ],
+)
+def test_sglang(headgate, monkeypatch, release, problem, plugins, code, said):
+    monkeypatch.setattr("headgate.live.sglang.seams.installed", lambda folder=None: release)
+    monkeypatch.setattr("headgate.live.sglang.seams.problem", lambda: problem)
+    monkeypatch.setattr(checkup, "entry_points", lambda group: [SimpleNamespace(name="headgate")])
+    monkeypatch.setenv("SGLANG_PLUGINS", plugins)
+    done = headgate("doctor", "--json", "-")
+    sglang = json.loads(done.out)["sglang"]
+    assert (done.code, len(sglang["problems"])) == (code, code)
+    assert sglang["version"].startswith(said)
+    assert ("left out by SGLANG_PLUGINS" in sglang["plug-in"]) is (plugins == "other")

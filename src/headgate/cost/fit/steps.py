@@ -42,6 +42,7 @@ class StepTable:
     part: NDArray[np.int32]  # index into labels: the grid cell or run it came from
     labels: tuple[str, ...] = ("all",)
     dropped: int = 0  # rows left out: no time, or an absurd one
+    exact: bool = False  # the time of each step is its own: bursts need not be summed
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -166,7 +167,7 @@ def _refuse_nonsense(table: StepTable) -> None:
             )
 
 
-COLUMNS = tuple(field.name for field in fields(StepTable) if field.name not in ("labels", "dropped"))
+COLUMNS = tuple(field.name for field in fields(StepTable) if field.name not in ("labels", "dropped", "exact"))
 
 
 def concat(tables: Iterable[StepTable]) -> StepTable:
@@ -230,6 +231,8 @@ def cut(table: StepTable, together: int = TOGETHER) -> Cuts:
 
 def _fine(table: StepTable) -> Starts:
     """Before every step of decodes alone, between two parts that both have prompts, in long bursts."""
+    if table.exact:
+        return np.arange(len(table), dtype=np.intp)
     quiet = table.prefill == 0
     between = np.concatenate(([True], (table.part[1:] != table.part[:-1]) & ~quiet[:-1]))
     starts, cuts = [0], (quiet | between).tolist()

@@ -1,9 +1,11 @@
-"""Steps of an engine as a table to fit a card to: from a trace, or guessed from what clients saw."""
+"""Steps of an engine as a table to fit a card to: from a trace, SGLang's messages, or what clients saw."""
 
 from __future__ import annotations
 
 import json
-from math import inf, nan
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,75 @@ class _TraceSteps:
         self._prompt.pop(line["id"], None)
         if not self._here:
             self._end = None
+
+
+# -- from SGLang's --enable-forward-pass-metrics
+
+PASS_LIMITS = (
+    "times are those of the GPU: what SGLang's host takes between two passes is not in them",
+    "a message does not say how several prompts share a pass: their attention is an estimate",
+)
+PASS_REMEDY = "record one with python -m headgate.live.sglang.record_passes"
+LONGEST_LINE = 65_536  # bytes; a message has some 600
+# Fields of `scheduled_requests`: prompts, their tokens, KV behind them, spread of lengths, decodes, their KV.
+PASS_FIELDS = (
+    "num_prefill_requests", "sum_prefill_tokens", "sum_prefill_kv_tokens", "var_prefill_length",
+    "num_decode_requests", "sum_decode_kv_tokens",
+)  # fmt: skip
+
+
+def steps_of_passes(path: str | Path) -> StepTable:
+    """The passes of a file with one message of SGLang in each line, as JSON.
+
+    SGLang times each pass on the GPU, so EXTEND, DECODE and MIXED passes stand apart: none is summed with its
+    neighbours. Idle heartbeats are left out.
+    """
+    rows = [row for row in _passes(path) if row["seconds"] > 0]
+    if not rows:
+        raise InputError(f"passes {path}: no timed pass in it; let the server serve some requests first")
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    parts = [row // LABEL_EVERY for row in range(len(rows))]
+    labels = [f"passes from {LABEL_EVERY * part}" for part in range(parts[-1] + 1)]
+    busy = [False] * len(rows)  # nothing is told of the host
+    return replace(StepTable.from_columns({**columns, "part": parts, "busy": busy}, labels), exact=True)
+
+
+def _passes(path: str | Path) -> Iterator[dict[str, float]]:
+    try:
+        with Path(path).open("rb") as file:
+            number = 0
+            while line := file.readline(LONGEST_LINE):
+                number += 1
+                if line.strip():
+                    yield _pass(line, f"passes {path}:{number}")
+    except OSError as error:
+        raise InputError(f"passes {path}: {error.strerror}; {PASS_REMEDY}") from None
+
+
+def _pass(line: bytes, place: str) -> dict[str, float]:
+    try:
+        message = json.loads(line)
+        version, seconds = message["version"], message["wall_time"]
+        figures = [message["scheduled_requests"][name] for name in PASS_FIELDS]
+    except (ValueError, RecursionError, TypeError, KeyError, IndexError):
+        raise InputError(f"{place}: not a message of SGLang's forward passes; {PASS_REMEDY}") from None
+    if version != 1:
+        raise InputError(f"{place}: messages of version {version!r}; headgate reads version 1")
+    if not all(type(n) in NUMBERS and isfinite(n) and n >= 0 for n in (seconds, *figures)):
+        raise InputError(f"{place}: a time or a count is not a number of zero or more; {PASS_REMEDY}")
+    prompts, tokens, behind, spread, decodes, context = figures
+    each = max(1, prompts)
+    # Exact for one prompt. The spread is that of whole prompts, so it counts where nothing lies behind them.
+    pairs = tokens * (behind + tokens / 2) / each + (0.0 if behind else prompts * spread / 2)
+    return {
+        "seconds": seconds,
+        "decodes": decodes,
+        "context": context,
+        "prefill": tokens,
+        "behind": behind,
+        "prompts": prompts,
+        "attention": pairs,
+    }
 
 
 # -- from `vllm bench serve --save-detailed`

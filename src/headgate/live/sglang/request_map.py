@@ -54,6 +54,7 @@ class RequestMap:
             if entry.id not in live.ledger.waiting:
                 live.ledger.recount(entry, len(request.output_ids))
                 live.evicted(entry)
+                live.ledger.waiting.move_to_end(entry.id)  # where SGLang puts it
             return
         kind, slo, guess, tenant = self._promises(request)
         number, self._next = self._next, self._next + 1

@@ -105,6 +105,7 @@ class Ahead(VirtualEngine):
         self._landing: Composed | None = None  # the one before it, seen when `settle` is called
         self._seen = -inf  # when the last tokens were
         super().__init__(engine, policy, lengths, (self._later,), leases, on_leave, contents, bursts)
+        self.ledger.limits = self.ledger.limits._replace(ahead=True)
         self._launches = self._pace = Launches(engine.cost)
         if bursts is not None:
             self._launches.ledger = self.ledger
@@ -128,9 +129,28 @@ class Ahead(VirtualEngine):
         """Requests that are about to go get no more tokens; their KV comes free by itself."""
         if self._air is not None and entry.id in self._air.leaving:
             self._stop(entry)
+        elif self._shortest and self._unseen(entry):
+            self._later.at_once = True
+            super().evict(entry)
+            self._later.at_once = False
         else:
             self._date(entry)
             super().evict(entry)
+
+    def _drop(self, entry: Entry) -> None:
+        """VLLM keeps the token that is on its way. SGLang drops it: no observer hears of it."""
+        dropped = self._shortest and self._unseen(entry) > 0
+        super()._drop(entry)
+        if dropped:
+            assert self._air is not None
+            self._air.joined = [pair for pair in self._air.joined if pair[0] is not entry]
+            self.ledger.take_token(entry, self._seen)
+
+    def _make_room(self) -> bool:
+        """SGLang retracts none while the KV of requests that are about to go comes free."""
+        if self._shortest and self.asked_now and self._air is not None and self._air.leaving:
+            return False
+        return super()._make_room()
 
     def advance(self, wake: float = inf) -> bool:
         """Compose a step, or wait for the one on its way. False: there is none, and nothing could run."""
@@ -468,6 +488,7 @@ class DelayedEvents(Observer):
         self.hear = Listeners(observers)  # to be told at once
         self._news: list[tuple[list[Any], tuple[Any, ...]]] = []  # the hooks that hear it, and what
         self._stale: list[RequestAsOf] = []  # of those in `_news`
+        self.at_once = False  # a request is evicted whose token on its way does not count
 
     def arrived(self, request: Request, now: float) -> None:
         """At once: it has no part in any step yet."""
@@ -492,6 +513,10 @@ class DelayedEvents(Observer):
         self._news.append((self.hear.resumed, (self._as_of(request), now)))
 
     def evicted(self, request: Request, now: float) -> None:
+        if self.at_once:
+            for hook in self.hear.evicted:
+                hook(request, now)
+            return
         self._news.append((self.hear.evicted, (self._as_of(request), now)))
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
