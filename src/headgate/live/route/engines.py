@@ -124,7 +124,7 @@ class EngineWatch:
         before = engine.load
         engine.load = read_load(metrics, self._now())
         engine.sglang = SGLANG_MARK in metrics
-        engine.reads_words = not engine.sglang and any(mark in metrics for mark in PLUG_IN)
+        engine.reads_words = any(mark in metrics for mark in PLUG_IN)
         engine.busy = False
         recent = self._differences.setdefault(engine.id, deque(maxlen=FOREIGN_WINDOW))
         recent.append(engine.load.running + engine.load.waiting - engine.legs - engine.peers)

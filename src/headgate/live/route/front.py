@@ -152,7 +152,7 @@ class Front:
                 job = self._job(request, path, asked, key, tenant, arrived, wall)
                 self._queue_share(job, key, origin)
                 if words := app.words_for(job):
-                    job.asked = await app.legs.turns.finish(telling(asked, path, words))
+                    job.asked = await app.legs.turns.finish(telling(asked, path, words, app.words_into))
                 return await self._serve(job, client, of_tenant, app.tenant_limits.tokens_of(origin, arrived))
         except RefusedError as refused:
             refused.key, refused.tenant = name, tenant

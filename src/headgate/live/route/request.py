@@ -8,7 +8,7 @@ import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
-from random import getrandbits
+from os import urandom
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -90,7 +90,7 @@ NO_API = Api(("prompt", "messages", "input"), either=True)
 _NAMES = frozenset(
     ("model", "stream", "n", "best_of", "use_beam_search", "echo", "prompt_logprobs", "kv_transfer_params",
      "metadata", "cache_salt", "prompt_cache_key", "user", "ec_transfer_params", "vllm_xargs", "priority",
-     *(name for api in APIS.values() for name in api.texts + api.limits))
+     "custom_params", *(name for api in APIS.values() for name in api.texts + api.limits))
 )  # fmt: skip
 LOOKED_AT = {name: b'"%b"' % name.encode() for name in _NAMES}  # as they stand in a body
 UNBOUNDED = 1 << 20  # output tokens of a request without a limit
@@ -138,6 +138,7 @@ class AskedRequest(msgspec.Struct, frozen=True):
     salt: tuple[msgspec.Raw, ...] = ()  # what else decides whether two equal prompts have the same KV
     session: msgspec.Raw = ABSENT  # prompt_cache_key or user
     extra: msgspec.Raw = ABSENT  # vllm_xargs
+    custom: msgspec.Raw = ABSENT  # custom_params, which SGLang has instead
     urgent: bool = False  # it names a priority
 
 
@@ -198,14 +199,17 @@ def reading(body: Body, path: str, allow_kv_params: bool = False) -> Steps[Asked
         salt=(get("cache_salt", ABSENT), get("tools", ABSENT)),
         session=get("prompt_cache_key") or get("user", ABSENT),
         extra=get("vllm_xargs", ABSENT),
+        custom=get("custom_params", ABSENT),
         urgent="priority" in fields,
     )
 
 
-def telling(asked: AskedRequest, path: str, words: Mapping[str, str]) -> Steps[AskedRequest]:
+def telling(
+    asked: AskedRequest, path: str, words: Mapping[str, str], into: Sequence[str] = ("vllm_xargs",)
+) -> Steps[AskedRequest]:
     """The request with these words for the engine's plug-in, an empty one for a word that it must not have.
 
-    Where the body has no `vllm_xargs` one field is added, and all else stays byte for byte. Else its fields
+    Where the body has no field of `into` these are added, and all else stays byte for byte. Else its fields
     are written anew: what a client says under such a name, escaped or twice, is never passed on. Nor is any
     other `headgate_` word, such as a promise: where the router names class or tenant, these decide.
     """
@@ -215,20 +219,19 @@ def telling(asked: AskedRequest, path: str, words: Mapping[str, str]) -> Steps[A
     said = {name: word for name, word in words.items() if word}
     if api.form:
         return msgspec.structs.replace(asked, body=_with_part(asked.body, said)) if said else asked
-    if _begins(asked.extra) != b"{":
+    given = {"vllm_xargs": asked.extra, "custom_params": asked.custom}
+    extras = {name: _extra(raw, name) for name, raw in given.items() if _begins(raw) == b"{"}
+    if not any(_is_ours(word, words) for extra in extras.values() for word in extra):
         if not said:
             return asked
-        if not len(memoryview(asked.extra)):
-            field = b'"vllm_xargs":' + msgspec.json.encode(said)
+        if not any(len(memoryview(given[name])) for name in into):
+            field = b",".join(b'"%b":%b' % (name.encode(), msgspec.json.encode(said)) for name in into)
             return msgspec.structs.replace(asked, body=with_field(asked.body, field))
-        extra: dict[str, Any] = {}  # null
-    else:
-        extra = _extra(asked.extra)
-        if not said and not any(_is_ours(name, words) for name in extra):
-            return asked
-    kept = {name: value for name, value in extra.items() if not _is_ours(name, words)}
     fields: dict[str, Any] = dict((yield from fields_of(asked.body)))
-    fields["vllm_xargs"] = {**kept, **said}
+    for name, extra in extras.items():
+        fields[name] = {word: value for word, value in extra.items() if not _is_ours(word, words)}
+    for name in into if said else ():
+        fields[name] = {**(fields[name] if name in extras else {}), **said}
     return msgspec.structs.replace(asked, body=msgspec.json.encode(fields))
 
 
@@ -244,13 +247,13 @@ def with_field(body: Body, field: bytes) -> bytes:
     return b"".join((view[:end], comma, field, view[end:]))
 
 
-def _extra(raw: msgspec.Raw) -> Fields:
+def _extra(raw: msgspec.Raw, name: str) -> Fields:
     if len(memoryview(raw)) > EXTRA:
-        raise RefusedError(400, "json", f"vllm_xargs is larger than {EXTRA} bytes")
+        raise RefusedError(400, "json", f"{name} is larger than {EXTRA} bytes")
     try:
         return _TOP.decode(raw)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise RefusedError(400, "json", "vllm_xargs is not a JSON object") from None
+        raise RefusedError(400, "json", f"{name} is not a JSON object") from None
 
 
 def fields_of(body: Body) -> Steps[Fields]:
@@ -731,7 +734,7 @@ def _passed(headers: MultiMapping[str], not_these: frozenset[str], nor: tuple[st
 
 def request_id(shown: str | None) -> str:
     """The client's own id if it is harmless, else a new one."""
-    return shown if shown is not None and REQUEST_ID.fullmatch(shown) else f"hg-{getrandbits(96):024x}"
+    return shown if shown is not None and REQUEST_ID.fullmatch(shown) else f"hg-{urandom(12).hex()}"
 
 
 def loops(headers: MultiMapping[str]) -> bool:

@@ -211,6 +211,12 @@ class RouterApp:
         rule = read_scaling(table.rule)
         return PoolScaling(rule, card, config.fewest_slots, table.budget, table.model, pools)
 
+    def _set_pools(self) -> None:
+        """Engines may have got other roles."""
+        new = self._make_scaling(self.config)
+        if self.scaling is not None and new is not None and self.scaling.pools.keys() != new.pools.keys():
+            self.scaling = new
+
     def _look_at_load(self, now: float) -> None:
         if self.scaling is None or not self.scaling.due(now):
             return
@@ -256,6 +262,7 @@ class RouterApp:
             self.policy.swap(new, len(engines), self.gate)
         if old.scaling != new.scaling or old.router != new.router:
             self.scaling = self._make_scaling(new)
+        self._set_pools()
         self.metrics.reloads.labels("done").inc()
 
     async def _follow(self) -> None:
@@ -267,6 +274,7 @@ class RouterApp:
                     try:
                         if engines := await discover(self.config):
                             self._set_engines(engines)
+                            self._set_pools()
                     except InputError as error:
                         app_log.error("discovery: %s; the engines stay as they are", error)
                     except Exception:
@@ -278,7 +286,10 @@ class RouterApp:
             self.access_log.flush()
             self.trace.flush()
             self.view.sample(self.now())
-            self._look_at_load(self.now())
+            try:
+                self._look_at_load(self.now())
+            except Exception:
+                app_log.exception("engines_needed stays as it is")
             self.connections.forget_idle()
             self.server.cut_hung_up()
 
@@ -313,6 +324,12 @@ class RouterApp:
         else:
             told = tells == "always"
         return words if told else dict.fromkeys(words, "")
+
+    @property
+    def words_into(self) -> Sequence[str]:
+        """The fields that engines hand to the plug-in: which engine a request will have is not known yet."""
+        kinds = {engine.sglang for engine in self.upstreams.values()}
+        return [name for name, kind in (("vllm_xargs", False), ("custom_params", True)) if kind in kinds]
 
     def _fell(self, reason: str) -> None:
         app_log.error("router %s is disabled, least-loaded goes on: %s", self.config.router.name, reason)

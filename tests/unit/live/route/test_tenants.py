@@ -444,6 +444,25 @@ def test_no_spelling_of_a_clients_words_passes(extra: bytes) -> None:
     assert not {*(json.loads(silent)["vllm_xargs"] or {})} & {*WORDS} and b"evil" not in silent
 
 
+def test_sglang_is_told_in_its_own_field() -> None:
+    path, both = "/v1/completions", ("vllm_xargs", "custom_params")
+
+    def said(body: dict[str, Any], words: dict[str, str], *into: str) -> Any:
+        asked = read_body(json.dumps(body).encode(), path)
+        return json.loads(at_once(telling(asked, path, words, into)).body)
+
+    plain, evil = {"prompt": "hi"}, {"headgate_tenant": "evil", "headgate_ttft": 0.1}
+    assert said(plain, WORDS, "custom_params") == {**plain, "custom_params": WORDS}
+    assert said(plain, WORDS, *both) == {**plain, "vllm_xargs": WORDS, "custom_params": WORDS}
+    own = {**plain, "custom_params": {**evil, "x": 1}}
+    assert said(own, WORDS, "custom_params") == {**plain, "custom_params": {"x": 1, **WORDS}}
+    assert said(own, WORDS, "vllm_xargs") == {**plain, "custom_params": {"x": 1}, "vllm_xargs": WORDS}
+    assert said(own, dict.fromkeys(WORDS, ""), *both) == {**plain, "custom_params": {"x": 1}}
+    with pytest.raises(RefusedError):
+        twice = b'{"prompt":"hi","custom_params":{},"custom\\u005fparams":{"headgate_tenant":"evil"}}'
+        at_once(telling(read_body(twice, path), path, WORDS, both))
+
+
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/tokenize", "/v1/messages/count_tokens", "/v1/rerank"])
 def test_other_paths_are_told_nothing(path: str) -> None:
     body = b'{"input": "hi", "vllm_xargs": {"headgate_tenant": "evil"}}'
