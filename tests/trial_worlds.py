@@ -90,9 +90,9 @@ class TimedBlocks(Listener):
             book.blocks.append(Block(order[number], number // arms, start, start + burn, start + block))
         self._due = list(book.blocks)
 
-    def _ticked(self, now):
+    def _ticked(self, now, left):
         self._backlogs(now)
-        super()._ticked(now)
+        super()._ticked(now, left)
 
     def arrived(self, request, now):
         self._backlogs(now)

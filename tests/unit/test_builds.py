@@ -106,7 +106,8 @@ def test_only_the_job_that_publishes_may_write_and_only_from_a_tag():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
     assert workflow["permissions"] == {"contents": "read"}
     (publish,) = [job for job in workflow["jobs"].values() if "permissions" in job]
-    assert publish["permissions"]["id-token"] == "write" and publish["if"] == "github.ref_type == 'tag'"
+    assert publish["permissions"]["id-token"] == "write"
+    assert publish["if"] == "github.event_name == 'push' && github.ref_type == 'tag'"
     assert set(publish["needs"]) == set(workflow["jobs"]) - {"publish"}
 
 

@@ -28,7 +28,9 @@ from headgate import __version__
 from headgate.cli import app
 from headgate.live.engine.settings import Settings
 from headgate.live.route.config import checked
+from headgate.live.scaling import GAUGE
 from headgate.live.vllm.seams import release_numbers, unsupported, untested
+from headgate.methods.scaling import read_scaling
 from pages import ROOT, blocks
 
 DEPLOY = ROOT / "deploy"
@@ -336,7 +338,8 @@ def test_vllm_gets_settings_that_the_plug_in_reads():
     assert mounts[str(path.parent)] == "settings"
     text = found["ConfigMap", "headgate-engines"]["data"][path.name]
     settings = Settings.model_validate(tomllib.loads(text))
-    assert settings.policy == "auto" and settings.classes["default"].tbt == pytest.approx(0.1)
+    assert settings.policy == "auto"
+    assert (settings.ttft, settings.tbt) == pytest.approx((1.0, 0.1))  # of every request
 
 
 def test_prometheus_looks_where_metrics_are():
@@ -353,6 +356,18 @@ def test_prometheus_looks_where_metrics_are():
     name, port = address.removeprefix("http://").split(":")
     assert metrics["Service", name]["spec"]["ports"][0]["port"] == int(port)
     assert ("Deployment", scaled["spec"]["scaleTargetRef"]["name"]) in base
+
+
+@pytest.mark.parametrize("folder", ["emulator", "vllm"])
+def test_the_autoscaler_has_the_bounds_of_the_rule_it_follows(folder):
+    text = build(KUBERNETES / folder)["ConfigMap", "headgate-router"]["data"]["route.toml"]
+    rule = read_scaling(checked(tomllib.loads(text)).scaling.rule)
+    (document,) = build(KUBERNETES / "autoscale").values()
+    spec = ScaledObject.model_validate(document).spec
+    assert (spec.minReplicaCount, spec.maxReplicaCount) == (rule.floor, rule.ceiling)
+    down = spec.advanced.horizontalPodAutoscalerConfig.behavior["scaleDown"]
+    assert down["stabilizationWindowSeconds"] >= rule.start
+    assert spec.triggers[0].metadata.query == f"max(headgate_{GAUGE})"
 
 
 # -- images and the page

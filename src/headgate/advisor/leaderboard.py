@@ -44,6 +44,7 @@ LOADS = (0.90, 1.06, 1.24)  # shares of the bound at which the share of kept pro
 FAIR_AT = 1.06  # the one of them at which long prompts are compared with short ones
 RATIO = 0.97  # of two neighbours on the grid of rates, which has LOADS[0] at step 0
 HIGHEST, LOWEST = -4, 70  # steps of the grid: 1.017 and 0.107 of the bound
+FEW = 3  # seeds, below which nothing is said of significance
 JUMP = 4  # steps from the first rate to the second
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,39}")
 Line = dict[str, Any]
@@ -119,7 +120,9 @@ class Board:
         levels = tuple(level for levels in promises.values() for level in levels)
         options = SearchSettings(seeds=words.seeds, as_recorded=recorded)
         start = set_up(settings, levels, options, words.requests)
-        digest = file_of(Path(), start.engine, start.traffic, (start.asynchronous, promises)).stem
+        digest = file_of(
+            Path(), start.engine, start.traffic, (start.asynchronous, start.case().watchdog, promises)
+        ).stem
         return BoardTrace(start, start.bounds()[0].rate, promises, digest)
 
     def key(self, policy: str, trace: str, seed: int) -> str:
@@ -128,7 +131,8 @@ class Board:
         name, settings = split_name(text)
         file = name.rpartition(":")[0]
         digest = hashlib.sha256(repr((self.traces[trace].digest, sorted(settings.items()), seed)).encode())
-        digest.update(Path(file).read_bytes() if file.endswith(".py") else name.encode())
+        digest.update(name.rpartition("/")[2].encode())
+        digest.update(Path(file).read_bytes() if file.endswith(".py") else b"")
         return digest.hexdigest()[:16]
 
 
@@ -280,8 +284,8 @@ def run_board(
     ]
     current = {(task.policy, task.trace, task.seed): task.key for task in tasks}
     known = {name: read_lines(board.results, name) for name in policies}
-    done = {line["key"] for lines in known.values() for line in lines}
-    missing = [task for task in tasks if task.key not in done]
+    done = {(name, line["key"]) for name, lines in known.items() for line in lines}
+    missing = [task for task in tasks if (task.policy, task.key) not in done]
     rows = {name: board.traces[name] for name in traces}
     cells = Cells({name: (row.case, row.bound, row.promises) for name, row in rows.items()})
     board.results.mkdir(parents=True, exist_ok=True)
@@ -338,25 +342,24 @@ class Standing(NamedTuple):
     """One policy on one trace by one promise; rates as shares of the bound."""
 
     capacity: Estimate
-    by_seed: dict[int, float]
+    by_seed: dict[tuple[int, int], float]  # requests of a run, seed
     kept: dict[float, float]  # by load, the mean of the seeds
     long_to_short: float | None
 
 
 def standing(lines: Sequence[Line], promise: str) -> Standing:
     """From the lines of one policy on one trace."""
-    seeds = sorted({line["seed"] for line in lines})
-    by_seed = {
-        seed: crossing({line["load"]: line["ratio"][promise] for line in lines if line["seed"] == seed})
-        for seed in seeds
-    }
+    ratios: dict[tuple[int, int], dict[float, float | None]] = {}
+    for line in lines:
+        ratios.setdefault((line["requests"], line["seed"]), {})[line["load"]] = line["ratio"][promise]
+    by_seed = {run: crossing(ratios[run]) for run in sorted(ratios)}
     kept = {
         load: float(np.mean([line["kept"][promise] for line in lines if line["load"] == load]))
         for load in LOADS
     }
     at = [line["long_to_short"][promise] for line in lines if line["load"] == FAIR_AT]
     fair = [value for value in at if value is not None]
-    capacity = Spread.of_values(np.array(list(by_seed.values()))).estimate().cut(0.0)
+    capacity = Spread.of_values(np.array(list(by_seed.values()))).estimate().as_share()
     return Standing(capacity, by_seed, kept, float(np.mean(fair)) if len(fair) == len(at) and fair else None)
 
 
@@ -377,10 +380,17 @@ def crossing(ratios: Mapping[float, float | None]) -> float:
 
 
 def gain(one: Standing, other: Standing) -> Estimate:
-    """By how much more load the one keeps its promise, relative; paired by seed."""
-    seeds = sorted(one.by_seed.keys() & other.by_seed.keys())
-    pairs = [one.by_seed[seed] / other.by_seed[seed] - 1 for seed in seeds if other.by_seed[seed]]
-    return Spread.of_values(np.array(pairs)).estimate() if pairs else Estimate(float("nan"))
+    """By how much more load the one keeps its promise, relative; paired by size and seed.
+
+    The interval is wider by a step of the grid, within which a capacity is not known. No interval where there
+    are fewer than three pairs.
+    """
+    runs = sorted(one.by_seed.keys() & other.by_seed.keys())
+    pairs = [one.by_seed[run] / other.by_seed[run] - 1 for run in runs if other.by_seed[run]]
+    found = Spread.of_values(np.array(pairs)).estimate() if pairs else Estimate(float("nan"))
+    if len(pairs) < FEW or found.low is None or found.high is None:
+        return Estimate(found.value)
+    return Estimate(found.value, found.low - (1 - RATIO), found.high + (1 - RATIO))
 
 
 def standings(board: Board, policies: Iterable[str]) -> dict[tuple[str, str], list[Line]]:

@@ -28,7 +28,7 @@ COMMANDS = {
     "simulate": "Serve a workload under one policy, in virtual time.",
     "compare": "Serve the same requests under several policies, side by side.",
     "check": "Test whether a policy or router of your own keeps the laws.",
-    "doctor": "Say what is installed, and what would run inside vLLM and SGLang.",
+    "doctor": "Say what is installed and what would run in vLLM and SGLang.",
     "reproduce": "Run a published experiment; print published and our numbers.",
     "serve": "Run `vllm serve` or `sglang serve` with a headgate policy.",
     "warm-up": "Load a server that has just started, before users come.",

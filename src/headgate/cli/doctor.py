@@ -35,7 +35,7 @@ def doctor(
         bool, typer.Option(help="import vLLM and look at what we rely on; takes a while")
     ] = True,
 ) -> None:
-    """Say what is installed, and what would run inside vLLM and SGLang.
+    """Say what is installed and what would run in vLLM and SGLang.
 
     Lists what there is to choose from, also policies and routers of installed packages (entry points
     headgate.policies, headgate.routers). Exit code 1 when something of an engine, of the settings or of such

@@ -12,7 +12,7 @@ import typer
 from headgate.cli.output import Outputs, Report, bar, check_report, said_to, save_page
 from headgate.core.errors import InputError
 
-HELP = """Compare policies on the same traffic by several promises, with the bound.
+HELP = """Compare policies by several promises, with the bound.
 
 Reads a board, leaderboard/policies.toml in a clone of the project. Runs what is not known yet, writes a line
 for every run under results/ beside the board (or --out), and shows the policies that were asked for. A run
@@ -58,7 +58,8 @@ def leaderboard(
     policies = chosen(policy or [], words.settings.policies, "policy", words.file)
     traces = chosen(trace or [], words.settings.traces, "trace", words.file)
     if not known:
-        run_board(words, policies, traces, Workers(jobs or os.cpu_count() or 1), bar)
+        beside = dict.fromkeys((*policies, words.settings.baseline))
+        run_board(words, list(beside), traces, Workers(jobs or os.cpu_count() or 1), bar)
     lines = standings(words, words.settings.policies)
     if not any(name in policies for name, _ in lines):
         raise InputError(f"{words.results} has no lines of {', '.join(policies)}; drop --known to make them")

@@ -10,8 +10,8 @@ from headgate.live.scaling import WatchOptions
 EXAMPLES = """Predict TTFT and TPOT for llm-d's router from a card.
 
 Drop-in for llm-d's latency predictor: point PREDICTION_SERVER_URL and TRAINING_SERVER_URL of its router
-here. Answers from the first call on, and corrects itself by what the router measures. Needs the packages
-aiohttp and msgspec (the extra `emulate`). See docs/autoscaling.md.
+here. Answers from the first call on, and corrects itself by what the router measures.
+See docs/autoscaling.md.
 
 \b
 Examples:
@@ -27,7 +27,7 @@ def predict(options: PredictOptions) -> None:
     try:
         from headgate.live.predict import run
     except ImportError as error:
-        raise _missing("predict", error, "emulate") from None
+        raise _missing("predict", error) from None
     run(options, lambda line: print(f"headgate predict: {line}", flush=True))
 
 
@@ -37,8 +37,8 @@ predict.__doc__ = EXAMPLES
 WATCH_EXAMPLES = """Say how many engines a fleet needs, for an autoscaler.
 
 For fleets without headgate's router, which says the same. Reads the metrics of vLLM or SGLang engines and
-serves headgate_engines_needed{model,pool} on /metrics, for KEDA or a HorizontalPodAutoscaler. Needs the
-packages aiohttp, msgspec and prometheus-client (the extra `route`). See docs/autoscaling.md.
+serves headgate_engines_needed{model,pool} on /metrics, for KEDA or a HorizontalPodAutoscaler.
+See docs/autoscaling.md.
 
 \b
 Examples:
@@ -53,14 +53,12 @@ def watch(options: WatchOptions) -> None:
     try:
         from headgate.live.watch import run
     except ImportError as error:
-        raise _missing("watch", error, "route") from None
+        raise _missing("watch", error) from None
     run(options, lambda line: print(f"headgate watch: {line}", flush=True))
 
 
 watch.__doc__ = WATCH_EXAMPLES
 
 
-def _missing(command: str, error: ImportError, extra: str) -> InputError:
-    return InputError(
-        f'{command} needs package {error.name}; pip install "headgate[{extra}]", in a clone ".[{extra}]"'
-    )
+def _missing(command: str, error: ImportError) -> InputError:
+    return InputError(f"{command} needs package {error.name}; pip install headgate, in a clone pip install .")

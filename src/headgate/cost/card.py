@@ -24,7 +24,7 @@ from headgate.cost.model import Shape
 DERIVED_CARD = "derived:"  # what the name of a card begins with that is computed when it is asked for
 LAWS = ("coefficients", "tiles", "work")
 ALIASES = {"h200-qwen3-8b": "cal-h200-qwen3-8b"}  # names that stand for another card
-FORMER = {"h200-qwen3-8b": "linear-h200-qwen3-8b"}  # what they stood for up to headgate 0.1
+FORMER = {"h200-qwen3-8b": "linear-h200-qwen3-8b"}  # what they stood for before headgate 0.1
 MEASURED = ("settings", "model_shape", "intervals", "chosen", "grid")  # what only calibrated cards have,
 DERIVED = ("numbers",)  # and what only derived ones
 Text = Annotated[str, Field(min_length=1)]

@@ -248,6 +248,15 @@ AT_ONCE = "all-at-once"
 OWN = {"shape": "gamma", "sigma": "lognormal", "spread": "uniform"}  # a parameter belongs to one length law
 
 
+def _check_fleet(words: Experiment) -> None:
+    if words.engines is None:
+        _refuse(words, (*ABOUT_FLEETS, "lock_step"), "is about fleets; give --engines or drop it")
+    if words.autoscale:
+        _refuse(words, ("outages",), "is about a fleet of one size, not --autoscale; drop one")
+    if words.lock_step:
+        _refuse(words, ABOUT_FLEETS, "is about engines behind a router, not --lock-step ranks; drop one")
+
+
 def refuse_conflicts(words: Experiment) -> None:
     """Every word must have an effect."""
     if words.trace is None:
@@ -263,10 +272,7 @@ def refuse_conflicts(words: Experiment) -> None:
             raise InputError(f"classes.{number}: accept_spread is about accept; give accept or drop it")
         if share.accept is not None and words.speculate is None:
             raise InputError(f"classes.{number}: accept is about drafts; give --speculate or drop it")
-    if words.engines is None:
-        _refuse(words, (*ABOUT_FLEETS, "lock_step"), "is about fleets; give --engines or drop it")
-    if words.lock_step:
-        _refuse(words, ABOUT_FLEETS, "is about engines behind a router, not --lock-step ranks; drop one")
+    _check_fleet(words)
     _check_load(words)
     if words.think and not words.turns:
         raise InputError("--think is the time between turns; give --turns or drop it")

@@ -14,6 +14,7 @@ from headgate.sim.engine.engine import engine_of_card
 
 GAUGE = "engines_needed"
 ANY = "any"
+ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 class PoolScaling:
@@ -51,9 +52,10 @@ class PoolScaling:
 
     def text(self) -> str:
         """As a page of metrics has it."""
+        model = self.model.translate(ESCAPES)
         lines = [f"# TYPE headgate_{GAUGE} gauge"]
         for pool, made in self.decisions().items():
-            lines.append(f'headgate_{GAUGE}{{model="{self.model}",pool="{pool}"}} {made.engines}')
+            lines.append(f'headgate_{GAUGE}{{model="{model}",pool="{pool}"}} {made.engines}')
         return "\n".join(lines) + "\n"
 
 
@@ -83,8 +85,11 @@ class WatchOptions(SettingsModel):
     def _one_source(self) -> Self:
         if bool(self.engine) == bool(self.prometheus):
             raise ValueError("give --engine URL, repeated, or --prometheus URL, and not both")
+        for url in (*self.engine, self.prometheus or "http://"):
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"{url} is no URL; write http://HOST:PORT")
         return self
 
-    def scaling(self) -> PoolScaling:
+    def scaling(self, engines: int) -> PoolScaling:
         rule = read_scaling(self.autoscale)
-        return PoolScaling(rule, self.card, self.slots, self.budget, self.model, {ANY: len(self.engine)})
+        return PoolScaling(rule, self.card, self.slots, self.budget, self.model, {ANY: engines})

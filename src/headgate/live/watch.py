@@ -33,6 +33,9 @@ GAUGES = {
     "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
 }
 NAMES = {name: field for field, names in (COUNTERS | GAUGES).items() for name in names}
+CAME = "came"  # requests: those that ended, wait or run
+FORGOTTEN = 200  # looks in a row without an engine, after which it would be a new one
+LARGEST = 1e15  # of a counter; beyond, it is not one
 Readings = dict[str, dict[str, float]]  # engine: field: value
 
 
@@ -41,23 +44,27 @@ class FleetCounters:
 
     def __init__(self) -> None:
         self._last: Readings = {}
-        self._sums = dict.fromkeys(COUNTERS, 0.0)
-        self._came = 0.0
+        self._unseen: dict[str, int] = {}  # looks in a row
+        self._sums = dict.fromkeys((*COUNTERS, CAME), 0.0)
 
     def add(self, readings: Readings) -> tuple[Seen, float, float]:
         """What was seen so far, and the requests that wait and run now."""
         for engine, now in readings.items():
-            before = self._last.get(engine, now)
-            for name in COUNTERS:
-                gained = now.get(name, 0.0) - before.get(name, 0.0)
-                self._sums[name] += gained if gained >= 0 else now.get(name, 0.0)
-        self._last |= readings
+            came = sum(now.get(name, 0.0) for name in ("ended", *GAUGES))
+            before = self._last.get(engine, {**now, CAME: came})
+            anew = now.get("ended", 0.0) < before.get("ended", 0.0)
+            # An aborted request leaves the gauges and is never counted as ended.
+            now = self._last[engine] = {**now, CAME: came if anew else max(came, before[CAME])}
+            for name in self._sums:
+                self._sums[name] += max(0.0, now.get(name, 0.0) - (0.0 if anew else before.get(name, 0.0)))
+        self._unseen = {name: self._unseen.get(name, 0) + 1 for name in self._last if name not in readings}
+        for name in [name for name, looks in self._unseen.items() if looks > FORGOTTEN]:
+            del self._last[name]
         waiting, running = (
             sum(now.get(name, 0.0) for now in readings.values()) for name in ("waiting", "running")
         )
-        ended, prompts, outputs = (self._sums[name] for name in COUNTERS)
-        self._came = max(self._came, ended + waiting + running)
-        return Seen(self._came, prompts, ended, outputs), waiting, running
+        ended, prompts, outputs, came = self._sums.values()
+        return Seen(came, prompts, ended, outputs), waiting, running
 
 
 class Watch:
@@ -66,8 +73,9 @@ class Watch:
     def __init__(self, options: WatchOptions, session: aiohttp.ClientSession) -> None:
         self._options, self._session = options, session
         self._counters = FleetCounters()
-        self.scaling = options.scaling()
-        self.missed = 0  # looks in a row
+        self.scaling = options.scaling(len(options.engine))
+        self.missed, self._looked = 0, False  # looks in a row; whether one ever told anything
+        self._failing: set[str] = set()  # engines whose failure was told
         self.app = web.Application()
         self.app.router.add_get("/metrics", self._show)
         self.app.router.add_get("/healthz", self._health)
@@ -75,12 +83,14 @@ class Watch:
     async def look(self) -> None:
         try:
             readings = await (self._ask() if self._options.prometheus else self._scrape())
-        except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
+            if readings:
+                if not self._looked:  # Prometheus knows the engines that there are
+                    self.scaling, self._looked = self._options.scaling(len(readings)), True
+                self.scaling.look(time.monotonic(), *self._counters.add(readings))
+            self.missed = 0 if readings else self.missed + 1
+        except Exception as error:  # whatever metrics say: the next ones may be right
             LOG.warning("no metrics: %s %s", type(error).__name__, " ".join(str(error).split())[:200])
-            readings = {}
-        self.missed = 0 if readings else self.missed + 1
-        if readings:
-            self.scaling.look(time.monotonic(), *self._counters.add(readings))
+            self.missed += 1
 
     async def run(self) -> None:
         while True:
@@ -94,10 +104,16 @@ class Watch:
         )
         readings: Readings = {}
         for url, page in zip(self._options.engine, pages, strict=True):
+            found: dict[str, float] = {}
             if isinstance(page, bytes):
                 counts = parsed(page.decode("utf-8", "replace"))
                 found = {NAMES[name]: sum(counts[name].values()) for name in NAMES if name in counts}
-                readings |= {url: found} if found else {}
+            if found and all(0 <= value <= LARGEST for value in found.values()):
+                readings[url] = found
+                self._failing.discard(url)
+            elif url not in self._failing:
+                self._failing.add(url)
+                LOG.warning("%s shows no metrics of an engine: %s", url, repr(page)[:120])
         return readings
 
     async def _ask(self) -> Readings:
@@ -111,7 +127,8 @@ class Watch:
             labels, (_, value) = sample["metric"], sample["value"]
             fields = readings.setdefault(labels["instance"], {})
             field = NAMES[labels["__name__"]]
-            fields[field] = fields.get(field, 0.0) + float(value)
+            if 0 <= float(value) <= LARGEST:  # neither NaN nor infinite
+                fields[field] = fields.get(field, 0.0) + float(value)
         return readings
 
     async def _get(self, url: str, params: Mapping[str, str] | None = None) -> bytes:
@@ -126,7 +143,9 @@ class Watch:
         return body
 
     async def _show(self, request: web.Request) -> web.Response:
-        return web.Response(text=self.scaling.text(), content_type="text/plain")
+        """Nothing where nothing is known: an autoscaler has a rule for a metric that is lost."""
+        known = self._looked and self.missed < STALE
+        return web.Response(text=self.scaling.text() if known else "", content_type="text/plain")
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.missed >= STALE else 200)

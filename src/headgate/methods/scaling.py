@@ -80,7 +80,11 @@ def read_scaling(text: str, ceiling: int = 100) -> Scaling:
             number = duration(value) if name in TIMES else float(value)
         except ValueError:
             raise InputError(f"autoscaling: {name}={value!r} is no number; write {name}=2 or 90s") from None
-        values[name] = int(number) if name in ("floor", "ceiling") and number == int(number) else number
+        if name in ("floor", "ceiling"):
+            if not float(number).is_integer():
+                raise InputError(f"autoscaling: {name}={value}; give a whole number of engines")
+            number = int(number)
+        values[name] = number
     return replace(Scaling(rule.strip(), ceiling=ceiling), **values).checked()  # type: ignore[arg-type]
 
 

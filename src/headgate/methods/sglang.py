@@ -201,7 +201,7 @@ class SGLang(BatchPolicy):
         self._flight = flight
 
     def gauges(self) -> Mapping[str, float]:
-        return {"new_token_ratio": self.ratio}
+        return {"new_token_ratio": self.ratio if self._here else self._first}
 
     # -- what it decides
 

@@ -70,13 +70,10 @@ class SlackPolicy(Mixed):
 
     def prompts_for(self, view: View, room: int) -> list[Request]:
         """Half-done prompts, then new ones by the order, as far as tokens, slots and KV go."""
-        prompts = self.half_done(view)
+        prompts = list(view.prefilling.values())
         slots = min(self.slots, view.limits.running) - len(view.decoding) - len(prompts)
         entered, _ = entering(view, self.order, 0.0, slots, room - sum(half.todo for half in prompts))
         return prompts + [view.waiting[id] for id in entered]
-
-    def half_done(self, view: View) -> list[Request]:
-        return list(view.prefilling.values())
 
     def price(self, decodes: int, context: int, prompts: Sequence[Request] = (), tokens: int = 0) -> float:
         """Seconds of a step with so many decodes and the first `tokens` of these prompts."""
@@ -215,11 +212,7 @@ class QoServe(SlackPolicy):
         super().__init__(slots, budget, cost, ttft, tbt, trust, ahead)
         if not 0 <= alpha < 1:
             raise InputError(f"qoserve: alpha={alpha} seconds per token; it must be from 0 to below 1")
-        self._by_deadline = DeadlineAndLength(ttft, self._pace if relegate else 0.0, alpha)
-        self.order = self._by_deadline
-
-    def half_done(self, view: View) -> list[Request]:
-        return sorted(view.prefilling.values(), key=self._by_deadline.key)
+        self.order = DeadlineAndLength(ttft, self._pace if relegate else 0.0, alpha)
 
     def plan(self, view: View) -> Plan:
         decodes, width = len(view.decoding), view.limits.decode_width

@@ -31,7 +31,7 @@ class EngineRecorder(Recorder):
         """It came without its KV; its next token will come late."""
         self._here[request.id].replica = self._replica
         if request.last_token is not None:
-            self._last_before[request.id] = request.last_token
+            self._last_before.setdefault(request.id, request.last_token)
 
 
 class FleetRecorder:

@@ -171,7 +171,7 @@ class Recorder(StepCounter):
         """Its stay is over; its next token will come late."""
         self._close_stay(request.id)
         if request.last_token is not None:
-            self._last_before[request.id] = request.last_token
+            self._last_before.setdefault(request.id, request.last_token)  # a token may be dropped in between
 
     def finished(self, request: Request, now: float, how: End) -> None:
         self._close_stay(request.id)

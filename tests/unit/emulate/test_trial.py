@@ -187,7 +187,7 @@ from headgate.experiment.settings import experiment
 from headgate.live.trial.load import TraceLoad, model_of
 
 async def send(url, speed):
-    load = experiment({"rate": 3.0, "prompt": 100.0, "output": 90.0, "requests": 5000})
+    load = experiment({"rate": 2.4, "prompt": 100.0, "output": 90.0, "requests": 5000})
     source = TraceLoad(make_workload(load)[0], url, {}, 1, speed)
     source.model = await model_of(url)
     await source.start()

@@ -72,6 +72,22 @@ def test_those_that_left_do_not_pile_up():
     assert len(lines._heaps[0.05]) < 100
 
 
+@pytest.mark.parametrize("together", [1, 16])
+def test_a_late_token_counts_where_several_ticks_are_told_at_once(together):
+    class Handle:
+        generated = 1
+
+    handle, lines = Handle(), Envelopes()
+    envelope = Envelope(start=1.0, pace=0.02, request=handle)
+    envelope.token(1.0)
+    lines.join(envelope)
+    ends = [1.06 + 0.01 * tick for tick in range(16)]  # the first is 40 ms late, all are by half a second
+    for first in range(0, 16, together):
+        handle.generated += together
+        lines.ticked(ends[first : first + together])
+    assert envelope.late
+
+
 def test_drafts_bring_tokens_sooner_than_ticks():
     class Handle:
         generated = 1

@@ -139,4 +139,4 @@ def test_many_waiting_requests_cost_a_plan_little():
     policy = told(QoServe(64, 8192, COST, ttft=0.5), view)
     view.now = 100.0
     first = policy.plan(view)
-    assert policy.plan(view) == first and len(policy._by_deadline._late._keys) == 3000
+    assert policy.plan(view) == first and len(policy.order._late._keys) == 3000

@@ -104,7 +104,8 @@ def test_work_is_the_bound_and_pools_share_it():
 @pytest.mark.parametrize(
     "text",
     ["plane", "plan:floor", "plan:ground=2", "plan:floor=0", "plan:floor=9", "plan:target=7", "plan:start=x",
-     "plan:every=0s", "plan:start=40h", "queue:per_engine=0"],
+     "plan:every=0s", "plan:start=40h", "queue:per_engine=0", "plan:floor=nan", "plan:floor=2.5",
+     "plan:ceiling=inf"],
 )  # fmt: skip
 def test_a_rule_that_cannot_be_is_refused_in_one_line(text):
     with pytest.raises(InputError) as error:

@@ -154,7 +154,7 @@ def _filled(given: Mapping[str, NDArray[np.generic]], count: int, labels: tuple[
         same = np.concatenate(([False], part[1:] == part[:-1]))[:count]
         before = np.where(same, np.roll(kinds, 1), NOTHING).astype(np.int8)
     busy = np.asarray(given.get("busy", np.ones(count)), dtype=np.bool_)
-    return StepTable(**numbers, before=before, busy=busy, part=part, labels=labels, dropped=0)
+    return StepTable(**numbers, before=before, busy=busy, part=part, labels=labels, dropped=0, exact=False)
 
 
 def _refuse_nonsense(table: StepTable) -> None:
@@ -180,7 +180,8 @@ def concat(tables: Iterable[StepTable]) -> StepTable:
     columns = {name: np.concatenate([getattr(table, name) for table in given]) for name in COLUMNS}
     columns["part"] = np.concatenate(parts)
     labels = tuple(label for table in given for label in table.labels)
-    return StepTable(**columns, labels=labels, dropped=sum(table.dropped for table in given))
+    dropped, exact = sum(table.dropped for table in given), all(table.exact for table in given)
+    return StepTable(**columns, labels=labels, dropped=dropped, exact=exact)
 
 
 # -- pieces: where a log of steps may be cut

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from math import inf, isfinite, nan
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +182,7 @@ def _pass(line: bytes, place: str) -> dict[str, float]:
         raise InputError(f"{place}: not a message of SGLang's forward passes; {PASS_REMEDY}") from None
     if version != 1:
         raise InputError(f"{place}: messages of version {version!r}; headgate reads version 1")
-    if not all(type(n) in NUMBERS and isfinite(n) and n >= 0 for n in (seconds, *figures)):
+    if not all(type(n) in NUMBERS and 0 <= n <= MOST for n in (seconds, *figures)):
         raise InputError(f"{place}: a time or a count is not a number of zero or more; {PASS_REMEDY}")
     prompts, tokens, behind, spread, decodes, context = figures
     each = max(1, prompts)
@@ -205,6 +205,7 @@ NEEDED = ("input_lens", "ttfts", "itls", "start_times")
 SAME_STEP = 0.25  # of the median gap between tokens: tokens nearer than that came from one step
 GUESSES_EVERY = 100  # steps that make a part
 NUMBERS = {int, float}  # of a JSON file
+MOST = 1e15  # of a count or a time
 LIMITS = (
     "steps are told apart by when tokens came: those that bring none (pieces of prompts, nobody decodes) "
     "count with the next",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from functools import cached_property
 from math import inf
 from typing import Annotated, Any, Literal, Self, get_args
@@ -253,7 +254,7 @@ def merge(words: dict[str, Any], over: object, flag: str) -> Settings:
         upper = check_words(over, f"{flag}, {KEY}: ")
         if "policy" in upper:
             merged.pop("set", None)
-        merged |= upper
+        merged = over_promises(merged, upper)
     settings = checked(Settings, merged, _fields)
     tables: list[tuple[str, Settings | Promise]] = [("", settings), *settings.classes.items()]
     for name, own in tables:
@@ -261,6 +262,12 @@ def merge(words: dict[str, Any], over: object, flag: str) -> Settings:
             of = f"classes.{name}: " if name else ""
             raise InputError(f"{of}envelope begins where the first token is due; give ttft too")
     return settings
+
+
+def over_promises(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, where the upper one decides; a promise for tokens replaces one of another kind."""
+    dropped = BETWEEN if BETWEEN.keys() & upper.keys() else ()
+    return {**{name: word for name, word in lower.items() if name not in dropped}, **upper}
 
 
 def check_words(words: dict[str, Any], where: str) -> dict[str, Any]:

@@ -293,10 +293,11 @@ class Envelopes:
             envelope.number = 0
 
     def ticked(self, ends: Sequence[float]) -> None:
-        for end in ends:
-            self._ticked(end)
+        for number, end in enumerate(ends, 1):
+            self.tick(end, len(ends) - number)
 
-    def _ticked(self, end: float) -> None:
+    def tick(self, end: float, left: int) -> None:
+        """`left` later ticks are counted in the handles of requests already."""
         if not self.here:
             return
         self._tick += 1
@@ -308,7 +309,7 @@ class Envelopes:
                 if envelope is None:
                     continue
                 # Its handle may be a tick ahead where steps overlap
-                known = 0 if envelope.request is None else envelope.request.generated - 2
+                known = 0 if envelope.request is None else envelope.request.generated - 2 - left
                 if end > envelope.start + pace * known:
                     envelope.late = True
                 else:

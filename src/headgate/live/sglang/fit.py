@@ -18,6 +18,8 @@ UNFIT = {
     "slai": _NAMED,
     "wait": _NAMED,
     "nested-wait": _NAMED,
+    "fairbatching": _NAMED,
+    **dict.fromkeys(("qoserve", "ppas", "prefill-interval"), "was not tried in SGLang"),
     "rad-smooth": "keeps several prompts half done, and SGLang keeps one",
 }
 

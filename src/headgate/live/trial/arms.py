@@ -21,7 +21,7 @@ from typing import Any
 
 from headgate.core.errors import InputError, RunError
 from headgate.live.engine.policy import check_policy
-from headgate.live.engine.settings import Settings, check_words, merge, read_file
+from headgate.live.engine.settings import Settings, check_words, merge, over_promises, read_file
 from headgate.live.files import read_regular
 from headgate.live.vllm import VLLM
 from headgate.settings_base import BETWEEN
@@ -311,4 +311,4 @@ def _unusable(path: str, error: OSError) -> InputError:
 def base_settings(config: str | None, promises: Mapping[str, Any]) -> Settings:
     """What the file says now, with the promises that flags add."""
     words = check_words(read_file(config), f"settings file {config}: ") if config else {}
-    return merge({**words, **promises}, None, "")
+    return merge(over_promises(words, promises), None, "")

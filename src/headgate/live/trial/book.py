@@ -166,7 +166,9 @@ class Book:
 
     # -- requests
 
-    def arrived(self, at: float, kind: str, slo: Slo = NO_SLO, prompt: int = 0) -> SeenRequest:
+    def arrived(
+        self, at: float, kind: str, slo: Slo = NO_SLO, prompt: int = 0, request: Request | None = None
+    ) -> SeenRequest:
         self._until(at)
         self.here += 1
         self.waiting += 1
@@ -175,7 +177,7 @@ class Book:
         promised = slo[:2] != (None, None)
         self.promises = self.promises or promised
         block = self.block_at(at)
-        seen = SeenRequest(kind, slo, at, prompt, block, envelope=envelope_of(slo, at))
+        seen = SeenRequest(kind, slo, at, prompt, block, envelope=envelope_of(slo, at, request))
         self._inside.add(seen)
         if block is not None:
             block.of(kind).requests += 1
@@ -282,7 +284,7 @@ class Listener(Observer):
         self._envelopes = Envelopes()
 
     def arrived(self, request: Request, now: float) -> None:
-        self._seen[request.id] = self.book.arrived(now, request.kind, request.slo, request.prompt)
+        self._seen[request.id] = self.book.arrived(now, request.kind, request.slo, request.prompt, request)
 
     def prefilled(self, request: Request, now: float) -> None:
         """The token that came with its prompt; from now on it shares the tick."""
@@ -315,10 +317,10 @@ class Listener(Observer):
     def stepped(self, steps: Steps) -> None:
         if not steps.decodes:
             return
-        for end in steps.ends:
-            self._ticked(end)
+        for number, end in enumerate(steps.ends, 1):
+            self._ticked(end, len(steps.ends) - number)
 
-    def _ticked(self, now: float) -> None:
+    def _ticked(self, now: float, left: int) -> None:
         fresh, self._fresh = self._fresh, []
         gap = now - self._tick
         for kind, count in self._steady.items():
@@ -327,7 +329,7 @@ class Listener(Observer):
         for promise in self._late:
             self._late[promise] += gap > promise
         self._tick = now
-        self._envelopes.ticked((now,))
+        self._envelopes.tick(now, left)
         for seen in fresh:
             self.book.next_token(seen, now)
             if seen.envelope is not None:

@@ -15,7 +15,8 @@ _SHOWN = ", ".join(f"{load:.2f}" for load in LOADS)
 CAPACITY = (
     "Capacity: the highest load that keeps the promise, in percent of λ*, the rate that no policy exceeds. "
     "100: at λ* the run ended before the policy fell behind. In brackets the difference from {baseline}, "
-    "paired by seed; = is no significant difference (95 %; with one seed there is no interval)"
+    "paired by seed; = is none beyond a 95 % interval and a step of the grid, 3 %; with fewer than three "
+    "seeds nothing is known of that: ?"
 )
 KEPT = (
     f"Kept: the share of requests that were kept all of the promise, in percent, at {_SHOWN} of λ*; then "
@@ -31,7 +32,8 @@ def leaderboard_page(board: Board, lines: Lines, policies: Sequence[str], comman
     bounds = {
         name: next(rows[0]["bound"] for (_, own), rows in lines.items() if own == name) for name in traces
     }
-    sections = [doc.Section("", (_facts(board, lines, bounds),))]
+    shown = {key: rows for key, rows in lines.items() if key[0] in policies}
+    sections = [doc.Section("", (_facts(board, shown, bounds),))]
     for promise, levels in board.promises.items():
         tables = {
             key: standing(rows, promise)
@@ -45,9 +47,11 @@ def leaderboard_page(board: Board, lines: Lines, policies: Sequence[str], comman
         )
         said = "; ".join(str(level) for level in levels)
         sections.append(doc.Section(f"{promise}: {said}", blocks))
-    cells, whole = len(lines), len(policies) * len(board.settings.traces)
+    cells, whole = len(shown), len(policies) * len(board.settings.traces)
     verdict = f"Policies: {len(policies)}, traces: {len(traces)}. {NO_RANK}"
     notes = [CAPACITY.format(baseline=board.settings.baseline), KEPT]
+    own = {name: words["ttft"] for name, words in board.settings.traces.items() if "ttft" in words}
+    notes += [f"On {name} the first token was promised within {first}" for name, first in own.items()]
     notes += [f"{whole - cells} of {whole} cells have no lines yet"] if cells < whole else []
     about = (
         f"card {board.settings.card}, {board.settings.slots} slots, {board.settings.budget:,} tokens a step"
@@ -95,9 +99,9 @@ def _capacity(
 def _change(found: Estimate) -> str:
     if found.value != found.value:
         return "-"
-    if found.low is not None and found.high is not None and found.low <= 0 <= found.high:
-        return "="
-    return f"{100 * found.value:+.1f} %"
+    if found.low is None or found.high is None:
+        return f"{100 * found.value:+.1f} %?"
+    return "=" if found.low <= 0 <= found.high else f"{100 * found.value:+.1f} %"
 
 
 def _kept(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ OUTPUTS_KNOWN = 30.0  # seconds after its arrival from which on a request's outp
 class FleetScaler:
     """Opens and closes the engines of a fleet whose size is the most it may have.
 
-    An engine serves `start` seconds after it was ordered and is paid from then on until it is empty. One that
-    drains is taken back at once. What is given up first: engines that are starting, then those with the
+    An engine is paid from its order until it is empty, and serves `start` seconds after it was ordered. One
+    that drains is taken back at once. What is given up first: engines that are starting, then those with the
     fewest requests.
     """
 
@@ -42,6 +43,7 @@ class FleetScaler:
         self._draining: set[int] = set()
         self._spans: list[tuple[float, float]] = []
         self.sizes: list[tuple[float, int]] = []  # when, and how many serve
+        self._end: float | None = None  # all requests were served
         for station in fleet.stations:
             if station.id < self.needed.last.engines:
                 self._paid[station.id] = 0.0
@@ -51,7 +53,7 @@ class FleetScaler:
 
     @property
     def engine_seconds(self) -> float:
-        now = self._fleet.now
+        now = self._fleet.now if self._end is None else self._end
         open_spans = sum(now - since for since in (*self._paid.values(), *self._starting.values()))
         return open_spans + sum(end - begun for begun, end in self._spans)
 
@@ -81,6 +83,8 @@ class FleetScaler:
         self.sizes.append((now, len(self._paid) - len(self._draining)))
         if fleet.arrivals.pending or fleet.arrivals.outstanding:
             fleet.at(now + self._scaling.every, self._tick)
+        else:
+            self._end = now
 
     def _seen(self, now: float) -> Seen:
         came = int(np.searchsorted(self._arrival, now, "right"))
@@ -105,10 +109,10 @@ class FleetScaler:
         idle = (each.id for each in self._fleet.stations if each.id not in self._paid | self._starting.keys())
         for _, engine in zip(range(count), list(idle), strict=False):
             self._starting[engine] = now
-            self._fleet.at(now + self._scaling.start, lambda engine=engine: self._ready(engine))  # type: ignore[misc]
+            self._fleet.at(now + self._scaling.start, partial(self._ready, engine, now))
 
-    def _ready(self, engine: int) -> None:
-        if self._starting.get(engine) == self._fleet.now - self._scaling.start:
+    def _ready(self, engine: int, ordered: float) -> None:
+        if self._end is None and self._starting.get(engine) == ordered:
             self._paid[engine] = self._starting.pop(engine)
             self._fleet.dispatch.open(engine)
 

@@ -150,9 +150,53 @@ def test_engines_that_come_go_and_begin_anew_only_add_what_they_gained() -> None
     counters = FleetCounters()
     one = {"ended": 100.0, "prompt": 1e5, "output": 2e4, "running": 2.0, "waiting": 1.0}
     seen, waiting, running = counters.add({"a": one})
-    assert (seen.ended, seen.requests, waiting, running) == (0, 3, 1, 2)
+    assert (seen.ended, seen.requests, waiting, running) == (0, 0, 1, 2)
     seen, *_ = counters.add({"a": one | {"ended": 110.0}, "b": one | {"ended": 5000.0}})
     assert seen.ended == 10
     seen, *_ = counters.add({"b": one | {"ended": 5001.0}})
     seen, *_ = counters.add({"a": one | {"ended": 4.0}, "b": one | {"ended": 5001.0}})  # a began anew
     assert seen.ended == 15
+
+
+def test_requests_of_an_engine_that_is_lost_are_not_made_up_for_by_others() -> None:
+    counters, rates = FleetCounters(), []
+    for look in range(20):
+        here = {"ended": 10.0 * look, "prompt": 0.0, "output": 0.0, "running": 50.0, "waiting": 0.0}
+        crowded = {**here, "running": 1700.0} if look < 10 else None
+        seen, *_ = counters.add({"a": here} | ({"b": crowded} if crowded else {}))
+        rates.append(seen.requests)
+    assert rates[9] - rates[8] == 20 and rates[11] - rates[10] == 10
+
+
+def test_a_watch_survives_what_metrics_say_and_then_says_nothing() -> None:
+    values = iter(["1e300", "NaN", "+Inf", "-4", "7"])
+
+    def answer():
+        value = next(values, "8")
+        names = ("request_success_total", "prompt_tokens_total", "generation_tokens_total")
+        series = [
+            {"metric": {"__name__": f"vllm:{name}", "instance": f"{host}:1"}, "value": [1.0, value]}
+            for name in names
+            for host in "abc"
+        ]
+        return {"data": {"result": series}}
+
+    async def go() -> None:
+        async with listening(prometheus(answer), "127.0.0.1", 0) as source:
+            options = watch_options(prometheus=source, select='model_name="m"', model='a"\nb')
+            async with watching(options) as (watch, url), aiohttp.ClientSession() as client:
+
+                async def shown() -> str:
+                    async with client.get(f"{url}/metrics") as answer:
+                        return await answer.text()
+
+                assert await shown() == "", "nothing is known yet"
+                for _ in range(6):
+                    await watch.look()
+                assert 'model="a\\"\\nb",pool="any"} 3' in await shown()
+                watch._options = watch_options(prometheus="http://127.0.0.1:9")
+                for _ in range(4):
+                    await watch.look()
+                assert await shown() == "", "a metric that is lost is for the autoscaler to see"
+
+    run(go())

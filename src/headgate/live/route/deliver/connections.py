@@ -80,6 +80,7 @@ class Connections:
 HEADS = 1 << 16  # bytes of an answer's head, or of what follows its last chunk
 INTERIM = 32  # answers such as 100 and 103 before the one that counts
 SIZE_LINE = 256  # bytes of the line before a chunk
+MOST_TOKENS = 1 << 28  # of one request: what an engine says beyond is not true
 FULL = 1 << 17  # bytes of an answer above which no more is read until some are taken
 STATUS = re.compile(rb"HTTP/1[.]([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?")
 HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\0-\x08\x0a-\x1f\x7f]*)")
@@ -629,7 +630,7 @@ def usage_of(data: bytes | None) -> Usage | None:
 
 
 def _tokens(told: object) -> int:
-    return told if isinstance(told, int) and told >= 0 else 0
+    return told if isinstance(told, int) and 0 <= told <= MOST_TOKENS else 0
 
 
 def judge_status(
