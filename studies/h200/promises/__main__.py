@@ -32,6 +32,7 @@ SHRINK = 16  # of lengths, with --tiny
 RAMP_RATE, RAMP_OUTPUT = 50.0, 200  # requests a second, tokens each
 BURST_PROMPT, BURST_OUTPUT = 1500, 40
 START_RAMP = 448
+STAIR_END = 6.0  # seconds of a stair whose requests do not count: much of their answers comes on the next one
 Line = dict[str, Any]
 
 
@@ -43,7 +44,8 @@ def options(argv: list[str]) -> argparse.Namespace:
         "--loads",
         nargs="+",
         default=list(LOADS),
-        help="WORKLOAD:RATE[@CLASS]; azure-conv, azure-code, sharegpt-8k, each with -bursts, mooncake; "
+        help="WORKLOAD:RATE[@CLASS], or RATE/RATE/... for rates one after the other without a pause; "
+        "azure-conv, azure-code, sharegpt-8k, each with -bursts, mooncake; "
         "+batch:RATE or +batch:CLIENTSc beside it; classes chat, batch, gold, free",
     )
     add("--arms", nargs="+", default=list(ARMS), help="plain, or a policy like mixed:budget=2560")
@@ -142,18 +144,27 @@ class Results:
 
 def measure(asked: argparse.Namespace, server: Server, results: Results, deadline: float) -> None:
     """Round by round, load by load, arm by arm, as long as there is time."""
-    each = asked.warm + asked.measure + asked.drain + AHEAD + 5.0
     offset = server.trace.stat().st_size if asked.steps and server.trace.exists() else 0
     for number in range(asked.rounds):
         for text in asked.loads:
             for arm in asked.arms:
+                each = length(asked, text) + asked.drain + AHEAD + 5.0
                 if time.monotonic() + each > deadline:
                     print(f"no time left for {arm} at {text}, round {number}", flush=True)
                     return
-                line, requests = one(asked, server, arm, text, number)
+                lines, requests = one(asked, server, arm, text, number)
                 if asked.steps and server.trace.exists():
-                    line["steps"], offset = figures.steps(server.trace, offset)
-                results.add(line, requests)
+                    lines[-1]["steps"], offset = figures.steps(server.trace, offset)
+                for line in lines[:-1]:
+                    results.add(line)
+                results.add(lines[-1], requests)
+
+
+def length(asked: argparse.Namespace, text: str) -> float:
+    """Seconds in which a load's requests arrive."""
+    stairs = parse(text)[0].stairs
+    once = asked.warm + asked.measure
+    return len(stairs) * (once + STAIR_END) if stairs else once
 
 
 def ramp(asked: argparse.Namespace, server: Server) -> None:
@@ -173,22 +184,29 @@ def ramp(asked: argparse.Namespace, server: Server) -> None:
         serve(load, server.target, asked.clients, asked.drain, asked.seed)
 
 
-def one(asked: argparse.Namespace, server: Server, arm: str, text: str, number: int) -> tuple[Line, Line]:
-    """One arm, one load, one time."""
+def one(
+    asked: argparse.Namespace, server: Server, arm: str, text: str, number: int
+) -> tuple[list[Line], Line]:
+    """One arm, one load, one time; a line for each stair."""
     server.switch(settings(asked, arm))
     parts = parse(text)
-    seconds, seed = asked.warm + asked.measure, asked.seed + number
+    seconds, seed = length(asked, text), asked.seed + number
     load = draw_all(parts, seconds, seed, SHRINK if asked.tiny else 1)
-    name, rate = load.name, load.rate
     began = time.monotonic()
     answers = serve(load, server.target, asked.clients, asked.drain, seed)
-    about = {"arm": arm, "workload": name, "rate": rate, "round": number, "seed": seed, "seconds": seconds}
-    found = figures.summary(answers, duration(asked.ttft), duration(asked.tbt), asked.warm, seconds)
+    took = {"wall": round(time.monotonic() - began, 1), "fallen": server.fallen()}
+    about = {"arm": arm, "workload": load.name, "round": number, "seed": seed, "seconds": seconds}
+    lines = []
+    for place, rate in enumerate(load.stairs or (load.rate,)):
+        start = place * seconds / max(1, len(load.stairs)) + asked.warm
+        where = {"stairs": load.stairs, "from": start} if load.stairs else {}
+        promised = duration(asked.ttft), duration(asked.tbt)
+        found = figures.summary(answers, *promised, start, start + asked.measure)
+        lines.append({**about, "rate": rate, **where, **found, **took})
     if any(part.kind in (GOLD, FREE) for part in parts):
         gap = duration(asked.tbt)
-        found["classes"] = figures.by_class(answers, {GOLD: (1.0, gap), FREE: (5.0, gap)}, asked.warm)
-    took = {"wall": round(time.monotonic() - began, 1), "fallen": server.fallen()}
-    return {**about, **found, **took}, {**about, **figures.raw(answers)}
+        lines[0]["classes"] = figures.by_class(answers, {GOLD: (1.0, gap), FREE: (5.0, gap)}, asked.warm)
+    return lines, {**about, "rate": load.rate, "stairs": load.stairs, **figures.raw(answers)}
 
 
 def setup(asked: argparse.Namespace, server: Server, began: float) -> Line:

@@ -18,13 +18,14 @@ BINS = (256, 512, 1024, 2048, 4096, 8192, 16_384)  # tokens of a step with promp
 
 
 def summary(answers: Sequence[Answer], ttft: float, tbt: float, warm: float, seconds: float) -> Line:
-    """Over the requests that came after the warm-up.
+    """Over the requests that came from the end of the warm-up to `seconds`.
 
     A request is kept when its first token came in time and none of its gaps was longer than promised; one
     that was not served to its end is not.
     """
-    mine = [each for each in answers if each.arrival >= warm and each.kind in ("", CHAT)]
-    batch = [each for each in answers if each.arrival >= warm and each.kind == BATCH]
+    inside = [each for each in answers if warm <= each.arrival <= seconds]
+    mine = [each for each in inside if each.kind in ("", CHAT)]
+    batch = [each for each in inside if each.kind == BATCH]
     first = np.array([inf if each.first is None else each.first for each in mine])
     gaps = np.array([gap for each in mine for gap in each.gaps])
     worst = np.array([max(each.gaps, default=0.0) for each in mine])

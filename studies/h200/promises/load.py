@@ -35,21 +35,23 @@ class Load(NamedTuple):
     kind: npt.NDArray[np.str_]
     clients: int = 0  # that send requests of BATCH for as long as the run lasts
     seconds: float = 0.0
+    stairs: tuple[float, ...] = ()  # rates, one after the other for the same time each
 
 
 class Part(NamedTuple):
-    """Of a load: at this rate, or sent by so many clients in a closed loop."""
+    """Of a load: at this rate (or these, one after the other), or by so many clients in a closed loop."""
 
     name: str
     rate: float
     kind: str
     clients: int = 0
+    stairs: tuple[float, ...] = ()
 
 
 def parse(text: str) -> list[Part]:
     """`azure-conv:19`, `azure-conv:12+batch:8`, `azure-conv:12+batch:192c` (clients) or
     `azure-conv:12@gold+azure-conv:12@free`. Without a class the first of several parts is chat, the others
-    are batch.
+    are batch. `azure-conv:16/20/24` is a staircase: these rates one after the other, without a pause.
     """
     words = text.split("+")
     several = ["", ""] if len(words) == 1 else [CHAT, BATCH]
@@ -65,18 +67,21 @@ def _part(text: str, default: str) -> Part:
         raise unknown("class", kind, CLASSES)
     clients = rate.endswith("c")
     try:
-        found = float(rate.removesuffix("c"))
+        rates = [float(each) for each in rate.removesuffix("c").split("/")]
     except ValueError:
-        found = 0.0
-    if not (colon and found > 0) or (clients and name != BATCH):
+        rates = [0.0]
+    stairs = tuple(rates) if len(rates) > 1 else ()
+    if not colon or min(rates) <= 0 or (clients and (name != BATCH or stairs)) or (stairs and default):
         raise InputError(f"load {text!r}: {rate!r} is not a rate; write azure-conv:19, or batch:192c clients")
-    return Part(name, 0.0, BATCH, int(found)) if clients else Part(name, found, kind or default)
+    if clients:
+        return Part(name, 0.0, BATCH, int(rates[0]))
+    return Part(name, float(np.mean(rates)), kind or default, stairs=stairs)
 
 
 def draw_all(parts: list[Part], seconds: float, seed: int, shrink: int = 1) -> Load:
     """The requests of all parts."""
     loads = [
-        draw(part.name, part.rate, seconds, seed + 1000 * number, shrink, part.kind)
+        draw(part.name, part.rate, seconds, seed + 1000 * number, shrink, part.kind, part.stairs)
         for number, part in enumerate(parts)
         if not part.clients
     ]
@@ -95,10 +100,19 @@ def draw_all(parts: list[Part], seconds: float, seed: int, shrink: int = 1) -> L
         kind[order],
         clients=sum(part.clients for part in parts),
         seconds=seconds,
+        stairs=parts[0].stairs,
     )
 
 
-def draw(name: str, rate: float, seconds: float, seed: int, shrink: int = 1, kind: str = "") -> Load:
+def draw(
+    name: str,
+    rate: float,
+    seconds: float,
+    seed: int,
+    shrink: int = 1,
+    kind: str = "",
+    stairs: tuple[float, ...] = (),
+) -> Load:
     """Requests of so many seconds; `shrink` divides lengths, for tiny models."""
     rng = np.random.default_rng([seed, *name.encode()])
     prompts, outputs = lengths(name)
@@ -109,9 +123,12 @@ def draw(name: str, rate: float, seconds: float, seed: int, shrink: int = 1, kin
         cycle, within = np.divmod(arrival, CYCLE_SECONDS)
         shares, moments = (0.0, BURST_SHARE, 1.0), (0.0, BURST_SECONDS, CYCLE_SECONDS)
         arrival = CYCLE_SECONDS * cycle + np.interp(within / CYCLE_SECONDS, shares, moments)
+    if stairs:  # the moment at which the staircase has sent this share of its requests
+        shares = np.concatenate([[0.0], np.cumsum(stairs)]) / sum(stairs)
+        arrival = np.interp(arrival / seconds, shares, np.linspace(0.0, seconds, len(stairs) + 1))
     prompt = np.clip(prompts[rows] // shrink, 1, LONGEST_PROMPT // shrink)
     output = np.clip(outputs[rows] // shrink, 1, LONGEST_OUTPUT // shrink)
-    return Load(name, rate, arrival, prompt, output, np.full(count, kind, dtype="U8"))
+    return Load(name, rate, arrival, prompt, output, np.full(count, kind, dtype="U8"), stairs=stairs)
 
 
 def lengths(name: str) -> tuple[Whole, Whole]:

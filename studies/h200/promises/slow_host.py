@@ -104,7 +104,11 @@ def slow(name: str, seed: int) -> WorkCost:
 
 def replayed(name: str, rate: float, arm: str, host: str, seconds: float, seed: int) -> float:
     """Of requests kept, in one run."""
-    return kept(replay(draw(name, rate, seconds, seed), arm, SETUP, slow(host, seed)), SETUP)
+    return kept(
+        replay(draw(name, rate, seconds, seed), arm, SETUP, slow(host, seed)),
+        {**SETUP, "measure": seconds},
+        SETUP["warm"],
+    )
 
 
 def highest(name: str, arm: str, host: str, seconds: float, seed: int, around: float) -> Line:

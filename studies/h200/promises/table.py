@@ -55,8 +55,10 @@ def predict(line: Line, setup: Line) -> float:
     """Share of requests whose promises the simulator keeps, over the same requests; NaN where unknown."""
     if line["arm"] == "auto" or "+" in line["workload"]:  # learns on the engine; has batch beside it
         return nan
-    load = draw(line["workload"], line["rate"], line["seconds"], line["seed"])
-    return kept(replay(load, line["arm"], setup), setup)
+    stairs = tuple(line.get("stairs", ()))
+    rate = float(np.mean(stairs or line["rate"]))
+    load = draw(line["workload"], rate, line["seconds"], line["seed"], stairs=stairs)
+    return kept(replay(load, line["arm"], setup), setup, line.get("from", setup["warm"]))
 
 
 def replay(load: Load, arm: str, setup: Line, truth: StepCost | None = None) -> Run:
@@ -73,12 +75,12 @@ def replay(load: Load, arm: str, setup: Line, truth: StepCost | None = None) -> 
     return simulate(engine, policy, workload, asynchronous=True)
 
 
-def kept(run: Run, setup: Line) -> float:
-    """Share of requests whose promises are kept, of those after the warm-up."""
+def kept(run: Run, setup: Line, begin: float) -> float:
+    """Share of requests whose promises are kept, of those in the time that counts."""
     ttft, tbt = duration(setup["ttft"]), duration(setup["tbt"])
     first = run.requests["first_token"] - run.requests["arrival"]
     worst = np.array([max(gaps, default=0.0) for gaps in Gaps(run).lists()])
-    counts = run.requests["arrival"] >= setup["warm"]
+    counts = (run.requests["arrival"] >= begin) & (run.requests["arrival"] <= begin + setup["measure"])
     return float(np.mean((first[counts] <= ttft) & (worst[counts] <= tbt)))
 
 
