@@ -29,6 +29,7 @@ class Panel:
     x: str
     y: str
     series: tuple[Series, ...]
+    counted: str = "bursts"  # what a point is the mean of
 
 
 def svg(title: str, panels: Sequence[Panel]) -> str:
@@ -67,16 +68,16 @@ def _panel(panel: Panel) -> list[str]:
     drawn.append(_text(middle, HEIGHT - BOTTOM + 36, panel.x))
     drawn.append(_text(LEFT - 40, TOP - 8, panel.y, "start"))
     for number, series in enumerate(panel.series):
-        drawn += _series(series, COLOURS[number % len(COLOURS)], place, number)
+        drawn += _series(series, COLOURS[number % len(COLOURS)], place, number, panel.counted)
     return drawn
 
 
-def _series(series: Series, colour: str, place: _Scale, number: int) -> list[str]:
+def _series(series: Series, colour: str, place: _Scale, number: int, counted: str) -> list[str]:
     path = " ".join(f"{place.x(x):.1f},{place.y(y):.1f}" for x, y, _, _ in series.points)
     drawn = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-opacity="0.4"/>']
     for x, y, half, count in series.points:
         at, low, high = place.x(x), place.y(y - half), place.y(y + half)
-        said = f"{series.label}: {y:+.1f} % ± {half:.1f}, {count} bursts"
+        said = f"{series.label}: {y:+.1f} % ± {half:.1f}, {count} {counted}"
         drawn.append(f'<path d="M{at:.1f},{low:.1f}V{high:.1f}" stroke="{colour}"/>')
         place_of = f'cx="{at:.1f}" cy="{place.y(y):.1f}"'
         drawn.append(f'<circle {place_of} r="3.5" fill="{colour}"><title>{said}</title></circle>')

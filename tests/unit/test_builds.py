@@ -135,10 +135,8 @@ class Missing:
         if name in {missing!r}:
             raise ModuleNotFoundError(f"make demo does not install {{name}}", name=name)
 sys.meta_path.insert(0, Missing)
-from headgate.cli import main, simulate
-simulate = sys.modules["headgate.cli.simulate"]
-simulate.SCENES = {{"full": ("full", {{"clients": 32, "requests": 100}})}}
-simulate.POLICIES = ["mixed", "eb:refill=16"]
+from headgate.cli import demo, main
+demo.STAIR, demo.FULL["requests"] = 21.0, 700
 sys.argv = ["headgate", "demo"]
 main()
 """

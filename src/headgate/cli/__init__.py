@@ -23,7 +23,7 @@ UsageFault = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ =
 
 # What `headgate --help` says of each. A command's module is imported when it runs.
 COMMANDS = {
-    "demo": "Ten minutes of real traffic under several policies; no GPU.",
+    "demo": "What scheduling is worth on one GPU, on one screen; no GPU needed.",
     "advise": "Say which policy, flags and engines keep your latency promises.",
     "simulate": "Serve a workload under one policy, in virtual time.",
     "compare": "Serve the same requests under several policies, side by side.",
@@ -50,7 +50,7 @@ COMMANDS = {
 
 # A command's module has its name, but for these.
 HOMES = {"watch": "predict", "advise": "plan", "calibrate": "card", "reproduce": "report", "warm-up": "serve"}
-HOMES |= dict.fromkeys(("compare", "demo", "sweep"), "simulate")
+HOMES |= dict.fromkeys(("compare", "sweep"), "simulate")
 
 
 @cache

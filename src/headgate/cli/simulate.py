@@ -1,4 +1,4 @@
-"""Commands that simulate: `simulate` one policy, `compare` several, `sweep` a grid, and the `demo`."""
+"""Commands that simulate: `simulate` one policy, `compare` several, `sweep` a grid."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -15,7 +14,7 @@ import typer
 from headgate.cli import output
 from headgate.cli.flags import option, takes_fleet_settings
 from headgate.core.errors import InputError, RunError, RunInterruptedError, unknown
-from headgate.experiment.settings import Experiment, experiment
+from headgate.experiment.settings import Experiment
 from headgate.experiment.workers import ON, Workers
 
 if TYPE_CHECKING:
@@ -304,54 +303,6 @@ def _file_name(text: str, longest: int = 200) -> str:
 
 
 compare.__doc__ = COMPARE_HELP
-# -- demo
-
-POLICIES = ["mixed", "v0", "eb:refill=4", "eb:refill=16", "eb:refill=64", "eb+"]
-SCENES: dict[str, tuple[str, dict[str, int]]] = {
-    "as-recorded": ("at the rate it was recorded, 5.2 requests/s", {}),
-    "saturated": ("as fast as the engine can: 320 clients in a closed loop", {"clients": 320}),
-}
-TITLE = "Ten minutes of real conversations on one GPU"
-AGAIN = "--trace azure-conv --clients 320 --policy mixed --policy eb:refill=16"
-
-
-def demo(
-    out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-demo)")] = None,
-    report: output.Report = None,
-) -> None:
-    """Ten minutes of real traffic under several policies; no GPU.
-
-    Serves a bundled slice of the Azure 2023 conversation trace with Qwen3-8B step times measured on an H200:
-    mixed batching (vLLM's default), prefill-first (vLLM v0), exclusive batches with three thresholds, and
-    EB+, which chooses by itself. Prints two tables and writes one HTML report beside the run folders.
-
-    Example: headgate demo --out my-demo
-    """
-    from headgate.experiment.run import Prepared
-    from headgate.report.document import SHOWN
-    from headgate.report.runs.page import runs_page, scene_chapter
-    from headgate.report.runs.scenes import scene_of
-    from headgate.report.terminal import show
-
-    output.check_report(report)
-    scenes = []
-    with output.run_folder(out, "demo", overwrite=False) as folder:
-        for scene, (load, flags) in SCENES.items():
-            prepared = Prepared(experiment({"trace": "azure-conv", **flags}))
-            title = f"{len(prepared.workload)} conversations on {prepared.card.name}, {load}"
-            print(f"\n{title}")
-            runs = run_all(prepared, choose(POLICIES, prepared), 1, folder / scene)
-            scenes.append(scene_of(runs, title))
-            show(replace(scene_chapter(scenes[-1]), title=""), depth=SHOWN)
-            for note in extrapolations(runs):
-                show(f"note: {note}")
-    print(f"\nRun folders: {folder}. Every difference with its interval:")
-    print(f"  {os.path.relpath(sys.argv[0])} compare {AGAIN}")
-    output.save_page(
-        runs_page(scenes, sys.argv[1:], TITLE), report or str(folder / output.REPORT), sys.stdout
-    )
-
-
 # -- sweep
 
 MOST_SWEPT_SEEDS = 1000

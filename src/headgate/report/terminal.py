@@ -158,7 +158,12 @@ class Table:
     def __init__(self, grid: doc.Grid, width: int) -> None:
         skipped = 1 if grid.grouped else 0
         self.grid, self.width = grid, width
-        self.heads = grid.heads[skipped:]
+        self.heads = [*grid.heads[skipped:]]
+        if grid.joined:  # what stands over several columns needs room in the first
+            names = [head.partition("\n")[0] for head in self.heads]
+            for place in range(len(names) - 1, 0, -1):
+                if names[place] == names[place - 1]:
+                    self.heads[place] = self.heads[place].removeprefix(names[place])
         self.groups = [each[0].text if skipped else "" for each in grid.rows]
         self.rows = [each[skipped:] for each in grid.rows]
         columns = list(zip(*self.rows, strict=True)) if self.rows else [() for _ in self.heads]
@@ -206,13 +211,11 @@ class Table:
 
     def _headed(self) -> list[list[str]]:
         """The lines of each head, those of all equally many, the last at the bottom."""
-        found, before = [], ""
+        found = []
         for head, width in zip(self.heads, self.widths, strict=True):
             name, _, unit = head.partition("\n")
-            shown = "" if self.grid.joined and name == before else name
-            lines = [*(wrap(shown, width) or [""]), *wrap(unit, width)]
+            lines = [*(wrap(name, width) or [""]), *wrap(unit, width)]
             found.append([line.replace(doc.TIED, " ") for line in lines])
-            before = name
         tall = max(len(lines) for lines in found)
         return [[""] * (tall - len(lines)) + lines for lines in found]
 

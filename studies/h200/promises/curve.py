@@ -16,9 +16,9 @@ from studies.cards.plots import Panel, Point, Series, svg
 
 ARMS = {
     "plain": "vLLM",
-    "mixed:budget=2560": "vLLM, best budget",
-    "keep": "keep, with card",
-    "auto": "headgate, no settings",
+    "mixed:budget=2560": "vLLM, best static budget",
+    "keep": "headgate with a card",
+    "auto": "headgate, no tuning",
 }
 NAMES = {"azure-conv": "Azure conversations", "azure-code": "Azure code", "sharegpt-8k": "ShareGPT"}
 GRAPH, DELIVERY = 4096, "20ms"
@@ -51,7 +51,7 @@ def panel(workload: str, runs: Runs) -> Panel:
         if points:
             series.append(Series(label, tuple(points)))
     name = NAMES.get(workload, workload)
-    return Panel(f"{name}, requests/s", "requests with every promise kept, %", tuple(series))
+    return Panel(f"{name}, requests/s", "% of requests with both promises kept", tuple(series), "runs")
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
         print(f"| {workload} | {rate:g} |", " | ".join(map(shown, cells)), "|")
     if asked.out and runs:
         plain = sorted({key[0] for key in runs if "+" not in key[0] and "/" not in key[0]})
-        title = "Promises kept on one H200 through HTTP: 500 ms to the first token, no gap above 100 ms"
+        title = "First token within 500 ms, no gap above 100 ms: one H200"
         asked.out.write_text(svg(title, [panel(each, runs) for each in plain]), encoding="utf-8")
 
 

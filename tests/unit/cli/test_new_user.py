@@ -40,21 +40,6 @@ def own_csv(tmp_path):
     return "mine.csv"
 
 
-def test_demo(told, monkeypatch, tmp_path):
-    """The demo itself on fewer conversations; README shows all of it, and a test runs that."""
-    scenes = {"idle": ("idle", {"requests": 200}), "full": ("full", {"clients": 320, "requests": 800})}
-    module = sys.modules["headgate.cli.simulate"]  # the package has the command of that name
-    monkeypatch.setattr(module, "SCENES", scenes)
-    monkeypatch.setattr(module, "POLICIES", ["mixed", "eb:refill=16"])
-    said = told("demo")
-    assert said.count(SETUP) == 2
-    assert "arrivals as recorded." in said and "320 clients in a closed loop." in said
-    assert "at this load there is no throughput to gain" in said
-    assert "On the measured requests no policy serves more than" in said
-    assert "compare --trace azure-conv --clients 320 --policy mixed --policy eb:refill=16" in said
-    assert (tmp_path / "runs/0001-demo/report.html").stat().st_size > 100_000
-
-
 def test_own_csv(told, own_csv):
     refusal = told("compare", "--trace", own_csv, "--policy", "mixed", "--policy", "slai", code=2)
     assert "say which column is which with --columns arrival=..,prompt=..,output=.." in refusal
