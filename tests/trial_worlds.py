@@ -10,8 +10,7 @@ import numpy as np
 import headgate
 from headgate.core.policy import BatchPolicy
 from headgate.core.request import MEAN, Slo
-from headgate.live.trial.book import Block, Book, Listener
-from headgate.live.trial.findings import judge
+from headgate.live.trial.book import Block, Book, Listener, judge
 from headgate.methods.make import make_policy, split_name
 from headgate.stats.switchback import KEPT, Looks, in_rounds
 from headgate.workloads.traces import bundled

@@ -49,13 +49,13 @@ COMMANDS = {
 
 
 # A command's module has its name, but for these.
-HOMES = {"watch": "predict", "advise": "plan", "calibrate": "card", "reproduce": "report", "warm-up": "serve"}
+HOMES = {"advise": "plan", "calibrate": "card", "check": "doctor", "reproduce": "report", "top": "route"}
+HOMES |= {"warm-up": "serve", "predict": "emulate", "watch": "emulate"}
 HOMES |= dict.fromkeys(("compare", "sweep"), "simulate")
 
 
 @cache
 def command_of(name: str) -> Any:
-    """The command as click wants it."""
     module = import_module(f"headgate.cli.{HOMES.get(name, name)}")
     return built(getattr(module, name.replace("-", "_")))
 

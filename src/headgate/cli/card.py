@@ -21,24 +21,8 @@ if TYPE_CHECKING:
 
 card = Application(help="Derive a cost card without measuring; list and show cards.")
 
-DERIVE = """Derive a cost card from a model's config, a GPU and parallelism.
 
-Nothing is measured. Matrix products, attention, experts and all-reduce are
-priced by laws fitted to public operator tables, corrected by a calibrated card;
-the host is a prior. The card carries its expected error, and every command that
-uses it prints that. The same card by name, without a file, wherever --card is
-taken: derived:MODEL@GPU:tp4 (then :ep4, :fp8, :kv-fp8, :util0.9, :graph1024).
-
-\b
-Examples:
-  headgate card derive --model llama-3.1-70b --gpu h100-sxm --tp 4 --out my.json
-  headgate card derive --config config.json --gpu l40s --dtype fp8
-  headgate card derive --model qwen3-14b --gpu h200 --correct cal-h200-qwen3-8b
-  headgate simulate --card derived:llama-3.1-70b@h100-sxm:tp4 --clients 64
-"""
-
-
-@card.command(help=DERIVE)
+@card.command()
 def derive(
     gpu: Annotated[
         str, typer.Option(help="a GPU, such as h100-sxm (headgate card list), or 312tf-2.04tb-80gb")
@@ -60,7 +44,19 @@ def derive(
     overwrite: Annotated[bool, typer.Option(help="replace a card that exists")] = False,
     json: Annotated[str | None, typer.Option(help="the card as JSON, to a file or - for stdout")] = None,
 ) -> None:
-    """Derive, say what comes out, and write it where asked."""
+    """Derive a cost card from a model's config, a GPU and parallelism.
+
+    Nothing is measured. Matrix products, attention, experts and all-reduce are priced by laws fitted to
+    public operator tables, corrected by a calibrated card; the host is a prior. The card carries its expected
+    error, and every command that uses it prints that. The same card by name, without a file, wherever --card
+    is taken: derived:MODEL@GPU:tp4 (then :ep4, :fp8, :kv-fp8, :util0.9, :graph1024).
+
+    Examples:
+      headgate card derive --model llama-3.1-70b --gpu h100-sxm --tp 4 --out my.json
+      headgate card derive --config config.json --gpu l40s --dtype fp8
+      headgate card derive --model qwen3-14b --gpu h200 --correct cal-h200-qwen3-8b
+      headgate simulate --card derived:llama-3.1-70b@h100-sxm:tp4 --clients 64
+    """
     from headgate.cost.card import load_card
     from headgate.cost.derive.derived_card import derive_card
     from headgate.cost.derive.wanted import WantedCard
@@ -162,25 +158,6 @@ def _write(place: Path, text: str) -> None:
 
 # -- calibrate
 
-EXAMPLES = """Measure how long steps take on your GPU and write a cost card.
-
-With MODEL, a vLLM engine is started in this process and taken through a grid of
-batch shapes (decodes, prompts, both, changes between them) in some minutes. Or
-take steps that exist: a live trace, saved steps, SGLang's forward passes, or
-what `vllm bench serve --save-detailed` wrote. Steps are kept beside the card (CARD.steps.npz), also
-when the engine dies or you interrupt; --from-steps fits them again.
-
-\b
-Examples:
-  headgate calibrate Qwen/Qwen3-8B --out my-card.json --slots 512
-  headgate calibrate shape/config.json --grid quick --seconds 90
-  headgate calibrate Qwen/Qwen3-32B --engine tensor_parallel_size=2
-  headgate calibrate --from-trace serve.jsonl --gpu H200 --out live.json
-  headgate calibrate --from-bench result.json --like cal-h200-qwen3-8b
-  headgate calibrate --from-bench result.json --like derived:llama-3.1-70b@h100-sxm:tp4
-  headgate calibrate --from-passes passes.jsonl --gpu H200 --out sglang.json
-  headgate calibrate --from-steps card.steps.npz --as paper
-"""
 FILES = ("--from-trace", "--from-steps", "--from-bench", "--from-passes")
 GRIDS = ("full", "quick")
 SEARCHED = 3  # passes at most
@@ -189,8 +166,6 @@ PAPER = "paper"
 
 @dataclass(frozen=True)
 class _MeasuredSteps:
-    """What was measured, on what, and what must be said about it."""
-
     table: StepTable
     about: About
     notes: tuple[str, ...] = ()
@@ -238,7 +213,23 @@ def calibrate(
     overwrite: Annotated[bool, typer.Option(help="replace a card that exists")] = False,
     json: Annotated[str | None, typer.Option(help="quality and steps as JSON, to a file or -")] = None,
 ) -> None:
-    """Measure or read, fit, write."""
+    """Measure how long steps take on your GPU and write a cost card.
+
+    With MODEL, a vLLM engine is started in this process and taken through a grid of batch shapes (decodes,
+    prompts, both, changes between them) in some minutes. Or take steps that exist: a live trace, saved steps,
+    SGLang's forward passes, or what `vllm bench serve --save-detailed` wrote. Steps are kept beside the card
+    (CARD.steps.npz), also when the engine dies or you interrupt; --from-steps fits them again.
+
+    Examples:
+      headgate calibrate Qwen/Qwen3-8B --out my-card.json --slots 512
+      headgate calibrate shape/config.json --grid quick --seconds 90
+      headgate calibrate Qwen/Qwen3-32B --engine tensor_parallel_size=2
+      headgate calibrate --from-trace serve.jsonl --gpu H200 --out live.json
+      headgate calibrate --from-bench result.json --like cal-h200-qwen3-8b
+      headgate calibrate --from-bench result.json --like derived:llama-3.1-70b@h100-sxm:tp4
+      headgate calibrate --from-passes passes.jsonl --gpu H200 --out sglang.json
+      headgate calibrate --from-steps card.steps.npz --as paper
+    """
     sources = (from_trace, from_steps, from_bench, from_passes)
     _one_source({"MODEL": model, **dict(zip(FILES, sources, strict=True))})
     check_json(json)
@@ -301,7 +292,6 @@ def _write_calibrated(found: _MeasuredSteps, card: Path, json: str | None, paper
 
 
 def _derived(like: str | None) -> Card | None:
-    """The card that facts come from, if it was derived and has prices to scale."""
     from headgate.cost.card import load_card
 
     found = None if like is None else load_card(like)
@@ -336,7 +326,6 @@ def _rescale(found: _MeasuredSteps, derived: Card, card: Path, json: str | None)
 
 
 def card_file(out: str, overwrite: bool) -> Path:
-    """Where a card is to be written; refused before any work if it cannot be."""
     card = Path(out)
     if card.suffix != ".json":
         raise InputError(f"--out {out}: a card is a JSON file; name it {card.with_suffix('.json').name}")
@@ -460,6 +449,3 @@ def _facts(table: StepTable, like: str | None) -> About:
     most = int(table.context.max() + table.behind.max() + table.tokens.max())
     running, tokens = max(1, int(table.decodes.max())), int(table.tokens.max())
     return About("card", "unknown", "unknown", most, most, running, tokens)
-
-
-calibrate.__doc__ = EXAMPLES

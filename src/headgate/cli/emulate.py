@@ -1,8 +1,7 @@
-"""`headgate emulate`: an OpenAI-compatible vLLM or SGLang that needs no GPU."""
+"""Servers: `headgate emulate`, and what others' routers and autoscalers ask, `predict` and `watch`."""
 
 from __future__ import annotations
 
-import importlib
 import logging
 import signal
 import subprocess
@@ -15,60 +14,44 @@ import typer
 from headgate.cli.flags import takes_settings
 from headgate.core.errors import InputError, RunError
 from headgate.cost.card import renamed
-from headgate.live.emulate.options import SERVER, Options
+from headgate.live.emulate.options import SERVER, Options, PredictOptions
+from headgate.live.scaling import WatchOptions
 from headgate.settings_base import checked
 
-EXAMPLES = """Answer as a loaded vLLM or SGLang server would, without a GPU.
-
-Steps take as long as a card says, and the scheduling policy is the real one. Serves /v1/completions,
-/v1/chat/completions, /v1/models, /tokenize, /health, /metrics and more, as vLLM 0.32 does; with --engine
-sglang /generate, SGLang's metrics and its scheduling, too.
-
-\b
-Examples:
-  headgate emulate --card cal-h200-qwen3-8b --policy eb+ --slots 512
-  headgate emulate --engine sglang --port 30000
-  headgate emulate --engines 4 --port 8001 --speed 2.0
-  headgate emulate --engines 4 --ranks --port 8001
-  headgate emulate --fail-rate 0.05 --fault drop=20
-  headgate emulate --output-law geometric --output 300
-  headgate emulate --speed 2.0 --out served
-"""
 PROCESSES = typer.Option(help="share the engines between so many processes", rich_help_panel=SERVER)
 
 
 @takes_settings
 def emulate(given: Annotated[dict[str, Any], Options], processes: Annotated[int, PROCESSES] = 1) -> None:
-    """Check the settings and serve."""
-    options = checked(Options, given)
-    _check(options)
-    if processes < 1:
-        raise InputError(f"--processes {processes}; give at least 1")
-    if processes > 1:
-        raise typer.Exit(_several(options, processes))
-    _serve(options)
+    """Answer as a loaded vLLM or SGLang server would, without a GPU.
 
+    Steps take as long as a card says, and the scheduling policy is the real one. Serves /v1/completions,
+    /v1/chat/completions, /v1/models, /tokenize, /health, /metrics and more, as vLLM 0.32 does; with --engine
+    sglang /generate, SGLang's metrics and its scheduling, too.
 
-def _check(options: Options) -> None:
-    """As far as that can be done without listening."""
-    try:
-        importlib.import_module("headgate.live.emulate.server")
-    except ImportError as error:
-        raise InputError(
-            f"emulate needs package {error.name}; pip install headgate, in a clone pip install ."
-        ) from None
+    Examples:
+      headgate emulate --card cal-h200-qwen3-8b --policy eb+ --slots 512
+      headgate emulate --engine sglang --port 30000
+      headgate emulate --engines 4 --port 8001 --speed 2.0
+      headgate emulate --engines 4 --ranks --port 8001
+      headgate emulate --fail-rate 0.05 --fault drop=20
+      headgate emulate --output-law geometric --output 300
+      headgate emulate --speed 2.0 --out served
+    """
     from headgate.live.emulate.faults import read_fault
+    from headgate.live.emulate.server import run
     from headgate.live.emulate.service import EmulatorSetup
 
-    EmulatorSetup(options)
+    options = checked(Options, given)
+    EmulatorSetup(options)  # mistakes are told before anything listens
     if line := renamed(options.card):
         _say(line)
     read_fault(options.fault)
-
-
-def _serve(options: Options) -> None:
-    from headgate.live.emulate.server import run
-
+    if processes < 1:
+        raise InputError(f"--processes {processes}; give at least 1")
+    if processes > 1:
+        _several(options, processes)
+        return
     logging.basicConfig(format="headgate: %(message)s", level=logging.WARNING)
     run(options, _say)
     if options.out is not None:
@@ -100,7 +83,7 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _several(options: Options, processes: int) -> int:
+def _several(options: Options, processes: int) -> None:
     """Each process gets its share of the ports; a signal to us is a signal to all."""
     if not options.port or options.ranks or options.engines < processes:
         raise InputError(
@@ -132,7 +115,41 @@ def _several(options: Options, processes: int) -> int:
     codes = [child.wait() for child in children]
     if any(codes):
         raise RunError(f"a process of the emulator ended with {next(filter(None, codes))}")
-    return 0
 
 
-emulate.__doc__ = EXAMPLES
+# -- what other people's routers and autoscalers ask
+
+
+@takes_settings
+def predict(options: PredictOptions) -> None:
+    """Predict TTFT and TPOT for llm-d's router from a card.
+
+    Drop-in for llm-d's latency predictor: point PREDICTION_SERVER_URL and TRAINING_SERVER_URL of its router
+    here. Answers from the first call on, and corrects itself by what the router measures. See
+    docs/autoscaling.md.
+
+    Examples:
+      headgate predict --card cal-h200-qwen3-8b
+      headgate predict --card my-card.json --slots 512 --budget 16384 --host 0.0.0.0 --port 8001
+      headgate predict --policy keep --tbt 100ms --output 400
+    """
+    from headgate.live.predict import run
+
+    run(options, lambda line: print(f"headgate predict: {line}", flush=True))
+
+
+@takes_settings
+def watch(options: WatchOptions) -> None:
+    """Say how many engines a fleet needs, for an autoscaler.
+
+    For fleets without headgate's router, which says the same. Reads the metrics of vLLM or SGLang engines and
+    serves headgate_engines_needed{model,pool} on /metrics, for KEDA or a HorizontalPodAutoscaler. See
+    docs/autoscaling.md.
+
+    Examples:
+      headgate watch --engine http://a:8000 --engine http://b:8000 --card cal-h200-qwen3-8b
+      headgate watch --prometheus http://prometheus:9090 --autoscale plan:ceiling=40,start=3min
+    """
+    from headgate.live.watch import run
+
+    run(options, lambda line: print(f"headgate watch: {line}", flush=True))

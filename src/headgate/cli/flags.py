@@ -42,13 +42,11 @@ def takes_fleet_settings(command: Command) -> Command:
 
 
 def option(table: Table, name: str, flag: str = "") -> Any:
-    """The option of one setting, for a command that takes it in a form of its own."""
     field = table.model_fields[name]
     return typer.Option(flag or flag_of(name), help=_help(field), rich_help_panel=_extra(field, "panel"))
 
 
 def flag_of(name: str) -> str:
-    """What a setting is called on the command line."""
     return "--" + name.replace("_", "-")
 
 
@@ -84,7 +82,6 @@ def _taking(command: Command, fleet: bool) -> Command:
 
 
 def _table(hint: Any) -> Table | None:
-    """The class of settings that an annotation stands for, if it does."""
     for each in (hint, *getattr(hint, "__metadata__", ())):
         if isinstance(each, type) and issubclass(each, SettingsModel):
             return each
@@ -92,7 +89,6 @@ def _table(hint: Any) -> Table | None:
 
 
 def _fields(table: Table, fleet: bool) -> Iterator[tuple[str, FieldInfo]]:
-    """Fields that are flags, panel by panel."""
     found = {name: field for name, field in table.model_fields.items() if _extra(field, "flag") is not None}
     if table is Experiment:
         found = {name: field for name, field in found.items() if fleet or _extra(field, "panel") != FLEET}
@@ -138,7 +134,6 @@ def flag_type(field: FieldInfo) -> Any:
 
 
 def _unwrapped(annotation: Any) -> Any:
-    """What is left of `X | None`."""
     if get_origin(annotation) in (Union, UnionType):
         return next(each for each in get_args(annotation) if each is not type(None))
     return annotation
@@ -162,7 +157,6 @@ def _parameters(tables: list[Table], fleet: bool) -> tuple[list[inspect.Paramete
 
 
 def _given(table: Table, values: dict[str, Any], fleet: bool) -> dict[str, Any]:
-    """What the flags of a table say, taken out of the values."""
     found: dict[str, Any] = {}
     known = {one: field for own, field in _fields(table, fleet) for one in (own, *also(field))}
     for name, field in known.items():
@@ -195,7 +189,6 @@ def _classes(mix: str) -> dict[str, Any]:
 
 
 def named_values(texts: list[str], flag: str = "--set", example: str = "refill=48") -> dict[str, str]:
-    """Several --set NAME=VALUE as one table."""
     found = dict[str, str]()
     for text in texts:
         name, equals, value = text.partition("=")

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-VERBATIM = "\b\n"  # begins a paragraph of examples, as click has it
+VERBATIM = "Examples:\n"  # begins a paragraph that is not filled
 EXAMPLE = re.compile(r"  headgate .*")
-CONTINUED = re.compile(r" \\\n +")
+CONTINUED = re.compile(r"\n {4,}")
 DEEPER = " " * 6
 LONGEST = 24  # letters of a label; the text of longer ones begins further right
 WIDEST = 100  # columns, also on wider terminals
@@ -24,8 +24,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Application(typer.Typer):
-    """A group of commands with such pages."""
-
     def __init__(self, group: type[TyperGroup] | None = None, **settings: Any) -> None:
         width = {"max_content_width": WIDEST}
         plain: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "context_settings": width}
@@ -36,7 +34,6 @@ class Application(typer.Typer):
 
 
 def built(command: Application | Callable[..., Any]) -> Any:
-    """A group, or a function with its flags, as click wants it."""
     if not isinstance(command, Application):
         alone = Application()
         alone.command(context_settings=getattr(command, "context", None))(command)
@@ -51,7 +48,7 @@ class CommandPage(TyperCommand):
         for paragraph in inspect.cleandoc(self.help or "").split("\n\n"):
             formatter.write_paragraph()
             if paragraph.startswith(VERBATIM):
-                shown = examples(paragraph.removeprefix(VERBATIM), formatter.width - 2)
+                shown = examples(paragraph, formatter.width - 2)
                 formatter.write(textwrap.indent(shown, "  ") + "\n")
             else:
                 formatter.write(_filled(paragraph, formatter.width, "  ", "  "))
@@ -61,8 +58,6 @@ class CommandPage(TyperCommand):
 
 
 class GroupPage(TyperGroup):
-    """Its commands come last."""
-
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_options(self, ctx, formatter)
         self.format_commands(ctx, formatter)

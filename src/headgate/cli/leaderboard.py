@@ -12,20 +12,6 @@ import typer
 from headgate.cli.output import Outputs, Report, bar, check_report, said_to, save_page
 from headgate.core.errors import InputError
 
-HELP = """Compare policies by several promises, with the bound.
-
-Reads a board, leaderboard/policies.toml in a clone of the project. Runs what is not known yet, writes a line
-for every run under results/ beside the board (or --out), and shows the policies that were asked for. A run
-that is known is not made again until the policy, the board or headgate changes. A policy of your own: one
-file, and one line in the board.
-
-\b
-Examples:
-  headgate leaderboard --policy mine --requests 500 --seeds 1 --out try
-  headgate leaderboard --policy keep --policy ppas --trace azure-conv
-  headgate leaderboard --page docs/leaderboard.md --report board.html
-  headgate leaderboard --known --page docs/leaderboard.md
-"""
 BOARD = "leaderboard/policies.toml"
 
 
@@ -43,7 +29,19 @@ def leaderboard(
     ] = None,
     report: Report = None,
 ) -> None:
-    """Compare them."""
+    """Compare policies by several promises, with the bound.
+
+    Reads a board, leaderboard/policies.toml in a clone of the project. Runs what is not known yet, writes a
+    line for every run under results/ beside the board (or --out), and shows the policies that were asked for.
+    A run that is known is not made again until the policy, the board or headgate changes. A policy of your
+    own: one file, and one line in the board.
+
+    Examples:
+      headgate leaderboard --policy mine --requests 500 --seeds 1 --out try
+      headgate leaderboard --policy keep --policy ppas --trace azure-conv
+      headgate leaderboard --page docs/leaderboard.md --report board.html
+      headgate leaderboard --known --page docs/leaderboard.md
+    """
     from headgate.advisor.leaderboard import chosen, read_board, run_board, standings
     from headgate.experiment.workers import Workers
     from headgate.report.plans.leaderboard import RESULTS, into_markdown, leaderboard_page
@@ -71,6 +69,3 @@ def leaderboard(
         if page:
             Path(page).write_text(into_markdown(whole, before), encoding="utf-8")
             print(f"page: {page}", file=say)
-
-
-leaderboard.__doc__ = HELP

@@ -55,7 +55,6 @@ def run_folder(out: str | None, name: str, overwrite: bool) -> Iterator[Path]:
 
 
 def _asked(out: str, overwrite: bool) -> tuple[Path, bool]:
-    """The folder the user named, and whether it was made just now."""
     folder = Path(out)
     if not out:
         raise InputError("--out is empty; name a folder")
@@ -90,13 +89,11 @@ def _next(name: str) -> Path:
 
 
 def check_json(target: str | None) -> None:
-    """Refuse a JSON target that cannot be written, before the work is done."""
     if target not in (None, "-"):
         _check_target(str(target), "--json", "name a file, or - for stdout")
 
 
 def check_report(target: str | None, flag: str = "--report") -> None:
-    """Refuse a report that cannot be written, before the work is done."""
     if target not in (None, NO_REPORT):
         _check_target(str(target), flag, f"name a file, or {NO_REPORT} for no report")
 
@@ -172,8 +169,6 @@ Json = Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdo
 
 
 class Outputs(NamedTuple):
-    """Where a plan goes besides the terminal."""
-
     json: str | None
     report: str | None
 
@@ -204,7 +199,6 @@ def tell(
 
 
 def resting_on(page: Page, setup: str, alarms: Sequence[str]) -> Page:
-    """The same with its first lines."""
     first, *others = page.chapters
     return replace(page, chapters=(replace(first, setup=setup, alarms=tuple(filter(None, alarms))), *others))
 
@@ -223,7 +217,6 @@ def summed_up(scenes: Sequence[Scene]) -> None:
 
 
 def save_page(page: Page, target: str | None, say: IO[str]) -> None:
-    """Write it and say where."""
     if target is None or target == NO_REPORT:
         return
     from headgate.report.html.page import write

@@ -37,23 +37,7 @@ if TYPE_CHECKING:
 plan = Application(help="Plan thresholds, flags of vLLM or SGLang, capacity and fleets.")
 
 
-THRESHOLD = """When to refill; whether mixed or exclusive batches serve more.
-
-Takes the settings of a run (a card and a workload, or a trace), or step costs
-as plain numbers. Without a load (--clients, --rate, a trace's own times) the
-engine is taken to be saturated.
-
-\b
-Examples:
-  headgate plan threshold --prompt 512 --output 256 --clients 1024 --slots 512
-  headgate plan threshold --trace azure-conv --scale-rate 4 --max-gap 100ms
-  headgate plan threshold --prefill-fixed 5ms --prefill-per-token 3e-5 \\
-      --decode-fixed 10ms --decode-per-request 5e-5 --mixed-fixed 11ms \\
-      --mixed-by-share 4.2e-5,0,0 --prompt 512 --output 256
-"""
-
-
-@plan.command(help=THRESHOLD)
+@plan.command()
 @takes_settings
 def threshold(
     words: Experiment,
@@ -62,7 +46,17 @@ def threshold(
     json: Json = None,
     report: Report = None,
 ) -> None:
-    """Plan it."""
+    """When to refill; whether mixed or exclusive batches serve more.
+
+    Takes the settings of a run (a card and a workload, or a trace), or step costs as plain numbers. Without a
+    load (--clients, --rate, a trace's own times) the engine is taken to be saturated.
+
+    Examples:
+      headgate plan threshold --prompt 512 --output 256 --clients 1024 --slots 512
+      headgate plan threshold --trace azure-conv --scale-rate 4 --max-gap 100ms
+      headgate plan threshold --prefill-fixed 5ms --prefill-per-token 3e-5 --decode-fixed 10ms
+          --decode-per-request 5e-5 --mixed-fixed 11ms --mixed-by-share 4.2e-5,0,0 --prompt 512 --output 256
+    """
     from headgate.advisor.situation import situation
     from headgate.advisor.threshold import plan_threshold
     from headgate.experiment.run import MIXED, SATURATED, arrivals_said, assumed, outside_said
@@ -92,25 +86,20 @@ def _bound(text: str | None) -> float | None:
     return seconds
 
 
-SPECULATION = """Speculative decoding on or off, and how many drafts, at a load.
-
-Simulates the load with 0 up to as many drafts as --speculate names, computes
-the best number for each batch size from the card, and prints vLLM's schedule,
-num_speculative_tokens_per_batch_size. A card that was not measured with
-speculation knows gains "at most".
-
-\b
-Examples:
-  headgate plan speculation --speculate 5:accept=0.7 --rate 8
-  headgate plan speculation --speculate 3:accept=0.6,spread=12 --trace azure-conv \\
-      --card derived:llama-3.3-70b@h200:tp4 --requests 1000
-"""
-
-
-@plan.command(help=SPECULATION)
+@plan.command()
 @takes_settings
 def speculation(words: Experiment, json: Json = None, report: Report = None) -> None:
-    """Plan it."""
+    """Speculative decoding on or off, and how many drafts, at a load.
+
+    Simulates the load with 0 up to as many drafts as --speculate names, computes the best number for each
+    batch size from the card, and prints vLLM's schedule, num_speculative_tokens_per_batch_size. A card that
+    was not measured with speculation knows gains "at most".
+
+    Examples:
+      headgate plan speculation --speculate 5:accept=0.7 --rate 8
+      headgate plan speculation --speculate 3:accept=0.6,spread=12 --trace azure-conv
+          --card derived:llama-3.3-70b@h200:tp4 --requests 1000
+    """
     from headgate.advisor.drafts import plan_drafts
     from headgate.experiment.run import arrivals_said, assumed
     from headgate.report.plans.drafts import drafts_page
@@ -124,7 +113,6 @@ def speculation(words: Experiment, json: Json = None, report: Report = None) -> 
 
 
 def flag(help: str, panel: str = SEARCH) -> typer.models.OptionInfo:
-    """An option of a search."""
     option: typer.models.OptionInfo = typer.Option(help=help, rich_help_panel=panel)
     return option
 
@@ -132,25 +120,7 @@ def flag(help: str, panel: str = SEARCH) -> typer.models.OptionInfo:
 Levels = Annotated[list[str] | None, flag("service levels, such as ttft=500ms@p50,tbt=100ms@p99:paying")]
 
 
-FLAGS = """What to set in plain vLLM or SGLang, and why.
-
-Slots come from KV memory and the TPOT target, the token budget from that
-target, the queue limit from the TTFT target. --slots and --budget, where
-given, are the most to advise. With --slo the budget is computed from the
-card for the promised gap, and checked by a search around it. With --engine
-sglang the flags are SGLang's: exclusive batches with EB's threshold, or mixed
-chunks where they serve more; --slo says a gap, which pieces of prompts keep.
-
-\b
-Examples:
-  headgate plan flags --trace azure-conv --tpot 50ms --ttft 500ms
-  headgate plan flags --engine sglang --prompt 512 --output 256 --check
-  headgate plan flags --prompt 512 --output 256 --tpot 40ms --check
-  headgate plan flags --trace azure-conv --slo ttft=500ms@p95,tbt=100ms@p99
-"""
-
-
-@plan.command(help=FLAGS)
+@plan.command()
 @takes_settings
 def flags(
     words: Experiment,
@@ -160,7 +130,20 @@ def flags(
     json: Json = None,
     report: Report = None,
 ) -> None:
-    """Advise."""
+    """What to set in plain vLLM or SGLang, and why.
+
+    Slots come from KV memory and the TPOT target, the token budget from that target, the queue limit from the
+    TTFT target. --slots and --budget, where given, are the most to advise. With --slo the budget is computed
+    from the card for the promised gap, and checked by a search around it. With --engine sglang the flags are
+    SGLang's: exclusive batches with EB's threshold, or mixed chunks where they serve more; --slo says a gap,
+    which pieces of prompts keep.
+
+    Examples:
+      headgate plan flags --trace azure-conv --tpot 50ms --ttft 500ms
+      headgate plan flags --engine sglang --prompt 512 --output 256 --check
+      headgate plan flags --prompt 512 --output 256 --tpot 40ms --check
+      headgate plan flags --trace azure-conv --slo ttft=500ms@p95,tbt=100ms@p99
+    """
     from headgate.advisor.capacity.traffic import parse_levels, promised_gap
     from headgate.advisor.flags import check_flags, plan_flags
     from headgate.experiment.run import MIXED, SATURATED, arrivals_said, assumed, outside_said
@@ -228,37 +211,7 @@ Policies = Annotated[list[str] | None, flag(f"{NAMED} or all; may be repeated", 
 Cache = Annotated[str | None, flag("folder of answers from before; none: use none")]
 
 
-CAPACITY_HELP = """The largest rate or the fewest engines for service levels.
-
-λ* is the rate beyond which every policy falls behind. Each policy is simulated
-at rates between zero and λ*, by bracketing, with several seeds in parallel.
-With --find engines the load is given (a trace's own, --scale-rate or --rate)
-and fleets are simulated at token level, from load / λ* engines up, under every
---router with every --policy. With --find batch the load is given, too, and the
-answer is how many tokens a second of a class without a promise fit beside it;
-where --slo says nothing, 95 % of the first tokens and 99 % of the gaps of each
-class must keep what the mix promises.
-A level is METRIC=TIME@STATISTIC:CLASS with the metrics ttft, tbt (every gap
-between two tokens), of a request gap (the longest), tpot (the mean), envelope
-(the time per token from when the first was due) and e2e, the statistics p50,
-p99, ... mean and max, and a class or all requests. Without a statistic it is a promise that policies
-know of and that is not checked.
-
-\b
-Examples:
-  headgate plan capacity --slo ttft=500ms@p50,tbt=100ms@p99 \\
-      --policy mixed --policy v0 --prompt 1000 --output 200
-  headgate plan capacity --slo ttft=500ms@p50,tbt=100ms@p99:paying,tbt=500ms:free \\
-      --classes paying=5%,free=95% --trace sharegpt-8k --policy sarathi --policy slai \\
-      --card pub-rtx-ada-6000-mistral-7b --slots 128 --budget 512
-  headgate plan capacity --slo e2e=20s@p95 --policy all --trace azure-conv --seeds 2
-  headgate plan capacity --find engines --slo ttft=500ms@p95,tpot=40ms@p95 \\
-      --trace azure-conv --scale-rate 30 --router least-loaded --policy mixed --policy eb+
-  headgate plan capacity --find batch --mix chat-and-batch.toml --rate 12
-"""
-
-
-@plan.command(help=CAPACITY_HELP)
+@plan.command()
 @takes_settings
 def capacity(
     words: Experiment,
@@ -272,7 +225,30 @@ def capacity(
     json: Json = None,
     report: Report = None,
 ) -> None:
-    """Search."""
+    """The largest rate or the fewest engines for service levels.
+
+    λ* is the rate beyond which every policy falls behind. Each policy is simulated at rates between zero and
+    λ*, by bracketing, with several seeds in parallel. With --find engines the load is given (a trace's own,
+    --scale-rate or --rate) and fleets are simulated at token level, from load / λ* engines up, under every
+    --router with every --policy. With --find batch the load is given, too, and the answer is how many tokens
+    a second of a class without a promise fit beside it; where --slo says nothing, 95 % of the first tokens
+    and 99 % of the gaps of each class must keep what the mix promises. A level is METRIC=TIME@STATISTIC:CLASS
+    with the metrics ttft, tbt (every gap between two tokens), of a request gap (the longest), tpot (the
+    mean), envelope (the time per token from when the first was due) and e2e, the statistics p50, p99, ...
+    mean and max, and a class or all requests. Without a statistic it is a promise that policies know of and
+    that is not checked.
+
+    Examples:
+      headgate plan capacity --slo ttft=500ms@p50,tbt=100ms@p99 --policy mixed --policy v0 --prompt 1000
+          --output 200
+      headgate plan capacity --slo ttft=500ms@p50,tbt=100ms@p99:paying,tbt=500ms:free
+          --classes paying=5%,free=95% --trace sharegpt-8k --policy sarathi --policy slai
+          --card pub-rtx-ada-6000-mistral-7b --slots 128 --budget 512
+      headgate plan capacity --slo e2e=20s@p95 --policy all --trace azure-conv --seeds 2
+      headgate plan capacity --find engines --slo ttft=500ms@p95,tpot=40ms@p95 --trace azure-conv
+          --scale-rate 30 --router least-loaded --policy mixed --policy eb+
+      headgate plan capacity --find batch --mix chat-and-batch.toml --rate 12
+    """
     from headgate.advisor.flags import with_graphs
 
     outputs = Outputs(json, report).checked()
@@ -436,27 +412,8 @@ def asked(
 
 # -- plan fluid, plan wait
 
-FLUID_HELP = """Split a fleet between prompts and decodes; what an engine adds.
 
-Says which requests to serve. Solves the steady-state linear program of gate-and-route for classes of
-requests: --class flags, the classes of an experiment file with --rate, a trace cut into classes by prompt
-and output length, or the log of a router. Rates are those of the whole fleet. One percent of a price, a
-slot or a step time: what it changes.
-
-\b
-Examples:
-  headgate plan fluid --engines 20 --mixed-fixed 17.4ms \\
-      --mixed-per-token 6.2e-5 --solo-step 22ms --patience 10s \\
-      --class code:prompt=300,output=1000,rate=10 \\
-      --class paper:prompt=3000,output=400,rate=10
-  headgate plan fluid --engines 8 --trace azure-conv --scale-rate 30 --clusters 4
-  headgate plan fluid --engines 8 --slots 128 --trace azure-code --scale-rate 20 \\
-      --tpot 30ms --frontier tpot
-  headgate plan fluid --engines 8 --from-log router.jsonl
-"""
-
-
-@plan.command(help=FLUID_HELP)
+@plan.command()
 @takes_settings
 def fluid(
     words: Experiment,
@@ -466,7 +423,22 @@ def fluid(
     json: Json = None,
     report: Report = None,
 ) -> None:
-    """Plan it."""
+    """Split a fleet between prompts and decodes; what an engine adds.
+
+    Says which requests to serve. Solves the steady-state linear program of gate-and-route for classes of
+    requests: --class flags, the classes of an experiment file with --rate, a trace cut into classes by prompt
+    and output length, or the log of a router. Rates are those of the whole fleet. One percent of a price, a
+    slot or a step time: what it changes.
+
+    Examples:
+      headgate plan fluid --engines 20 --mixed-fixed 17.4ms --mixed-per-token 6.2e-5 --solo-step 22ms
+          --patience 10s --class code:prompt=300,output=1000,rate=10
+          --class paper:prompt=3000,output=400,rate=10
+      headgate plan fluid --engines 8 --trace azure-conv --scale-rate 30 --clusters 4
+      headgate plan fluid --engines 8 --slots 128 --trace azure-code --scale-rate 20 --tpot 30ms
+          --frontier tpot
+      headgate plan fluid --engines 8 --from-log router.jsonl
+    """
     from headgate.advisor.fluid_plan import make_fluid_plan
     from headgate.experiment.run import MIXED, arrivals_said, assumed, outside_said
     from headgate.report.plans.fluid import fluid_page
@@ -480,26 +452,20 @@ def fluid(
     tell(page, found.as_dict(), outputs, setup, lost, [outside])
 
 
-WAIT_HELP = """Thresholds of WAIT and Nested WAIT, and the memory they need.
-
-Prints the fluid equilibrium, thresholds per stage (fractional and, where
-they fit, whole), segments for outputs that cannot be predicted, and the memory
-that is enough with probability 1 - MISS. Types are the classes of a mix.
-Needs a rate: --rate, a trace's own times, or --load.
-
-\b
-Examples:
-  headgate plan wait --card pub-a100-llama-7b --prompt 60 --output 200 \\
-      --rate 20
-  headgate plan wait --trace azure-conv --scale-rate 2 --types 3 --every 60s
-  headgate plan wait --prompt 512 --output 256 --load 0.8 --segments 4
-"""
-
-
-@plan.command(help=WAIT_HELP)
+@plan.command()
 @takes_settings
 def wait(words: Experiment, wishes: WaitSettings, json: Json = None, report: Report = None) -> None:
-    """Plan it."""
+    """Thresholds of WAIT and Nested WAIT, and the memory they need.
+
+    Prints the fluid equilibrium, thresholds per stage (fractional and, where they fit, whole), segments for
+    outputs that cannot be predicted, and the memory that is enough with probability 1 - MISS. Types are the
+    classes of a mix. Needs a rate: --rate, a trace's own times, or --load.
+
+    Examples:
+      headgate plan wait --card pub-a100-llama-7b --prompt 60 --output 200 --rate 20
+      headgate plan wait --trace azure-conv --scale-rate 2 --types 3 --every 60s
+      headgate plan wait --prompt 512 --output 256 --load 0.8 --segments 4
+    """
     from headgate.advisor.wait_plan import plan_wait
     from headgate.experiment.run import MIXED, arrivals_said, assumed, outside_said
     from headgate.report.plans.wait import wait_page
@@ -514,21 +480,6 @@ def wait(words: Experiment, wishes: WaitSettings, json: Json = None, report: Rep
 
 # -- advise
 
-ADVISE_HELP = """Say which policy, flags and engines keep your latency promises.
-
-Prints the lines to paste. Tries policies (mixed, keep, slai and eb+ unless --policy names others) with
-several max_num_seqs and max_num_batched_tokens on short runs, then the best flags of each on long ones, and
-the fewest engines where one does not bear the load: a trace's own, --scale-rate or --rate. Plain vLLM at
-its own best flags and at its defaults stands beside the answer; with --engine sglang it is SGLang, whose
-flags are tried, too. Answers are kept under ~/.cache/headgate, so that a second question is quick. A level
-is METRIC=TIME@STATISTIC:CLASS, as for `headgate plan capacity`.
-
-\b
-Examples:
-  headgate advise --trace azure-conv --slo ttft=1s@p95,tbt=100ms@p99
-  headgate advise --trace azure-conv --scale-rate 10 --slo ttft=1s@p95,tbt=100ms@p99 --engines-at-most 32
-  headgate advise --prompt 1000 --output 200 --rate 15 --slo ttft=500ms@p95 --policy keep --policy slai
-"""
 
 EnginesAtMost = Annotated[
     int | None, typer.Option(min=1, help="look no further (default: 32)", rich_help_panel=SEARCH)
@@ -549,7 +500,20 @@ def advise(
     json: Json = None,
     report: Report = None,
 ) -> None:
-    """Advise."""
+    """Say which policy, flags and engines keep your latency promises.
+
+    Prints the lines to paste. Tries policies (mixed, keep, slai and eb+ unless --policy names others) with
+    several max_num_seqs and max_num_batched_tokens on short runs, then the best flags of each on long ones,
+    and the fewest engines where one does not bear the load: a trace's own, --scale-rate or --rate. Plain vLLM
+    at its own best flags and at its defaults stands beside the answer; with --engine sglang it is SGLang,
+    whose flags are tried, too. Answers are kept under ~/.cache/headgate, so that a second question is quick.
+    A level is METRIC=TIME@STATISTIC:CLASS, as for `headgate plan capacity`.
+
+    Examples:
+      headgate advise --trace azure-conv --slo ttft=1s@p95,tbt=100ms@p99
+      headgate advise --trace azure-conv --scale-rate 10 --slo ttft=1s@p95,tbt=100ms@p99 --engines-at-most 32
+      headgate advise --prompt 1000 --output 200 --rate 15 --slo ttft=500ms@p95 --policy keep --policy slai
+    """
     from headgate.advisor.advice import POLICIES
     from headgate.advisor.advice import advise as find
     from headgate.experiment.run import assumed, tried_arrivals
@@ -563,6 +527,3 @@ def advise(
     setup = assumed(words, tried_arrivals(search.as_recorded), limits=False)
     page = advice_page(found, model, sys.argv[1:])
     tell(page, found.as_dict(), outputs, setup, found.start.traffic.lost, [other_said(found)])
-
-
-advise.__doc__ = ADVISE_HELP

@@ -16,20 +16,6 @@ if TYPE_CHECKING:
     from headgate.report.runs.scenes import Scene
 
 
-REPORT_HELP = """Show runs in one HTML file that needs nothing but a browser.
-
-Takes run folders, folders of them (what compare, demo and sweep write), and step traces of a live
-engine (.jsonl). Runs on the same requests are compared; runs at several loads are drawn against load.
-
-\b
-Examples:
-  headgate report runs/0001-compare
-  headgate report runs/0003-mixed-seed0 runs/0004-eb-seed0 --out both.html
-  headgate report runs/0002-demo --baseline v0
-  headgate report serve.jsonl
-"""
-
-
 def report(
     runs: Annotated[list[str], typer.Argument(help="run folders, folders of them, or live traces")],
     out: Annotated[str, typer.Option(help="the file to write")] = output.REPORT,
@@ -39,7 +25,17 @@ def report(
     title: Annotated[str, typer.Option(help="heading of the report")] = "",
     json: Annotated[str | None, typer.Option(help="verdicts and comparisons as JSON, to a file or -")] = None,
 ) -> None:
-    """Write it."""
+    """Show runs in one HTML file that needs nothing but a browser.
+
+    Takes run folders, folders of them (what compare, demo and sweep write), and step traces of a live engine
+    (.jsonl). Runs on the same requests are compared; runs at several loads are drawn against load.
+
+    Examples:
+      headgate report runs/0001-compare
+      headgate report runs/0003-mixed-seed0 runs/0004-eb-seed0 --out both.html
+      headgate report runs/0002-demo --baseline v0
+      headgate report serve.jsonl
+    """
     from headgate.record.tables import Run
     from headgate.report.runs.page import runs_page
     from headgate.report.runs.scenes import gather
@@ -102,20 +98,7 @@ def _document(out: str, scenes: list[Scene]) -> dict[str, Any]:
     return {"report": out, "scenes": found}
 
 
-report.__doc__ = REPORT_HELP
 # -- reproduce
-
-REPRODUCE_HELP = """Run a published experiment; print published and our numbers.
-
-A table has the published number, ours, their ratio, and why they differ. Without a name, lists the
-experiments. Nothing is written unless --json says where.
-
-\b
-Examples:
-  headgate reproduce
-  headgate reproduce eb-table3
-  headgate reproduce eb-table10 --quick --json -
-"""
 
 
 def reproduce(
@@ -125,7 +108,16 @@ def reproduce(
     json: Annotated[str | None, typer.Option(help="all numbers as JSON, to a file or - for stdout")] = None,
     report: output.Report = None,
 ) -> None:
-    """Run it."""
+    """Run a published experiment; print published and our numbers.
+
+    A table has the published number, ours, their ratio, and why they differ. Without a name, lists the
+    experiments. Nothing is written unless --json says where.
+
+    Examples:
+      headgate reproduce
+      headgate reproduce eb-table3
+      headgate reproduce eb-table10 --quick --json -
+    """
     outputs = output.Outputs(json, report).checked()
     papers = _papers()
     if name is None:
@@ -157,6 +149,3 @@ def _papers() -> Any:
     raise InputError(
         "the experiments are in the package headgate-papers; install it: pip install ./papers in a clone"
     )
-
-
-reproduce.__doc__ = REPRODUCE_HELP

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from http.client import HTTPException
 from math import inf
@@ -45,22 +45,8 @@ SHARE, WITH_GRAPHS = 0.92, 0.90  # vLLM's default, and beside larger graphs
 # Then it is not known where the server is, or it is not plain HTTP.
 ELSEWHERE = ("--config", "--uds", "--ssl-keyfile", "--ssl-certfile", "--headless")
 ON, OFF = "--async-scheduling", "--no-async-scheduling"
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # past any proxy
 PASSES = {"allow_extra_args": True, "ignore_unknown_options": True}  # what click calls it
-
-
-EXAMPLES = """Run `vllm serve` or `sglang serve` with a headgate policy.
-
-Options that are not ours go to the engine untouched. vLLM's own --config goes behind --: headgate serve MODEL
---policy mixed -- --config vllm.yaml
-
-\b
-Examples:
-  headgate serve Qwen/Qwen3-8B --ttft 500ms --tbt 100ms
-  headgate serve Qwen/Qwen3-8B --policy eb+ --card cal-h200-qwen3-8b --max-num-seqs 512
-  headgate serve Qwen/Qwen3-8B --policy eb --set refill=48 --trace steps.jsonl --port 8001
-  headgate serve Qwen/Qwen3-8B --config headgate.toml --tensor-parallel-size 2
-  headgate serve Qwen/Qwen3-8B --engine sglang --policy eb --set refill=48
-"""
 
 
 FILE = "all of these from a JSON or TOML file, read again when it changes"
@@ -81,7 +67,18 @@ def serve(
     warm: Annotated[bool, typer.Option("--warm-up/--no-warm-up", help=WARM, rich_help_panel=PANEL)] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN, rich_help_panel=PANEL)] = False,
 ) -> None:
-    """Check the settings, and let the engine serve."""
+    """Run `vllm serve` or `sglang serve` with a headgate policy.
+
+    Options that are not ours go to the engine untouched. vLLM's own --config goes behind --: headgate serve
+    MODEL --policy mixed -- --config vllm.yaml
+
+    Examples:
+      headgate serve Qwen/Qwen3-8B --ttft 500ms --tbt 100ms
+      headgate serve Qwen/Qwen3-8B --policy eb+ --card cal-h200-qwen3-8b --max-num-seqs 512
+      headgate serve Qwen/Qwen3-8B --policy eb --set refill=48 --trace steps.jsonl --port 8001
+      headgate serve Qwen/Qwen3-8B --config headgate.toml --tensor-parallel-size 2
+      headgate serve Qwen/Qwen3-8B --engine sglang --policy eb --set refill=48
+    """
     if engine not in (VLLM.name, SGLANG.name):
         raise InputError(f"--engine {engine} is not known; write vllm or sglang")
     if engine == SGLANG.name:
@@ -98,8 +95,7 @@ def _run(
     dry_run: bool,
 ) -> int:
     """Check everything, then hand over to vLLM; its exit code."""
-    if model.startswith("-"):
-        raise InputError(f"the model comes first, not {model}; write headgate serve MODEL {model} ...")
+    _check_first(model)
     if _value(rest, "--scheduler-cls") is not None:
         raise InputError("--scheduler-cls is what headgate serve sets; drop it or run vllm serve yourself")
     own = _own_file(config, given)
@@ -117,25 +113,49 @@ def _run(
         command += ["--middleware", REFUSALS]
     if server is not None:
         command += ["--middleware", WARMING]
+    by_priority = _value(rest, "--scheduling-policy") == "priority"
+    priorities = settings.priorities_said(VLLM.priorities) if by_priority else None
+    limits = f"{_policy_said(settings, model)}; {_limits_said(rest)}"
+    lines = (limits, _classes_said(settings), graphs_said, warm_said, priorities)
+    return _launch(command, lines, settings, own, given, dry_run, server)
+
+
+def _check_first(model: str) -> None:
+    if model.startswith("-"):
+        raise InputError(f"the model comes first, not {model}; write headgate serve MODEL {model} ...")
+
+
+def _launch(
+    command: list[str],
+    lines: Sequence[str | None],
+    settings: Settings,
+    own: str | None,
+    given: dict[str, Any],
+    dry_run: bool,
+    server: _Warm | None = None,
+    presence: _Presence | None = None,
+) -> int:
+    """Say what runs, and run it with its settings in a folder that goes again at the end; its exit code."""
     with ExitStack() as scratch:
         folder = Path(tempfile.gettempdir(), "headgate-XXXX")
         if not dry_run:
             folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="headgate-")))
-        environment = _environment(settings, own, given, folder, dry_run)
+            (folder / "metrics").mkdir()
+            (folder / "headgate.json").write_text(json.dumps(given, indent=2) + "\n", encoding="utf-8")
+        environment = {CONFIG: str(folder / "headgate.json") if own is None else os.path.abspath(own)}
+        if settings.metrics and SHARED not in os.environ and presence is None:  # SGLang makes its own
+            environment[SHARED] = str(folder / "metrics")
         if server is not None:
             environment[WARM_FILE] = str(folder / "warm")
-        shown = " ".join(f"{name}={quote(value)}" for name, value in environment.items())
-        lines = [f"{_policy_said(settings, model)}; {_limits_said(rest)}"]
-        lines += [_classes_said(settings)] if settings.classes else []
-        by_priority = _value(rest, "--scheduling-policy") == "priority"
-        priorities = settings.priorities_said(VLLM.priorities) if by_priority else None
-        lines += filter(None, (graphs_said, warm_said, priorities))
-        for line in lines:
+        if presence is not None:
+            environment[LOADED] = str(folder / "loaded")
+        for line in filter(None, lines):
             print(f"headgate: {line}", file=sys.stdout if dry_run else sys.stderr)
+        shown = " ".join(f"{name}={quote(value)}" for name, value in environment.items())
         print(f"headgate: {shown} {join(_without_keys(command))}", flush=True)
         if dry_run and own is None:
             print(f"headgate: {environment[CONFIG]} would say {json.dumps(given)}")
-        return 0 if dry_run else _wait(command, {**os.environ, **environment}, folder, server)
+        return 0 if dry_run else _wait(command, {**os.environ, **environment}, folder, server, presence)
 
 
 def _own_file(config: str | None, given: Mapping[str, Any]) -> str | None:
@@ -181,24 +201,10 @@ def _run_sglang(model: str, rest: list[str], given: dict[str, Any], config: str 
     if command is None and not dry_run:
         raise InputError("no sglang command here; install SGLang into the environment of headgate")
     words = [command or SGLANG.name, "serve", model, *_sglang_flags(settings, rest), *rest]
-    with ExitStack() as scratch:
-        folder = Path(tempfile.gettempdir(), "headgate-XXXX")
-        if not dry_run:
-            folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="headgate-")))
-        environment = _environment(settings, own, given, folder, dry_run)
-        environment.pop(SHARED, None)  # SGLang makes its own
-        environment[LOADED] = str(folder / "loaded")
-        shown = " ".join(f"{name}={quote(value)}" for name, value in environment.items())
-        limits = [f"{flag[2:]} {_value(rest, flag) or 'as SGLang chooses'}" for flag in SGLANG_LIMITS]
-        lines = [f"{_policy_said(settings, model, SGLANG)}; {', '.join(limits)}"]
-        lines += [_classes_said(settings)] if settings.classes else []
-        for line in lines:
-            print(f"headgate: {line}", file=sys.stdout if dry_run else sys.stderr)
-        print(f"headgate: {shown} {join(_without_keys(words))}", flush=True)
-        if dry_run and own is None:
-            print(f"headgate: {environment[CONFIG]} would say {json.dumps(given)}")
-        presence = _Presence(_where(rest, port="30000"), folder / "loaded")
-        code = 0 if dry_run else _wait(words, {**os.environ, **environment}, folder, None, presence)
+    limits = ", ".join(f"{flag[2:]} {_value(rest, flag) or 'as SGLang chooses'}" for flag in SGLANG_LIMITS)
+    lines = (f"{_policy_said(settings, model, SGLANG)}; {limits}", _classes_said(settings))
+    presence = _Presence(_where(rest, port="30000"))
+    code = _launch(words, lines, settings, own, given, dry_run, presence=presence)
     if presence.missing:
         raise InputError("SGLang had started without headgate, and was stopped; its log says why")
     return code
@@ -210,8 +216,7 @@ def _sglang_settings(model: str, own: str | None, given: dict[str, Any], rest: l
     from headgate.live.engine.policy import check_policy
     from headgate.live.sglang.seams import home, problem
 
-    if model.startswith("-"):
-        raise InputError(f"the model comes first, not {model}; write headgate serve MODEL {model} ...")
+    _check_first(model)
     if USES_RAY in rest:
         raise InputError(f"SGLang with {USES_RAY} loads no plug-ins; drop it")
     chosen = [name.strip() for name in os.environ.get(PLUGINS, "").split(",") if name.strip()]
@@ -237,24 +242,26 @@ def _sglang_flags(settings: Settings, rest: list[str]) -> list[str]:
 class _Presence(threading.Thread):
     """Ends a server that answers although our scheduler has not said its first word."""
 
-    def __init__(self, url: str, file: Path) -> None:
+    def __init__(self, url: str) -> None:
         super().__init__(name="headgate-presence", daemon=True)
         self.missing = False
         self.ended = threading.Event()
-        self.child: subprocess.Popen[bytes] | None = None
-        self._url, self._file = url, file
+        self._url = url
+
+    def watch(self, child: subprocess.Popen[bytes], file: Path) -> None:
+        self._child, self._file = child, file
+        self.start()
 
     def run(self) -> None:
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while not self.ended.wait(1.0) and not self._file.exists():
             try:
-                with direct.open(f"{self._url}/health", timeout=5) as answer:
+                with DIRECT.open(f"{self._url}/health", timeout=5) as answer:
                     up = answer.status == 200
             except (OSError, HTTPException):
                 continue
-            if up and not self._file.exists() and self.child is not None:
+            if up and not self._file.exists():
                 self.missing = True
-                self.child.send_signal(signal.SIGTERM)
+                self._child.send_signal(signal.SIGTERM)
                 return
 
 
@@ -299,8 +306,6 @@ def _policy_said(settings: Settings, model: str, names: EngineNames = VLLM) -> s
 
 
 def _classes_said(settings: Settings) -> str:
-    """What each class is promised, in one line."""
-
     def said(words: Any) -> str:
         parts = [
             f"{name} {1000 * value:g} ms" for name in ("ttft", *BETWEEN) if (value := getattr(words, name))
@@ -311,7 +316,8 @@ def _classes_said(settings: Settings) -> str:
     for name, own in settings.classes.items():
         weight = "" if own.weight is None else f", weight {own.weight:g}"
         classes.append(f"{name}: {'background' if own.background else said(own)}{weight}")
-    return "classes: " + "; ".join([*classes, f"without a class: {said(settings)}"])
+    listed = "; ".join([*classes, f"without a class: {said(settings)}"])
+    return f"classes: {listed}" if classes else ""
 
 
 def _limits_said(rest: list[str]) -> str:
@@ -347,8 +353,6 @@ def _graphs(settings: Settings, rest: list[str]) -> tuple[list[str], str]:
 
 
 class _Warm(NamedTuple):
-    """The server that is to be warmed up, as it is seen from here."""
-
     url: str
     key: str
     most: int
@@ -400,10 +404,9 @@ class _WarmUp(threading.Thread):
     def _is_up(self) -> bool:
         """Wait for our own server, past any proxy; False: vLLM has ended, or does not speak plain HTTP."""
         health = urllib.request.Request(f"{self._server.url}/health", headers={OURS.decode(): "1"})
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while not self.ended.wait(1.0):
             try:
-                with direct.open(health, timeout=5) as answer:
+                with DIRECT.open(health, timeout=5) as answer:
                     if answer.headers.get(OURS.decode()) == str(self._file):
                         return True  # it is ours, not another server on this port
             except OSError:
@@ -469,22 +472,6 @@ def _check_release(settings: Settings) -> None:
         raise InputError(why)
 
 
-def _environment(
-    settings: Settings, own: str | None, given: dict[str, Any], folder: Path, dry_run: bool
-) -> dict[str, str]:
-    """What vLLM's processes inherit beside our own environment; the folder goes again at the end."""
-    file = folder / "headgate.json"
-    if own is None and not dry_run:
-        file.write_text(json.dumps(given, indent=2) + "\n", encoding="utf-8")
-    environment = {CONFIG: str(file) if own is None else os.path.abspath(own)}
-    if settings.metrics and SHARED not in os.environ:
-        shared = folder / "metrics"
-        if not dry_run:
-            shared.mkdir()
-        environment[SHARED] = str(shared)
-    return environment
-
-
 def _wait(
     command: list[str],
     environment: dict[str, str],
@@ -503,8 +490,7 @@ def _wait(
         if warming is not None:
             warming.start()
         if presence is not None:
-            presence.child = child
-            presence.start()
+            presence.watch(child, folder / "loaded")
         for number in PASSED_ON:
             signal.signal(number, lambda got, frame: child.send_signal(got))
         for got in early:
@@ -559,7 +545,6 @@ class Reaper:
         os.close(ours)
 
     def watch(self, group: int) -> None:
-        """This process group ends with us."""
         self._say(str(group))
 
     def close(self) -> None:
@@ -585,7 +570,15 @@ def warm_up(
     seconds: Annotated[str, typer.Option(help="at most so long")] = "2min",
     api_key: Annotated[str, typer.Option(help="key that the server wants", envvar="VLLM_API_KEY")] = "",
 ) -> None:
-    """Send the load."""
+    """Load a server that has just started, before users come.
+
+    An engine compiles kernels in its first minute under load, and stalls each time a step holds more prompts
+    than any before it. headgate serve does this by itself where anything is promised.
+
+    Examples:
+      headgate warm-up http://localhost:8000
+      headgate warm-up http://10.0.0.7:8000 --most 256 --seconds 1min
+    """
     from headgate.live.warm_up import warm_up as send
 
     limit = duration(seconds)
@@ -594,15 +587,4 @@ def warm_up(
     asyncio.run(send(url, most, limit, api_key, lambda line: print(f"warm-up: {line}", flush=True)))
 
 
-warm_up.__doc__ = """Load a server that has just started, before users come.
-
-An engine compiles kernels in its first minute under load, and stalls each time a step holds more prompts than
-any before it. headgate serve does this by itself where anything is promised.
-
-\b
-Examples:
-  headgate warm-up http://localhost:8000
-  headgate warm-up http://10.0.0.7:8000 --most 256 --seconds 1min
-"""
-serve.__doc__ = EXAMPLES
 serve.context = PASSES  # type: ignore[attr-defined]

@@ -25,23 +25,6 @@ if TYPE_CHECKING:
     from headgate.stats.measured import Measured
 
 
-SIMULATE_HELP = """Serve a workload under one policy, in virtual time.
-
-Writes a run folder (tables as plain numpy columns, run.json, bench.json in the schema of
-`vllm bench serve`) and prints the figures with units.
-
-\b
-Examples:
-  headgate simulate --policy eb --set refill=48 --clients 512 --requests 4000
-  headgate simulate --policy mixed --trace azure-conv --scale-rate 3
-  headgate simulate --workload geometric --prompt 256 --output 128 --rate 12 --ttft 500ms --tpot 50ms
-  headgate simulate --engines 16 --router power-of-two --trace azure-conv --scale-rate 30
-  headgate simulate --engines 8 --autoscale plan:start=90s --trace azure-conv --scale-rate 10
-  headgate simulate --engines 4 --router split:prefill=1 --rate 60 --prompt 512 --output 256
-  headgate simulate experiment.toml --policy v0 --json -
-"""
-
-
 @takes_fleet_settings
 def simulate(
     words: Experiment,
@@ -53,7 +36,20 @@ def simulate(
     detailed: Annotated[bool, typer.Option(help="with --json: every request's TTFT and ITLs")] = False,
     report: output.Report = None,
 ) -> None:
-    """Run it."""
+    """Serve a workload under one policy, in virtual time.
+
+    Writes a run folder (tables as plain numpy columns, run.json, bench.json in the schema of `vllm bench
+    serve`) and prints the figures with units.
+
+    Examples:
+      headgate simulate --policy eb --set refill=48 --clients 512 --requests 4000
+      headgate simulate --policy mixed --trace azure-conv --scale-rate 3
+      headgate simulate --workload geometric --prompt 256 --output 128 --rate 12 --ttft 500ms --tpot 50ms
+      headgate simulate --engines 16 --router power-of-two --trace azure-conv --scale-rate 30
+      headgate simulate --engines 8 --autoscale plan:start=90s --trace azure-conv --scale-rate 10
+      headgate simulate --engines 4 --router split:prefill=1 --rate 60 --prompt 512 --output 256
+      headgate simulate experiment.toml --policy v0 --json -
+    """
     from headgate.experiment.run import Prepared, carry_out
     from headgate.methods.make import split_name
     from headgate.record.tables import refuse_full
@@ -127,15 +123,10 @@ def _report(
     output.write_json(json, {**bench_result(found, detailed), "headgate": found.metrics.as_dict(), **more})
 
 
-simulate.__doc__ = SIMULATE_HELP
-
-
 # -- compare
 
 
 class Chosen(NamedTuple):
-    """What one of the runs compared is made of; without a router there is one engine."""
-
     policy: str  # its name in headgate
     settings: dict[str, Any]
     make: Maker
@@ -143,20 +134,6 @@ class Chosen(NamedTuple):
 
 
 MOST_SEEDS = 10_000
-
-COMPARE_HELP = """Serve the same requests under several policies, side by side.
-
-Prints paired differences with intervals. The first policy is the baseline. With several seeds, runs are
-paired by seed; with one, by request. With --engines, routers are compared in the same way, or every router
-with every policy.
-
-\b
-Examples:
-  headgate compare --policy mixed --policy v0 --policy eb:refill=48 --clients 1024 --slots 512
-  headgate compare --policy mixed --policy eb:refill=16 --trace azure-conv --scale-rate 4
-  headgate compare --policy mixed --policy eb:refill=64 --workload geometric --rate 20 --seeds 5
-  headgate compare --engines 8 --router round-robin --router power-of-two --trace azure-conv --scale-rate 30
-"""
 
 
 @takes_fleet_settings
@@ -170,7 +147,19 @@ def compare(
     json: Annotated[str | None, typer.Option(help="the comparison as JSON, to a file or -")] = None,
     report: output.Report = None,
 ) -> None:
-    """Run them."""
+    """Serve the same requests under several policies, side by side.
+
+    Prints paired differences with intervals. The first policy is the baseline. With several seeds, runs are
+    paired by seed; with one, by request. With --engines, routers are compared in the same way, or every
+    router with every policy.
+
+    Examples:
+      headgate compare --policy mixed --policy v0 --policy eb:refill=48 --clients 1024 --slots 512
+      headgate compare --policy mixed --policy eb:refill=16 --trace azure-conv --scale-rate 4
+      headgate compare --policy mixed --policy eb:refill=64 --workload geometric --rate 20 --seeds 5
+      headgate compare --engines 8 --router round-robin --router power-of-two --trace azure-conv
+          --scale-rate 30
+    """
     from headgate.experiment.run import Prepared
     from headgate.report.runs.page import runs_page
     from headgate.report.runs.scenes import scene_of
@@ -208,7 +197,6 @@ def compare(
 
 
 def extrapolations(runs: Mapping[str, list[Measured]]) -> list[str]:
-    """Which of the runs lean on the card beyond what it measured."""
     from headgate.experiment.run import warning
 
     return [line for each in runs.values() if (line := warning(each[0].run))]
@@ -272,7 +260,6 @@ def choose(policies: list[str], prepared: Prepared) -> dict[str, Chosen]:
 def run_all(
     prepared: Prepared, chosen: Mapping[str, Chosen], seeds: int, folder: Path, overwrite: bool = False
 ) -> dict[str, list[Measured]]:
-    """Every policy on every seed, each into its own run folder."""
     from headgate.experiment.run import carry_out
     from headgate.record.tables import refuse_full
     from headgate.stats.measured import Measured
@@ -302,26 +289,12 @@ def _file_name(text: str, longest: int = 200) -> str:
     return re.sub(r"[^\w.+=-]+", "-", text)[:longest]
 
 
-compare.__doc__ = COMPARE_HELP
 # -- sweep
 
 MOST_SWEPT_SEEDS = 1000
 LOADS = ("rate", "clients", "scale_rate")  # runs are compared at equal loads, so these come first
 RECORD = "sweep.json"  # marks a folder that a sweep may go on in
 
-SWEEP_HELP = """Run a grid of settings, policies and seeds on all cores.
-
---over takes any setting of a run (rate, clients, scale-rate, slots, budget, prompt, ...) or a parameter of
-the policies (refill, ...). The load, else the first setting, is the x-axis of the report. An interrupted
-sweep goes on when the same command names its folder with --out.
-
-\b
-Examples:
-  headgate sweep --policy mixed --policy eb+ --over rate=4,8,12,16,20 --requests 2000
-  headgate sweep --policy eb --over refill=4,16,64 --over clients=64,256,512 --seeds 3
-  headgate sweep --policy mixed --trace azure-conv --over scale-rate=1,2,4 --over slots=64,256 --out grid
-  headgate sweep --policy mixed --policy eb+ --over rate=4,8,12,16,20 --seeds 50 --on ray:10.0.0.1:6379
-"""
 
 Many = Annotated[list[str] | None, typer.Option("--over", help="NAME=VALUE,VALUE,...; may be repeated")]
 
@@ -341,7 +314,18 @@ def sweep(
     json: Annotated[str | None, typer.Option(help="every point as JSON, to a file or -")] = None,
     report: output.Report = None,
 ) -> None:
-    """Run it."""
+    """Run a grid of settings, policies and seeds on all cores.
+
+    --over takes any setting of a run (rate, clients, scale-rate, slots, budget, prompt, ...) or a parameter
+    of the policies (refill, ...). The load, else the first setting, is the x-axis of the report. An
+    interrupted sweep goes on when the same command names its folder with --out.
+
+    Examples:
+      headgate sweep --policy mixed --policy eb+ --over rate=4,8,12,16,20 --requests 2000
+      headgate sweep --policy eb --over refill=4,16,64 --over clients=64,256,512 --seeds 3
+      headgate sweep --policy mixed --trace azure-conv --over scale-rate=1,2,4 --over slots=64,256 --out grid
+      headgate sweep --policy mixed --policy eb+ --over rate=4,8,12,16,20 --seeds 50 --on ray:10.0.0.1:6379
+    """
     from headgate.experiment.run import warning
     from headgate.experiment.sweep import by_place, is_word, parse_grid
     from headgate.report.runs.load import load_grid
@@ -491,6 +475,3 @@ def _document(scenes: dict[Any, Scene], axes: Sequence[Axis]) -> dict[str, Any]:
             point = {"at": at, "label": label, "seed": meta.get("seed"), "outcome": meta["outcome"]}
             points.append(point | {"metrics": one.metrics.as_dict()})
     return {"over": {axis.word: list(axis.values) for axis in axes}, "points": points}
-
-
-sweep.__doc__ = SWEEP_HELP

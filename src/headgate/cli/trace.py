@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,20 +19,6 @@ if TYPE_CHECKING:
     from headgate.record.tables import Run
 
 CONVERT = "convert"
-
-EXAMPLES = """Read the step trace of a live engine and say what happened.
-
-The run folder has the same tables, so whatever reads simulated runs reads it too. A trace that is still
-being written, or whose last line was cut off, is read as far as it goes. A trace of `headgate route` is
-read as well; it tells of requests, not of steps.
-
-`headgate trace convert IN OUT` writes any trace that headgate reads as Mooncake's JSON lines.
-
-\b
-Examples:
-  headgate trace serve.jsonl --out live
-  headgate trace convert mine.csv mine.jsonl --columns arrival=ts,prompt=input,output=out
-"""
 
 
 def trace(
@@ -49,13 +35,19 @@ def trace(
     skip_bad_rows: Annotated[bool, option(Experiment, "skip_bad_rows")] = False,
     sort: Annotated[bool, option(Experiment, "sort")] = False,
 ) -> None:
-    """Read it, or convert another one."""
-    given: dict[str, str | bool | None] = {
-        "format": format,
-        "columns": columns,
-        "times": times,
-        "slice": slice,
-    }
+    """Read the step trace of a live engine and say what happened.
+
+    The run folder has the same tables, so whatever reads simulated runs reads it too. A trace that is still
+    being written, or whose last line was cut off, is read as far as it goes. A trace of `headgate route` is
+    read as well; it tells of requests, not of steps.
+
+    `headgate trace convert IN OUT` writes any trace that headgate reads as Mooncake's JSON lines.
+
+    Examples:
+      headgate trace serve.jsonl --out live
+      headgate trace convert mine.csv mine.jsonl --columns arrival=ts,prompt=input,output=out
+    """
+    given: dict[str, Any] = {"format": format, "columns": columns, "times": times, "slice": slice}
     given |= {"skip_bad_rows": skip_bad_rows, "sort": sort}
     if file == CONVERT:
         named = {name: value for name, value in given.items() if value}
@@ -130,6 +122,3 @@ def convert(names: list[str], settings: Experiment, overwrite: bool) -> None:
         print(f"note: {workload.origin['times']}", file=sys.stderr)
     left = f", {bad.count} bad rows left out" if bad.count else ""
     print(f"{target}: {len(workload):,} requests in Mooncake's format{left}")
-
-
-trace.__doc__ = EXAMPLES

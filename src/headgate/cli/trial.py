@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import re
 import secrets
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import create_model
 
+from headgate.cli import output
 from headgate.cli.flags import takes_settings
-from headgate.cli.output import (
-    REPORT,
-    Json,
-    Report,
-    check_json,
-    check_report,
-    run_folder,
-    said_to,
-    save_page,
-    write_json,
-)
 from headgate.core.errors import InputError, RunError, RunInterruptedError
 from headgate.experiment.settings import Experiment, experiment
 from headgate.record.tables import write_whole
@@ -35,24 +24,10 @@ from headgate.stats.switchback import KEPT, METRICS, THROUGHPUT
 
 if TYPE_CHECKING:
     from headgate.core.request import Slo
-    from headgate.live.trial.trial import Outcome, Source, TrialPlan
+    from headgate.live.trial.load import FollowedTrace
+    from headgate.live.trial.trial import Outcome, TrialPlan
     from headgate.workloads.workload import Workload
 
-EXAMPLES = """Compare policies on a running server, by turns.
-
-A round holds every arm once, in random order, each for half a minute or longer. Arms are put into force
-through the server's settings file, which its plug-in reads again; in the end, on Ctrl-C and when the trial is
-killed, the file is put back as it was. Figures are of your own traffic, from the step trace of the server, or
-of requests that the trial sends (--rate, --trace, --clients). With one --arm the baseline is what the file
-says now; with several it is the first.
-
-\b
-Examples:
-  headgate trial --config headgate.toml --arm vllm --arm auto  # your own traffic
-  headgate trial --config headgate.toml --url http://localhost:8000 --arm auto --trace azure-conv --rate 16
-  headgate trial --config headgate.toml --arm auto --arm mixed --stop-if 'kept<90%'
-  headgate trial --arm old=http://a:8000 --arm new=http://b:8000 --rate 8
-"""
 TRIAL = "Trial"
 FLOOR = re.compile(r"kept\s*<\s*(\d{1,3}(?:\.\d+)?)\s*%")
 LONG_ENOUGH = 20_000  # requests that are drawn where no trace is given; then they begin again
@@ -69,13 +44,6 @@ TrialLoad: Any = create_model(
     __base__=SettingsModel,
     **{name: (Experiment.model_fields[name].annotation, Experiment.model_fields[name]) for name in LOAD},  # type: ignore[call-overload]
 )
-
-
-class Followed(NamedTuple):
-    """The step trace of the server; `own`: it is written for the trial."""
-
-    path: str
-    own: bool
 
 
 def _option(help: str, *flags: str) -> Any:
@@ -119,12 +87,26 @@ def trial(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="write into a folder that is not empty")
     ] = False,
-    report: Report = None,
-    json: Json = None,
+    report: output.Report = None,
+    json: output.Json = None,
 ) -> None:
-    """Check everything, run the trial, write what it found."""
-    check_json(json)
-    check_report(report)
+    """Compare policies on a running server, by turns.
+
+    A round holds every arm once, in random order, each for half a minute or longer. Arms are put into force
+    through the server's settings file, which its plug-in reads again; in the end, on Ctrl-C and when the
+    trial is killed, the file is put back as it was. Figures are of your own traffic, from the step trace of
+    the server, or of requests that the trial sends (--rate, --trace, --clients). With one --arm the baseline
+    is what the file says now; with several it is the first.
+
+    Examples:
+      headgate trial --config headgate.toml --arm vllm --arm auto  # your own traffic
+      headgate trial --config headgate.toml --url http://localhost:8000 --arm auto --trace azure-conv
+          --rate 16
+      headgate trial --config headgate.toml --arm auto --arm mixed --stop-if 'kept<90%'
+      headgate trial --arm old=http://a:8000 --arm new=http://b:8000 --rate 8
+    """
+    output.check_json(json)
+    output.check_report(report)
     checked(TrialLoad, load)
     load = TrialLoad.renamed(load)
     _check(minutes, speed, seed, url)
@@ -132,6 +114,7 @@ def trial(
 
     promises = {name: str(load[name]) for name in PROMISES if name in load}
     arms = read_arms(arm or [], config, promises if config else {})
+    from headgate.live.trial.load import FollowedTrace
     from headgate.live.trial.trial import TrialPlan
 
     plan = TrialPlan(
@@ -158,14 +141,15 @@ def trial(
     workload = _workload(load, seed) if sends else None
     if workload is not None and workload.closed and plan.primary is None and not promises_any:
         plan = replace(plan, primary=THROUGHPUT)  # clients that wait for answers saturate a server
-    with run_folder(out, "trial", overwrite) as folder:
+    with output.run_folder(out, "trial", overwrite) as folder:
         source = follow or settings.trace
         own = not sends and source is None
         if own:  # the server writes one for the time of the trial
             source = str((folder / f"trace-{secrets.token_hex(3)}.jsonl").resolve())
             plan = replace(plan, arms=tuple(arm.with_trace(source) for arm in arms))
-        followed = None if sends else Followed(source or "", own)
-        outcome = asyncio.run(_run(plan, config, url, api_key, followed, workload, judged, said_to(json)))
+        followed = None if sends else FollowedTrace(source or "", own)
+        say = output.said_to(json)
+        outcome = asyncio.run(_run(plan, config, url, api_key, followed, workload, judged, say))
         traffic = f"that the server has, from {source}" if followed else "requests that the trial sends"
         command = [word[: -len(api_key)] + "KEY" if _holds(word, api_key) else word for word in sys.argv[1:]]
         _write(outcome, plan, folder, report, json, workload, judged, traffic, command)
@@ -236,7 +220,6 @@ def _floor(text: str | None) -> float | None:
 
 
 def _judged(settings: Any) -> dict[str | None, Slo]:
-    """What clients were promised, by class."""
     from headgate.core.request import Slo
 
     judged: dict[str | None, Slo] = {}
@@ -273,36 +256,27 @@ async def _run(
     config: str | None,
     url: str | None,
     key: str,
-    followed: Followed | None,
+    followed: FollowedTrace | None,
     workload: Workload | None,
     judged: dict[str | None, Slo],
     say: Any,
 ) -> Outcome:
     from headgate.live.trial.arms import SettingsFile
-    from headgate.live.trial.follow import FollowedTrace
-    from headgate.live.trial.trial import BySettings, ByUrl, Switch, Trial
+    from headgate.live.trial.trial import BySettings, ByUrl, Trial
 
     def tell(line: str) -> None:
         print(f"headgate trial: {line}", file=say, flush=True)
 
-    source: Source
-    switch: Switch
-    file = SettingsFile(config) if config else None
-    metrics = None
-    if workload is None:
-        assert followed is not None
-        source = FollowedTrace(followed.path, followed.own)
-    else:
+    file, metrics = SettingsFile(config) if config else None, None
+    source: Any = followed
+    if workload is not None:
         source, metrics = await _own_load(plan, url, key, workload, judged)
-    if file is None:
-        switch = ByUrl(source)
-    else:
-        switch = BySettings(file, source, metrics, plan.speed)
+    switch = ByUrl(source) if file is None else BySettings(file, source, metrics, plan.speed)
+    if file is not None:
         file.take()
     try:
-        tell(
-            f"{' and '.join(plan.names)}, baseline {plan.names[0]}; Ctrl-C ends it and puts the settings back"
-        )
+        names = " and ".join(plan.names)
+        tell(f"{names}, baseline {plan.names[0]}; Ctrl-C ends it and puts the settings back")
         return await Trial(plan, source, switch, tell).run()
     finally:
         switch.restore()
@@ -311,13 +285,8 @@ async def _run(
 async def _own_load(
     plan: TrialPlan, url: str | None, key: str, workload: Workload, judged: dict[str | None, Slo]
 ) -> tuple[Any, Any]:
-    """The load, and the plug-in's metrics where settings are changed."""
-    try:
-        load = importlib.import_module("headgate.live.trial.load")
-    except ImportError as error:
-        raise InputError(
-            f"sending requests needs package {error.name}; pip install headgate, in a clone pip install ."
-        ) from None
+    from headgate.live.trial import load
+
     urls = [arm.url for arm in plan.arms if arm.url] or ([url.rstrip("/")] if url else [])
     if not urls:
         raise InputError("--rate, --clients and --trace send requests; say where, --url http://HOST:PORT")
@@ -348,7 +317,7 @@ def _write(
 ) -> None:
     import json as json_module
 
-    from headgate.live.trial.findings import as_json, bench_result
+    from headgate.live.trial.book import as_json, bench_result
     from headgate.report.runs.trial import trial_page
     from headgate.report.terminal import show
 
@@ -360,7 +329,7 @@ def _write(
         "settings": {arm.name: arm.url or dict(arm.words) for arm in plan.arms},
         **as_json(outcome.findings),
     }
-    write_json(str(folder / "trial.json"), document)
+    output.write_json(str(folder / "trial.json"), document)
     rate = None
     if workload is not None and not workload.closed:
         rate = len(workload) / float(workload.arrival[-1])
@@ -373,11 +342,8 @@ def _write(
     about = {"date": date, "model": outcome.model, "traffic": traffic}
     about = {name: value for name, value in about.items() if value}
     page = trial_page(outcome, plan.arms, judged, about, command)
-    save_page(page, report or str(folder / REPORT), said_to(json))
-    write_json(json, document)
+    output.save_page(page, report or str(folder / output.REPORT), output.said_to(json))
+    output.write_json(json, document)
     if json != "-":
         show(page)
         print(f"results: {folder}")
-
-
-trial.__doc__ = EXAMPLES

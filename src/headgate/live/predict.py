@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -19,11 +18,12 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from headgate.core.errors import InputError, one_line, unknown
+from headgate.core.errors import one_line, unknown
 from headgate.cost.card import load_card
 from headgate.live.emulate.api import ProblemError, busy, detail, read_bytes
 from headgate.live.emulate.options import PredictOptions
-from headgate.live.emulate.server import BACKLOG, KEEP_ALIVE, Handler, SilentConnections, TooMany
+from headgate.live.emulate.server import Listening
+from headgate.live.tasks import Handler, says, until_stopped
 from headgate.methods.latency import (
     KINDS,
     Correction,
@@ -87,8 +87,6 @@ Observations = msgspec.defstruct("Observations", [("entries", ObservedRows)])
 
 
 class Prediction(msgspec.Struct):
-    """An answer; `ttft_ms` and `tpot_ms` are all that routing reads."""
-
     ttft_ms: float
     tpot_ms: float
     predicted_at: str
@@ -99,8 +97,6 @@ class Prediction(msgspec.Struct):
 
 
 class Predictor:
-    """The model of one kind of engine, the traffic it has seen, and how far it was off."""
-
     def __init__(self, options: PredictOptions) -> None:
         if options.policy not in KINDS:
             raise unknown("policy of a prediction", options.policy, KINDS)
@@ -124,7 +120,6 @@ class Predictor:
         self.started = _now()
 
     def predict(self, rows: Sequence[Row]) -> tuple[Floats, Floats]:
-        """TTFT and TPOT of each row in milliseconds."""
         states = self._states(rows)
         self._learn_prompts(states)
         ttft, tpot = self._by_card(states)
@@ -219,7 +214,7 @@ class PredictServer:
             "/healthz": lambda: {"status": "ok", **NAMES},
             "/model/download/info": lambda: {**NAMES, "model_status": EXIST},
         }.items():
-            self.app.router.add_get(path, _says(about))
+            self.app.router.add_get(path, says(about, _json))
 
     async def _predict(self, request: web.Request) -> web.Response:
         return _json(self._answers([await _read(request, Row)])[0])
@@ -275,13 +270,6 @@ class PredictServer:
             self._calls -= 1
 
 
-def _says(about: Callable[[], dict[str, Any]]) -> Handler:
-    async def show(request: web.Request) -> web.Response:
-        return _json(about())
-
-    return show
-
-
 async def _read(request: web.Request, kind: Any) -> Any:
     try:
         return msgspec.json.decode(await read_bytes(request, lambda more: None), type=kind)
@@ -305,33 +293,13 @@ def _json(body: Any, status: int = 200) -> web.Response:
 
 @asynccontextmanager
 async def listening(app: web.Application, host: str, port: int) -> AsyncIterator[str]:
-    """Serve for the time of an `async with` block; the URL. Silent and too many connections are closed."""
-    runner = web.AppRunner(app, access_log=None, keepalive_timeout=KEEP_ALIVE, shutdown_timeout=1.0)
-    await runner.setup()
-    server = runner.server
-    assert server is not None
-    silent = SilentConnections(server)
-
-    def accept() -> asyncio.BaseProtocol:
-        if len(server.connections) >= MOST_CONNECTIONS:
-            return TooMany()
-        handler = server()
-        silent.watch(handler)
-        return handler
-
+    """Serve for the time of an `async with` block; the URL."""
+    listener = Listening(app, MOST_CONNECTIONS, "choose another", shutdown_timeout=1.0)
     try:
-        listener = await asyncio.get_running_loop().create_server(accept, host, port, backlog=BACKLOG)
-    except OSError as error:
-        await runner.cleanup()
-        raise InputError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another"
-        ) from None
-    try:
-        shown = f"[{host}]" if ":" in host else host
-        yield f"http://{shown}:{listener.sockets[0].getsockname()[1]}"
+        await listener.start(host, port)
+        yield listener.url
     finally:
-        listener.close()
-        await runner.cleanup()
+        await listener.stop()
 
 
 @asynccontextmanager
@@ -343,17 +311,7 @@ async def predicting(options: PredictOptions | None = None, **words: Any) -> Asy
         yield url
 
 
-async def until_stopped() -> None:
-    """Wait for SIGTERM or SIGINT."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await stop.wait()
-
-
 def run(options: PredictOptions, say: Callable[[str], None]) -> None:
-    """Serve until a signal."""
-
     async def serve() -> None:
         async with predicting(options) as url:
             say(f"{url}  {load_card(options.card).name}, {options.policy}")

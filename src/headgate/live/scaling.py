@@ -18,8 +18,6 @@ ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 class PoolScaling:
-    """One decision for each pool of engines that share a card."""
-
     def __init__(
         self,
         scaling: Scaling,
@@ -51,7 +49,6 @@ class PoolScaling:
         return {pool: needed.last for pool, needed in self.pools.items()}
 
     def text(self) -> str:
-        """As a page of metrics has it."""
         model = self.model.translate(ESCAPES)
         lines = [f"# TYPE headgate_{GAUGE} gauge"]
         for pool, made in self.decisions().items():
@@ -66,8 +63,6 @@ Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
 
 
 class WatchOptions(SettingsModel):
-    """A fleet without our router: where its metrics are, and how it may scale."""
-
     engine: tuple[str, ...] = declared(FLEET, "URL of an engine, whose /metrics is read; repeat it", ())
     prometheus: str | None = declared(FLEET, "URL of a Prometheus that scrapes the engines, instead")
     select: str = declared(

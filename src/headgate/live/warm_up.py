@@ -19,6 +19,7 @@ import aiohttp
 from headgate.core.errors import InputError
 from headgate.live.engine.requests import CLASS
 from headgate.live.engine.settings import WARM_UP
+from headgate.live.tasks import end_all
 from headgate.live.trial.load import FIRST_TOKEN_ID, PATIENCE, SHOWN, TOKEN_IDS, key_header, served_model
 
 PROMPTS = (300, 900, 1500)  # tokens
@@ -29,8 +30,6 @@ SETTLED = 0.9  # of the longest gap of the round before: less than that, and ano
 
 
 class Server(NamedTuple):
-    """Where requests go, and what fits there."""
-
     url: str
     model: str
     length: int  # tokens of a prompt and its output
@@ -80,9 +79,7 @@ async def _round(session: aiohttp.ClientSession, server: Server, most: int, seco
 
         tasks = [asyncio.create_task(send(number)) for number in range(most)]
         done, late = await asyncio.wait(tasks, timeout=max(0.0, end - monotonic()))
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        await end_all(late)
         for error in (task.exception() for task in done):
             if error is not None:
                 why = str(error)[:SHOWN] or type(error).__name__

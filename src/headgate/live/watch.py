@@ -13,9 +13,10 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from headgate.live.predict import listening, until_stopped
+from headgate.live.predict import listening
 from headgate.live.route.view.counters import parsed
 from headgate.live.scaling import WatchOptions
+from headgate.live.tasks import read_bounded, until_stopped
 from headgate.methods.scaling import Seen
 
 LOG = logging.getLogger("headgate.watch")
@@ -68,8 +69,6 @@ class FleetCounters:
 
 
 class Watch:
-    """Looks at the engines every few seconds and shows what follows."""
-
     def __init__(self, options: WatchOptions, session: aiohttp.ClientSession) -> None:
         self._options, self._session = options, session
         self._counters = FleetCounters()
@@ -135,9 +134,7 @@ class Watch:
         limit = aiohttp.ClientTimeout(total=TIMEOUT)
         async with self._session.get(url, params=params, timeout=limit) as answer:
             answer.raise_for_status()
-            body = await answer.content.read(MOST_BYTES + 1)
-            while len(body) <= MOST_BYTES and (more := await answer.content.read(MOST_BYTES)):
-                body += more
+            body = await read_bounded(answer.content, MOST_BYTES)
         if len(body) > MOST_BYTES:
             raise ValueError(f"{url} answers with more than {MOST_BYTES >> 20} MiB")
         return body
@@ -161,8 +158,6 @@ async def watching(options: WatchOptions) -> AsyncIterator[tuple[Watch, str]]:
 
 
 def run(options: WatchOptions, say: Callable[[str], None]) -> None:
-    """Watch until a signal."""
-
     async def serve() -> None:
         async with watching(options) as (watch, url):
             say(f"{url}/metrics  headgate_engines_needed of {watch.scaling.model}")

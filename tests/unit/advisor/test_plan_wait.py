@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 from headgate.advisor.settings import WaitSettings
 from headgate.advisor.wait_plan import plan_wait
 from headgate.cli import app, main
-from headgate.cli.plan import WAIT_HELP
+from headgate.cli.plan import wait
 from headgate.core.errors import InputError
 from headgate.experiment.settings import experiment
 from headgate.methods.wait.inventory import kv_work
@@ -150,7 +151,7 @@ def run(*words: str) -> str:
 
 
 def examples() -> list[list[str]]:
-    lines = WAIT_HELP.replace("\\\n", " ").splitlines()
+    lines = re.sub(r"\n {8,}", " ", wait.__doc__).splitlines()
     return [line.split()[3:] for line in lines if line.strip().startswith("headgate plan wait")]
 
 

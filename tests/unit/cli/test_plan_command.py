@@ -1,13 +1,14 @@
 """`headgate plan`: what is printed, the JSON, the examples of --help, exit codes."""
 
 import json
+import re
 import shlex
 
 import pytest
 from typer.testing import CliRunner
 
 from headgate.cli import app, main
-from headgate.cli.plan import FLAGS, THRESHOLD
+from headgate.cli.plan import flags, threshold
 
 COSTS = shlex.split(
     "--prefill-fixed 5ms --prefill-per-token 3e-5 --decode-fixed 10ms --decode-per-request 5e-5 "
@@ -26,7 +27,7 @@ def flat(text: str) -> str:
 
 
 def examples() -> list[list[str]]:
-    lines = (THRESHOLD + FLAGS).replace("\\\n", " ").splitlines()
+    lines = re.sub(r"\n {8,}", " ", threshold.__doc__ + flags.__doc__).splitlines()
     return [shlex.split(line)[2:] for line in lines if line.strip().startswith("headgate plan")]
 
 

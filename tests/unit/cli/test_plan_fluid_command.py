@@ -1,6 +1,7 @@
 """`headgate plan fluid`: what is printed, the JSON, the examples of --help, bad input in one line."""
 
 import json
+import re
 import shlex
 
 import pytest
@@ -8,7 +9,7 @@ from typer.testing import CliRunner
 
 from headgate.advisor.fluid_plan import named_apart
 from headgate.cli import app
-from headgate.cli.plan import FLUID_HELP
+from headgate.cli.plan import fluid
 from headgate.methods.fluid.flows import Flow
 from router_logs import written
 
@@ -33,7 +34,7 @@ def document(*words: str) -> dict:
 
 
 def examples() -> list[list[str]]:
-    lines = FLUID_HELP.replace("\\\n", " ").splitlines()
+    lines = re.sub(r"\n {8,}", " ", fluid.__doc__).splitlines()
     return [shlex.split(line)[3:] for line in lines if line.strip().startswith("headgate plan fluid")]
 
 

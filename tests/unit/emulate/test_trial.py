@@ -17,7 +17,7 @@ import pytest
 
 from headgate.core.errors import InputError
 from headgate.live.emulate import emulated
-from headgate.live.trial.follow import FollowedTrace
+from headgate.live.trial.load import FollowedTrace
 from headgate.record.live_trace import read_live_trace
 
 MAIN = "from headgate.cli import main; main()"

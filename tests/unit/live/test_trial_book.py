@@ -9,8 +9,7 @@ import pytest
 
 import headgate
 from headgate.core.request import Slo
-from headgate.live.trial.book import Block, Book, Listener, measured
-from headgate.live.trial.findings import as_json, bench_result, by_round, judge
+from headgate.live.trial.book import Block, Book, Listener, as_json, bench_result, by_round, judge, measured
 from headgate.stats.measured import Measured
 from headgate.stats.switchback import (
     CANNOT_TELL,

@@ -16,7 +16,7 @@ from headgate.core.errors import InputError, RunError
 from headgate.live.trial import load
 from headgate.live.trial.arms import Arm, SettingsFile, read_arms
 from headgate.live.trial.book import Book
-from headgate.live.trial.follow import FollowedTrace
+from headgate.live.trial.load import FollowedTrace
 from headgate.live.trial.trial import BySettings, NotReadError, Trial, TrialPlan, line
 from headgate.stats.switchback import TTFT
 

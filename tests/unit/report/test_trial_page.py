@@ -9,8 +9,7 @@ from check_html import read
 
 from headgate.core.request import Slo
 from headgate.live.trial.arms import Arm
-from headgate.live.trial.book import Book
-from headgate.live.trial.findings import judge
+from headgate.live.trial.book import Book, judge
 from headgate.live.trial.trial import Outcome
 from headgate.report.runs.trial import answer, trial_page
 from headgate.report.terminal import show

@@ -29,8 +29,6 @@ BUSY = (
 
 
 class ProblemError(Exception):
-    """A request that is answered with an error."""
-
     def __init__(self, message: str, status: int = 400, param: str | None = None, type: str = "") -> None:
         super().__init__(message)
         self.message, self.status, self.param = message, status, param
@@ -45,18 +43,15 @@ class ProblemError(Exception):
 
 
 def invalid(message: str, param: str | None = None) -> ProblemError:
-    """A body that is not what the endpoint takes."""
     return ProblemError(f"1 validation error:\n  {message}", 400, param, "Bad Request")
 
 
 def parameter(message: str, name: str, value: object = None) -> ProblemError:
-    """A field with a value that makes no sense."""
     shown = "" if value is None else f", value={value}"
     return ProblemError(f"{message} (parameter={name}{shown})", 400, name)
 
 
 def busy() -> ProblemError:
-    """The queue is full."""
     return ProblemError(BUSY, 503)
 
 
@@ -108,8 +103,6 @@ INT64 = 2**63
 
 
 class StreamOptions(msgspec.Struct):
-    """What a stream says of itself."""
-
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
@@ -151,7 +144,6 @@ DECODER = msgspec.json.Decoder(Body, strict=False)
 
 
 def read_body(data: bytes, chat: bool) -> Body:
-    """The body of a request, its types checked."""
     body = _decoded(DECODER, data)
     if chat and body.messages is None:
         raise invalid("Field required: body.messages", "body.messages")
@@ -192,8 +184,6 @@ class SamplingParams(msgspec.Struct):
 
 
 class GenerateBody(msgspec.Struct):
-    """A body of SGLang's /generate."""
-
     text: str | list[str] | None = None
     input_ids: list[Any] | None = None
     sampling_params: SamplingParams | None = None
@@ -206,7 +196,6 @@ GENERATE = msgspec.json.Decoder(GenerateBody, strict=False)
 
 
 def read_generate(data: bytes) -> Body:
-    """A body of /generate as one of a completion."""
     asked = _decoded(GENERATE, data)
     if (asked.text is None) == (asked.input_ids is None):
         raise parameter("Either text, input_ids or input_embeds should be provided.", "text")
@@ -272,12 +261,10 @@ def check_sampling(body: Body, limit: int) -> None:
 
 
 def stops_of(body: Body) -> list[str]:
-    """The strings that end the answer."""
     return [body.stop] if isinstance(body.stop, str) else body.stop or []
 
 
 def turns_of(messages: list[Any]) -> list[tuple[str, str]]:
-    """Role and text of each message of a chat."""
     if not messages:
         raise ProblemError(
             "Cannot apply chat template to an empty conversation. Provide at least one message."
@@ -301,7 +288,6 @@ def _content(content: object, place: int) -> str:
 
 
 def prompts_of(prompt: str | list[Any]) -> list[str | list[int]]:
-    """One or several prompts, as text or as token ids."""
     if isinstance(prompt, str) or _ids(prompt):
         return [prompt]
     if all(isinstance(each, str) for each in prompt) or all(_ids(each) for each in prompt):
@@ -322,13 +308,10 @@ encode = msgspec.json.encode
 
 
 def json_text(text: str) -> bytes:
-    """A text as it stands inside a JSON string."""
     return encode(text)[1:-1]
 
 
 class Head:
-    """What all events of an answer have in common."""
-
     def __init__(self, id: str, created: int, model: str, fingerprint: str, chat: bool) -> None:
         self.id, self.created, self.model, self.fingerprint, self.chat = id, created, model, fingerprint, chat
         self.prefix = encode(self.fields(True))[:-1] + b',"choices":['
@@ -350,7 +333,6 @@ def usage(prompt: int, completion: int, details: bool = True) -> dict[str, Any]:
 def whole(
     head: Head, choices: list[dict[str, Any]], prompt: int, completion: int, **more: Any
 ) -> dict[str, Any]:
-    """An answer that is not streamed."""
     found = head.fields(False) | {
         "choices": choices,
         "service_tier": None,
@@ -368,7 +350,6 @@ def whole(
 def choice(
     job: EmulatedJob, text: str, chat: bool, logprobs: Any, ids: list[int] | None, prompt: Any
 ) -> dict[str, Any]:
-    """One choice of an answer that is not streamed."""
     if chat:
         nothing = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
         message = {"role": "assistant", "content": text, **nothing}
@@ -385,7 +366,6 @@ def choice(
 def stream_choice(
     job: EmulatedJob, text: str, chat: bool, logprobs: Any, ids: list[int] | None, prompt: Any
 ) -> dict[str, Any]:
-    """One choice in an event."""
     reason = None if job.how is None else job.reason
     found: dict[str, Any] = {"index": job.choice}
     if chat:
@@ -415,8 +395,6 @@ def completion_logprobs(pieces: list[str], offset: int, count: int) -> dict[str,
 
 
 def chat_logprobs(pieces: list[str], count: int) -> dict[str, Any]:
-    """Of a chat."""
-
     def one(token: str, value: float) -> dict[str, Any]:
         return {"token": token, "logprob": value, "bytes": list(token.encode())}
 
@@ -439,8 +417,6 @@ CHAT_TAIL = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
 
 
 class Extras(NamedTuple):
-    """What the client wants to see beside the text."""
-
     usage: bool = False
     running_usage: bool = False
     ids: bool = False
@@ -562,7 +538,6 @@ class StreamedAnswer(WholeAnswer):
         self._fronts: list[EventHeads] = []
 
     def add(self, job: EmulatedJob) -> None:
-        """One of its jobs; the part of its events that never changes is made now."""
         super().add(job)
         middle = b',"delta":{"content":"' if self.head.chat else b',"text":"'
         start = b"data: " + self.head.prefix + b'{"index":%d' % job.choice + middle
@@ -721,8 +696,6 @@ class GeneratedWhole(WholeAnswer):
 
 
 class GeneratedStream(StreamedAnswer, GeneratedWhole):
-    """The same as events."""
-
     def _event(self, job: EmulatedJob, begin: int, end: int) -> bytes:
         return b"data: " + encode(self._generated(job, end)) + b"\n\n"
 
@@ -745,5 +718,4 @@ def answer(prompt: str | list[int], count: int, choice: int = 0, tokens: Tokens 
 
 
 def chat_answer(messages: list[dict[str, Any]], count: int, choice: int = 0, tokens: Tokens = RULE) -> str:
-    """The same for a chat."""
     return answer(tokens.chat(turns_of(messages)).tolist(), count, choice, tokens)

@@ -94,7 +94,6 @@ class EmulatedEngine:
 
     @property
     def kv_usage(self) -> float:
-        """Share of the KV blocks in use, those kept for other engines included."""
         blocks = self.replica.blocks
         return 1 - blocks.free / blocks.total
 
@@ -120,7 +119,6 @@ class EmulatedEngine:
             self.ring()
 
     def release(self, id: int) -> bool:
-        """KV kept for another engine may go; False: it has gone already."""
         released = self.memory.release(id)
         self._changed = self._changed or released
         self.ring()
@@ -229,7 +227,6 @@ class EmulatedEngine:
         replica.lease.ended = True
 
     def _next(self) -> float:
-        """When the next thing happens that is already known."""
         arrival = self._inbox[0][0] if self._inbox else inf
         timer = self._timers[0][0] if self._timers else inf
         idle = not (self.replica.occupied or self.memory.busy)
@@ -310,9 +307,7 @@ class Sink(Protocol):
 
 
 class EmulatedJob:
-    """One choice of one prompt.
-
-    `length` is the true output, which no policy sees; `limit` is the client's max_tokens. `loaded` prompt
+    """`length` is the true output, which no policy sees; `limit` is the client's max_tokens. `loaded` prompt
     tokens come with KV from another engine; with `export`, a name, the KV stays when the job has ended.
     `cached` prompt tokens were found in the prefix cache when it was admitted, as its `content` allows.
     """
@@ -496,11 +491,9 @@ class Streams(Observer):
 
 
 class KvMemory:
-    """Blocks of an engine that belong to no running request.
-
-    A prompt done for another engine keeps its blocks until they have been read or their lease ends. A request
-    that comes with its KV takes blocks before the copy begins, and joins the queue when it is complete: with
-    one prompt token left to compute, as in vLLM.
+    """A prompt done for another engine keeps its blocks until they have been read or their lease ends. A
+    request that comes with its KV takes blocks before the copy begins, and joins the queue when it is
+    complete: with one prompt token left to compute, as in vLLM.
     """
 
     def __init__(self, replica: VirtualEngine) -> None:
@@ -542,7 +535,6 @@ class KvMemory:
         self._kept[job.id] = need
 
     def release(self, id: int) -> bool:
-        """They have been read, or are not wanted; False: they are gone already."""
         need = self._kept.pop(id, None)
         if need is None:
             return False
@@ -618,8 +610,6 @@ REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
 class Histogram:
-    """Counts by bucket, and the sum."""
-
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -655,8 +645,6 @@ def token_bounds(most: int) -> tuple[float, ...]:
 
 
 class EngineTally:
-    """Counters and histograms of one engine."""
-
     def __init__(self, model_len: int) -> None:
         tokens = token_bounds(model_len)
         self.time_to_first_token = Histogram(FIRST)

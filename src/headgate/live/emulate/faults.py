@@ -32,7 +32,6 @@ class EmulatedFault(NamedTuple):
 
 
 def read_fault(text: str) -> EmulatedFault:
-    """`drop=5` as a fault."""
     kind, equals, number = text.strip().partition("=")
     if kind in STATUSES and not equals:
         return EmulatedFault("error", float(kind))

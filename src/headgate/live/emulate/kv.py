@@ -19,15 +19,11 @@ REMEMBERED = 10_000  # expired requests, so that a late reader can be told from 
 
 
 class Export(NamedTuple):
-    """A prompt whose KV is kept here."""
-
     job: EmulatedJob
     expires: float  # emulated seconds
 
 
 class Exports:
-    """KV of one engine that others may read."""
-
     def __init__(self, engine: EmulatedEngine, lease: float) -> None:
         self.id = str(uuid4())
         self.engine, self.lease = engine, lease
@@ -41,7 +37,6 @@ class Exports:
         return self.engine.replica.now if self.engine.clock.virtual else self.engine.clock.now()
 
     def keep(self, job: EmulatedJob) -> None:
-        """The prompt is done; its KV can be read until the lease ends."""
         expires = self.now() + self.lease
         self._kept[job.export] = Export(job, expires)
         self.engine.at(expires, self.expire)
@@ -105,7 +100,6 @@ NAMES: WeakValueDictionary[str, Exports] = WeakValueDictionary()  # all engines 
 
 
 def wants_export(params: dict[str, Any] | None) -> bool:
-    """Is this the first of two legs?"""
     return bool(params and params.get("do_remote_decode"))
 
 

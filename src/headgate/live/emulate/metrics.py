@@ -6,13 +6,14 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headgate.core.errors import InputError
 from headgate.core.version import VERSION
 from headgate.live.emulate.clock import Clock
-from headgate.live.emulate.engine import EmulatedEngine, EngineTally, Histogram
+from headgate.live.emulate.engine import EmulatedEngine, Histogram
 from headgate.live.emulate.service import EmulatorSetup, PortState
 from headgate.live.engine.metrics import COUNTERS, GAUGES
 from headgate.live.engine.tally import BY_CLASS, QUEUE
@@ -50,12 +51,12 @@ CACHE_COUNTS = {
 }
 SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 TIERS = ("device", "host", "p2p", "disk", "external_unspecified")
-REASON = "finished_reason"
 SLEEP = {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0}
+Of = Callable[[EmulatedEngine], Any]  # a number, or numbers by the value of one more label
 
 
 class PlaceMetrics:
-    """Reads the tallies of a port's engines when it is asked."""
+    prefix, labels, histograms = "vllm:", LABELS, HISTOGRAMS
 
     def __init__(self, place: PortState) -> None:
         self._place = place
@@ -65,87 +66,79 @@ class PlaceMetrics:
         return "".join(family.text() for part in parts for family in part())
 
     @property
-    def _engines(self) -> list[tuple[list[str], EmulatedEngine, EngineTally]]:
-        model = self._place.setup.model
-        return [([model, str(i)], engine, engine.tally) for i, engine in enumerate(self._place.engines)]
+    def _engines(self) -> list[tuple[list[str], EmulatedEngine]]:
+        return [([self._place.setup.model, str(i)], engine) for i, engine in enumerate(self._place.engines)]
+
+    def _values(self, values: list[str]) -> list[str]:
+        return values
+
+    def _rows(self, kind: type[GaugeFamily], name: str, about: str, of: Of, *more: str) -> GaugeFamily:
+        family = kind(self.prefix + name, about, [*self.labels, *more])
+        for values, engine in self._engines:
+            found = of(engine)
+            for key, value in found.items() if more else (("", found),):
+                family.add_metric([*self._values(values), *([key] if more else [])], value)
+        return family
 
     def _gauges(self) -> Iterator[GaugeFamily]:
-        running = _gauge("num_requests_running", "Number of requests in model execution batches.")
-        waiting = _gauge("num_requests_waiting", "Number of requests waiting to be processed.")
-        reasons = _gauge("num_requests_waiting_by_reason", "Waiting requests by reason.", "reason")
-        usage = _gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.")
-        sleep = _gauge("engine_sleep_state", "Engine sleep state.", "sleep_state")
+        gauge = partial(self._rows, GaugeFamily)
+        running = "Number of requests in model execution batches."
+        yield gauge("num_requests_running", running, lambda each: each.running)
+        waiting = "Number of requests waiting to be processed."
+        yield gauge("num_requests_waiting", waiting, lambda each: each.waiting)
+        why: Of = lambda each: {"capacity": each.waiting, "deferred": 0}  # noqa: E731
+        yield gauge("num_requests_waiting_by_reason", "Waiting requests by reason.", why, "reason")
+        usage = "KV-cache usage. 1 means 100 percent usage."
+        yield gauge("kv_cache_usage_perc", usage, lambda each: each.kv_usage)
+        yield gauge("engine_sleep_state", "Engine sleep state.", lambda each: SLEEP, "sleep_state")
         engine = self._place.setup.engine
         words = ["block_size", "num_gpu_blocks", "kv_cache_size_tokens", "enable_prefix_caching"]
         cache = GaugeFamily("vllm:cache_config_info", "Cache configuration.", ["engine", *words])
-        for labels, each, _ in self._engines:
-            running.add_metric(labels, each.running)
-            waiting.add_metric(labels, each.waiting)
-            reasons.add_metric([*labels, "capacity"], each.waiting)
-            reasons.add_metric([*labels, "deferred"], 0)
-            usage.add_metric(labels, each.kv_usage)
-            for state, value in SLEEP.items():
-                sleep.add_metric([*labels, state], value)
-            blocks = str(each.replica.blocks.total)
-            told = [str(engine.block), blocks, str(engine.kv_tokens), str(engine.prefix_cache)]
-            cache.add_metric([labels[1], *told], 1)
-        yield from (running, waiting, reasons, usage, sleep, cache)
+        for (_, number), each in self._engines:
+            told = (engine.block, each.replica.blocks.total, engine.kv_tokens, engine.prefix_cache)
+            cache.add_metric([number, *map(str, told)], 1)
+        yield cache
 
     def _counters(self) -> Iterator[GaugeFamily]:
+        setup, counter = self._place.setup, partial(self._rows, CounterFamily)
         plain = {
             "num_preemptions": ("Cumulative number of preemption from the engine.", "preemptions"),
             "prompt_tokens": ("Number of prefill tokens processed.", "prompt_tokens"),
             "generation_tokens": ("Number of generation tokens processed.", "generation_tokens"),
         }
-        if self._place.setup.engine.speculation:
+        if setup.engine.speculation:
             plain["spec_decode_num_drafts"] = ("Number of spec decoding drafts.", "drafts")
             plain["spec_decode_num_draft_tokens"] = ("Number of draft tokens.", "draft_tokens")
             plain["spec_decode_num_accepted_tokens"] = ("Number of accepted tokens.", "accepted_tokens")
-        for name, (about, attribute) in plain.items():
-            yield self._counter(name, about, lambda tally, key=attribute: {"": getattr(tally, key)})
-        yield self._counter(
-            "prompt_tokens_cached",
-            "Number of cached prompt tokens (local + external).",
-            lambda tally: {"": tally.loaded_tokens + tally.cached_tokens},
-        )
-        looks = self._place.setup.engine.prefix_cache
-        for name in CACHE_COUNTS:
-            queries, hits = CACHE_COUNTS[name] if looks or name != "prefix_cache" else ("", "")
+        for name, (about, key) in plain.items():
+            yield counter(name, about, _tallied(key))
+        cached = "Number of cached prompt tokens (local + external)."
+        of_cache: Of = lambda each: each.tally.loaded_tokens + each.tally.cached_tokens  # noqa: E731
+        yield counter("prompt_tokens_cached", cached, of_cache)
+        for name, (queries, hits) in CACHE_COUNTS.items():
+            looks = setup.engine.prefix_cache or name != "prefix_cache"
             for what, key in (("queries", queries), ("hits", hits)):
-                count = lambda tally, key=key: {"": getattr(tally, key) if key else 0}  # noqa: E731
-                yield self._counter(f"{name}_{what}", f"Cache {what}, in tokens.", count)
-        yield self._counter("prompt_tokens_by_source", "Prompt tokens by source.", _by_source, "source")
-        yield self._counter(
-            "prompt_tokens_cached_by_source", "Prefix-cache hits by tier.", _by_tier, "source"
-        )
-        yield self._counter(
-            "request_success", "Requests by how they ended.", lambda tally: tally.ended_by, REASON
-        )
+                yield counter(f"{name}_{what}", f"Cache {what}, in tokens.", _tallied(key if looks else ""))
+        yield counter("prompt_tokens_by_source", "Prompt tokens by source.", _by_source, "source")
+        yield counter("prompt_tokens_cached_by_source", "Prefix-cache hits by tier.", _by_tier, "source")
+        ended: Of = lambda each: each.tally.ended_by  # noqa: E731
+        yield counter("request_success", "Requests by how they ended.", ended, "finished_reason")
         rejected = CounterFamily(
             "vllm:admission_rejections", "Requests refused by a queue limit.", ["model_name", "reason"]
         )
         for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
-            total = sum(tally.rejected[reason] for _, _, tally in self._engines)
-            rejected.add_metric([self._place.setup.model, reason], total)
+            total = sum(engine.tally.rejected[reason] for _, engine in self._engines)
+            rejected.add_metric([setup.model, reason], total)
         yield rejected
-        if self._place.setup.options.kv_connector:
-            for key, about in NIXL.items():
-                yield self._counter(f"nixl_num_{key}", about, lambda tally, key=key: {"": tally.nixl[key]})
-
-    def _counter(self, name: str, about: str, count: Any, label: str = "") -> GaugeFamily:
-        labels = [*LABELS, label] if label else LABELS
-        family = CounterFamily(f"vllm:{name}", about, labels)
-        for values, _, tally in self._engines:
-            for key, value in count(tally).items():
-                family.add_metric([*values, key] if label else values, value)
-        return family
+        for key, about in NIXL.items() if setup.options.kv_connector else ():
+            yield counter(f"nixl_num_{key}", about, _transferred(key))
 
     def _histograms(self) -> Iterator[GaugeFamily]:
-        for attribute, (name, about) in HISTOGRAMS.items():
-            family = HistogramFamily(f"vllm:{name}", about, LABELS)
-            for labels, _, tally in self._engines:
-                found: Histogram = getattr(tally, attribute)
-                family.add_rows(labels, found.rows(), found.sum)
+        for attribute, (name, about) in self.histograms.items():
+            family = HistogramFamily(self.prefix + name, about, self.labels)
+            for values, engine in self._engines:
+                found: Histogram = getattr(engine.tally, attribute)
+                family.add_rows(self._values(values), found.rows(), found.sum)
             yield family
 
     def _own(self) -> Iterator[GaugeFamily]:
@@ -162,7 +155,8 @@ class PlaceMetrics:
         busy = CounterFamily("headgate_emulator_step_seconds", "Emulated time in steps.", LABELS)
         steps = CounterFamily("headgate_emulator_steps", "Steps.", LABELS)
         kept = GaugeFamily("headgate_emulator_kv_exports", "Prompts kept for others.", LABELS)
-        for (labels, _, tally), exports in zip(self._engines, self._place.exports, strict=True):
+        for (labels, engine), exports in zip(self._engines, self._place.exports, strict=True):
+            tally = engine.tally
             late.add_rows(labels, tally.late.rows(), tally.late.sum)
             written.add_rows(labels, tally.written.rows(), tally.written.sum)
             busy.add_metric(labels, tally.step_seconds)
@@ -189,7 +183,6 @@ class PlaceMetrics:
         yield from (info, renewals)
 
     def _classes(self) -> Iterator[GaugeFamily]:
-        """By class and tenant, as the plug-in shows them."""
         for name, kind in (*((name, CounterFamily) for name in BY_CLASS), (QUEUE, GaugeFamily)):
             about, labels = COUNTERS[name] if name in COUNTERS else GAUGES[name]
             family = kind(name, about, ["engine", *labels])
@@ -200,7 +193,7 @@ class PlaceMetrics:
 
 
 RANKS = ["model_name", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank", "dp_rank"]
-SGLANG_HISTOGRAMS = {  # of the tally: SGLang's name
+_NAMES = {  # of the tally: SGLang's name
     "time_to_first_token": "time_to_first_token_seconds",
     "inter_token_latency": "inter_token_latency_seconds",
     "time_per_output_token": "request_time_per_output_token_seconds",
@@ -210,14 +203,15 @@ SGLANG_HISTOGRAMS = {  # of the tally: SGLang's name
     "computed": "uncached_prompt_tokens_histogram",
     "output_length": "generation_tokens_histogram",
 }
+SGLANG_HISTOGRAMS = {attribute: (name, HISTOGRAMS[attribute][1]) for attribute, name in _NAMES.items()}
 
 
-SGLANG_GAUGES: dict[str, tuple[str, Callable[[EmulatedEngine], float]]] = {
+SGLANG_GAUGES: dict[str, tuple[str, Of]] = {
     "num_running_reqs": ("The number of running requests.", lambda engine: engine.running),
     "num_queue_reqs": ("The number of requests in the waiting queue.", lambda engine: engine.waiting),
     "token_usage": ("The token usage.", lambda engine: engine.kv_usage),
-    "num_used_tokens": ("The number of used tokens.", lambda engine: _pool(engine) - _free(engine)),
-    "kv_used_tokens": ("Used token slots in the KV pool.", lambda engine: _pool(engine) - _free(engine)),
+    "num_used_tokens": ("The number of used tokens.", lambda engine: _used(engine)),
+    "kv_used_tokens": ("Used token slots in the KV pool.", lambda engine: _used(engine)),
     "kv_available_tokens": ("Free token slots in the KV pool.", lambda engine: _free(engine)),
     "cache_hit_rate": (
         "The prefix cache hit rate.",
@@ -232,64 +226,55 @@ SGLANG_GAUGES: dict[str, tuple[str, Callable[[EmulatedEngine], float]]] = {
         lambda engine: engine.replica.policy.gauges().get("new_token_ratio", 0.0),
     ),
 }
-SGLANG_COUNTERS: dict[str, tuple[str, Callable[[EngineTally], float]]] = {
-    "prompt_tokens": ("Number of prefill tokens processed.", lambda tally: tally.prompt_tokens),
-    "generation_tokens": ("Number of generation tokens.", lambda tally: tally.generation_tokens),
-    "cached_tokens": ("Number of cached prompt tokens.", lambda tally: tally.cached_tokens),
-    "num_requests": ("Number of requests processed.", lambda tally: sum(tally.ended_by.values())),
-    "num_aborted_requests": ("Number of requests aborted.", lambda tally: tally.ended_by["abort"]),
-    "num_retracted_requests": ("Number of retracted requests.", lambda tally: tally.preemptions),
+SGLANG_COUNTERS: dict[str, tuple[str, Of]] = {
+    "prompt_tokens": ("Number of prefill tokens processed.", lambda each: each.tally.prompt_tokens),
+    "generation_tokens": ("Number of generation tokens.", lambda each: each.tally.generation_tokens),
+    "cached_tokens": ("Number of cached prompt tokens.", lambda each: each.tally.cached_tokens),
+    "num_requests": ("Number of requests processed.", lambda each: sum(each.tally.ended_by.values())),
+    "num_aborted_requests": ("Number of requests aborted.", lambda each: each.tally.ended_by["abort"]),
+    "num_retracted_requests": ("Number of retracted requests.", lambda each: each.tally.preemptions),
 }
 
 
 class SGLangMetrics(PlaceMetrics):
     """The same under SGLang's names (0.5.23). Buckets are vLLM's, and streams are not told from others."""
 
+    prefix, labels, histograms = "sglang:", RANKS, SGLANG_HISTOGRAMS
+
+    def _values(self, values: list[str]) -> list[str]:
+        return [values[0], "unified", "0", "0", "0", values[1]]
+
     def _gauges(self) -> Iterator[GaugeFamily]:
-        for name, (about, of) in SGLANG_GAUGES.items():
-            family = GaugeFamily(f"sglang:{name}", about, RANKS)
-            for values, engine, _ in self._engines:
-                family.add_metric(_ranks(values), of(engine))
-            yield family
+        return (self._rows(GaugeFamily, name, *told) for name, told in SGLANG_GAUGES.items())
 
     def _counters(self) -> Iterator[GaugeFamily]:
-        for name, (about, of) in SGLANG_COUNTERS.items():
-            family = CounterFamily(f"sglang:{name}", about, RANKS)
-            for values, _, tally in self._engines:
-                family.add_metric(_ranks(values), of(tally))
-            yield family
-
-    def _histograms(self) -> Iterator[GaugeFamily]:
-        for attribute, name in SGLANG_HISTOGRAMS.items():
-            family = HistogramFamily(f"sglang:{name}", HISTOGRAMS[attribute][1], RANKS)
-            for values, _, tally in self._engines:
-                found: Histogram = getattr(tally, attribute)
-                family.add_rows(_ranks(values), found.rows(), found.sum)
-            yield family
-
-
-def _pool(engine: EmulatedEngine) -> int:
-    return engine.replica.ledger.kv_total
+        return (self._rows(CounterFamily, name, *told) for name, told in SGLANG_COUNTERS.items())
 
 
 def _free(engine: EmulatedEngine) -> int:
     return engine.replica.blocks.free * engine.replica.blocks.size
 
 
-def _ranks(values: list[str]) -> list[str]:
-    return [values[0], "unified", "0", "0", "0", values[1]]
+def _used(engine: EmulatedEngine) -> int:
+    return engine.replica.ledger.kv_total - _free(engine)
 
 
-def _gauge(name: str, about: str, *more: str) -> GaugeFamily:
-    return GaugeFamily(f"vllm:{name}", about, [*LABELS, *more])
+def _tallied(key: str) -> Of:
+    return lambda each: getattr(each.tally, key) if key else 0
 
 
-def _by_source(tally: EngineTally) -> dict[str, int]:
-    loaded, cached = tally.loaded_tokens, tally.cached_tokens
-    return dict(zip(SOURCES, (tally.prompt_tokens - loaded - cached, cached, loaded), strict=True))
+def _transferred(key: str) -> Of:
+    return lambda each: each.tally.nixl[key]
 
 
-def _by_tier(tally: EngineTally) -> dict[str, int]:
+def _by_source(engine: EmulatedEngine) -> dict[str, int]:
+    tally = engine.tally
+    computed = tally.prompt_tokens - tally.loaded_tokens - tally.cached_tokens
+    return dict(zip(SOURCES, (computed, tally.cached_tokens, tally.loaded_tokens), strict=True))
+
+
+def _by_tier(engine: EmulatedEngine) -> dict[str, int]:
+    tally = engine.tally
     return dict.fromkeys(TIERS, 0) | {"device": tally.cached_tokens, "p2p": tally.loaded_tokens}
 
 
@@ -299,8 +284,6 @@ ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class GaugeFamily:
-    """One metric: its head and a line for each of its label values."""
-
     kind, suffix = "gauge", ""
 
     def __init__(self, name: str, about: str, labels: Sequence[str]) -> None:
@@ -319,18 +302,13 @@ class GaugeFamily:
 
 
 class CounterFamily(GaugeFamily):
-    """One that only grows."""
-
     kind, suffix = "counter", "_total"
 
 
 class HistogramFamily(GaugeFamily):
-    """A histogram."""
-
     kind = "histogram"
 
     def add_rows(self, values: Sequence[str], rows: Iterable[tuple[str, float]], total: float) -> None:
-        """Cumulative counts by upper bound, and the sum of what was counted."""
         pairs, count = self._pairs(values), 0.0
         before = "".join(f"{pair}," for pair in pairs if pair < "le=")
         after = "".join(f",{pair}" for pair in pairs if pair > "le=")
@@ -346,7 +324,6 @@ class HistogramFamily(GaugeFamily):
 
 
 def traces(setup: EmulatorSetup, clock: Clock, engines: int) -> list[Trace]:
-    """One for each engine, in the folder `out`; none without one."""
     out = setup.options.out
     if out is None:
         return []
@@ -375,7 +352,6 @@ def discard(kept: list[Trace]) -> None:
 
 
 def files(out: str, engines: int) -> Iterator[tuple[int, Path]]:
-    """Number and trace of each engine."""
     return ((number, Path(out, f"engine-{number}.jsonl")) for number in range(engines))
 
 

@@ -28,8 +28,6 @@ Engines = Annotated[int, Field(strict=True, ge=1, le=1024)]
 
 
 class Options(SettingsModel):
-    """All that can be said of an emulator, on the command line or to `emulated`."""
-
     card: str = declared(ENGINE, "cost card: a name (see `headgate doctor`) or a file", "cal-h200-qwen3-8b")
     engine: Literal["vllm", "sglang"] = declared(
         ENGINE, "vllm or sglang: whose endpoints and metrics", "vllm"
@@ -134,8 +132,6 @@ class Options(SettingsModel):
 
 
 class PredictOptions(SettingsModel):
-    """All that can be said of a predictor."""
-
     card: str = declared(ENGINE, "cost card: a name (see `headgate doctor`) or a file", "cal-h200-qwen3-8b")
     policy: str = declared(ENGINE, f"what schedules the engines: {', '.join(KINDS)}", "mixed")
     slots: Count | None = declared(ENGINE, "requests at once, vLLM's max_num_seqs (default: 256)")

@@ -7,11 +7,11 @@ import gc
 import importlib
 import logging
 import os
-import signal
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -34,6 +34,7 @@ from headgate.live.engine.reload import LOOK_EVERY, Reload, Renewals
 from headgate.live.engine.settings import read_settings
 from headgate.live.engine.trace import Trace
 from headgate.live.files import more_files
+from headgate.live.tasks import Handler, end_all, on_stop, says
 from headgate.settings_base import checked
 
 LOOK = 10.0  # seconds between two looks at the lateness
@@ -44,7 +45,6 @@ LOG = logging.getLogger("headgate.emulate")
 VERSION = "0.32.0"  # the vLLM whose answers these are
 SGLANG = "0.5.23"  # the SGLang
 PROMETHEUS = "text/plain; version=1.0.0; charset=utf-8"
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def run(options: Options, say: Callable[[str], None]) -> None:
@@ -60,15 +60,13 @@ def run(options: Options, say: Callable[[str], None]) -> None:
 
 async def _serve(options: Options, say: Callable[[str], None]) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
 
     def signalled() -> None:
         if stop.is_set():
             os._exit(KILLED)
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled)
+    on_stop(signalled)
     if options.slow_start:
         say(f"starts in {options.slow_start:g} s")
     running = await start(options)
@@ -117,8 +115,6 @@ TASKS: deque[asyncio.Task[None]] = deque(maxlen=64)  # so that they are not coll
 
 
 class Emulators(Sequence[str]):
-    """Running emulators: a sequence of their urls, and handles on what is behind each."""
-
     def __init__(self, ports: list[Port], clock: Clock, peers: Peers, kept: list[Trace]) -> None:
         self.ports, self.clock, self._peers, self._traces = ports, clock, peers, kept
         self.admin_url = ""
@@ -206,7 +202,6 @@ class Emulators(Sequence[str]):
 
 
 async def start(options: Options) -> Emulators:
-    """Make the engines and listen."""
     setup = EmulatorSetup(options)
     clock: Clock = VirtualClock() if options.virtual else WallClock(options.speed)
     tokens, peers = tokens_by(options.tokenizer), Peers(options.kv_hosts)
@@ -269,20 +264,14 @@ async def emulated(options: Options | None = None, **words: Any) -> AsyncIterato
         await running.stop()
 
 
-class Port:
-    """One place, listening."""
+class Listening:
+    """An application on one port. Silent connections and those beyond `most` are closed."""
 
-    def __init__(self, place: PortState) -> None:
-        self.place = place
-        self.url = ""
-        self._runner = web.AppRunner(
-            application(place), handler_cancellation=True, access_log=None, keepalive_timeout=KEEP_ALIVE,
-            shutdown_timeout=0.5,
-        )  # fmt: skip
+    def __init__(self, app: web.Application, most: int, remedy: str, **settings: Any) -> None:
+        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=KEEP_ALIVE, **settings)
+        self._most, self._remedy = most, remedy
         self._listener: asyncio.Server | None = None
-        self._silent: SilentConnections | None = None
-        self._host, self._port = "", 0
-        self._tasks: list[asyncio.Task[None]] = []
+        self._host, self._port, self.url = "", 0, ""
 
     async def start(self, host: str, port: int) -> None:
         await self._runner.setup()
@@ -292,26 +281,25 @@ class Port:
         await self.listen()
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._port}"
-        self.place.port = self._port
-        for exports in self.place.exports:
-            exports.host, exports.port = host, self._port
-        for engine in self.place.engines:
-            engine.on_crash = lambda: TASKS.append(asyncio.create_task(self.crash()))
-        self._tasks = [asyncio.create_task(engine.run()) for engine in self.place.engines]
 
     async def listen(self) -> None:
         if self._listener is not None:
             return
         loop = asyncio.get_running_loop()
         try:
-            self._listener = await loop.create_server(
-                self._accept, self._host, self._port, backlog=BACKLOG, reuse_address=True
-            )
+            self._listener = await loop.create_server(self._accept, self._host, self._port, backlog=BACKLOG)
         except OSError as error:
-            raise InputError(
-                f"cannot listen on {self._host}:{self._port}: {error.strerror or error}; choose another port"
-            ) from None
+            where, why = f"{self._host}:{self._port}", error.strerror or error
+            raise InputError(f"cannot listen on {where}: {why}; {self._remedy}") from None
         self._port = self._listener.sockets[0].getsockname()[1]
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        server = self._runner.server
+        if server is None or len(server.connections) >= self._most:
+            return TooMany()
+        handler = server()
+        self._silent.watch(handler)
+        return handler
 
     def refuse(self) -> None:
         if self._listener is not None:
@@ -324,6 +312,28 @@ class Port:
             if handler.transport is not None:
                 handler.transport.abort()
 
+    async def stop(self) -> None:
+        self.refuse()
+        await self._runner.cleanup()
+
+
+class Port(Listening):
+    def __init__(self, place: PortState) -> None:
+        most = place.setup.options.max_connections
+        running = {"handler_cancellation": True, "shutdown_timeout": 0.5}
+        super().__init__(application(place), most, "choose another port", **running)
+        self.place = place
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, host: str, port: int) -> None:
+        await super().start(host, port)
+        self.place.port = self._port
+        for exports in self.place.exports:
+            exports.host, exports.port = host, self._port
+        for engine in self.place.engines:
+            engine.on_crash = lambda: TASKS.append(asyncio.create_task(self.crash()))
+        self._tasks = [asyncio.create_task(engine.run()) for engine in self.place.engines]
+
     async def crash(self) -> None:
         """As a process that died: nothing listens, every connection is reset, nothing runs."""
         self.refuse()
@@ -335,25 +345,12 @@ class Port:
 
     async def stop(self) -> None:
         self.refuse()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_all(self._tasks)
         self.cut()
-        await self._runner.cleanup()
-
-    def _accept(self) -> asyncio.BaseProtocol:
-        server = self._runner.server
-        if server is None or len(server.connections) >= self.place.setup.options.max_connections:
-            return TooMany()
-        handler = server()
-        assert self._silent is not None
-        self._silent.watch(handler)
-        return handler
+        await super().stop()
 
 
 class TooMany(asyncio.Protocol):
-    """A connection beyond the limit: 503 and goodbye."""
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         out = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
         body = busy().body()
@@ -398,7 +395,6 @@ class SilentConnections:
 
 
 def application(place: PortState) -> web.Application:
-    """All paths of one port."""
     app = web.Application(middlewares=[_errors], client_max_size=place.setup.options.body_limit)
     app[PLACE] = place
     metrics = (SGLangMetrics if place.setup.sglang else PlaceMetrics)(place)
@@ -406,18 +402,12 @@ def application(place: PortState) -> web.Application:
     async def show_metrics(request: web.Request) -> web.Response:
         return web.Response(text=metrics.text(), headers={"Content-Type": PROMETHEUS})
 
-    async def version(request: web.Request) -> web.Response:
-        return web.json_response({"version": VERSION})
-
-    async def load(request: web.Request) -> web.Response:
-        return web.json_response({"server_load": place.inside})
-
     paths: dict[str, dict[str, Handler]] = {
         "/v1/completions": {"POST": complete},
         "/v1/chat/completions": {"POST": complete},
         "/v1/models": {"GET": _models},
-        "/version": {"GET": version},
-        "/load": {"GET": load},
+        "/version": {"GET": says(lambda: {"version": VERSION})},
+        "/load": {"GET": says(lambda: {"server_load": place.inside})},
         "/health": {"GET": _health},
         "/ping": {"GET": _health, "POST": _health},
         "/metrics": {"GET": show_metrics},
@@ -428,7 +418,8 @@ def application(place: PortState) -> web.Application:
     if place.setup.sglang:
         for path in ("/version", "/load", "/tokenize", "/detokenize", PATH):
             del paths[path]
-        about: dict[str, Handler] = {"/model_info": _model_info, "/server_info": _server_info}
+        tells = {"/model_info": _about_model, "/server_info": _about_server}
+        about = {path: says(partial(told, place), _json) for path, told in tells.items()}
         paths |= {
             "/generate": {"POST": complete, "PUT": complete},
             "/health_generate": {"GET": _health},
@@ -505,13 +496,7 @@ async def _health(request: web.Request) -> web.Response:
     return web.Response(status=503 if dead or (place.setup.sglang and place.draining) else 200)
 
 
-async def _model_info(request: web.Request) -> web.Response:
-    return _json(_about_model(request.app[PLACE]))
-
-
-async def _server_info(request: web.Request) -> web.Response:
-    """What routers and load tests read of it."""
-    place = request.app[PLACE]
+def _about_server(place: PortState) -> dict[str, Any]:
     setup, engine = place.setup, place.setup.engine
     limits = {
         "context_length": engine.max_model_len,
@@ -523,7 +508,7 @@ async def _server_info(request: web.Request) -> web.Response:
     }
     ranks = {"tp_size": setup.card.tensor_parallel, "dp_size": len(place.engines), "port": place.port}
     states = [{"waiting": each.waiting, "running": each.running} for each in place.engines]
-    return _json(_about_model(place) | limits | ranks | {"internal_states": states, "version": SGLANG})
+    return _about_model(place) | limits | ranks | {"internal_states": states, "version": SGLANG}
 
 
 def _about_model(place: PortState) -> dict[str, Any]:

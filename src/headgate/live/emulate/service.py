@@ -22,28 +22,7 @@ from aiohttp import web
 from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy, End, Observer
 from headgate.cost.card import Card, load_card
-from headgate.live.emulate.api import (
-    LONGEST_ID,
-    MOST_CHOICES,
-    Body,
-    Extras,
-    GeneratedStream,
-    GeneratedWhole,
-    Head,
-    ProblemError,
-    StreamedAnswer,
-    WholeAnswer,
-    busy,
-    check_sampling,
-    json_text,
-    parameter,
-    prompts_of,
-    read_body,
-    read_bytes,
-    read_generate,
-    stops_of,
-    turns_of,
-)
+from headgate.live.emulate import api
 from headgate.live.emulate.clock import Clock
 from headgate.live.emulate.engine import EmulatedEngine, EmulatedJob
 from headgate.live.emulate.faults import HEADER, IN_STREAM, EmulatedFault, Faults
@@ -64,17 +43,16 @@ UNPRINTED = re.compile("[^!-~]")
 
 
 async def complete(request: web.Request) -> web.StreamResponse:
-    """Both endpoints of OpenAI's, and SGLang's own."""
     place = request.app[PLACE]
     if place.inside >= place.setup.options.max_requests:
-        raise busy()
+        raise api.busy()
     place.inside += 1
     try:
         fault = _fault(request, place)
         chat, own = request.path.startswith("/v1/chat/"), request.path == "/generate"
         with place.reading() as count:
-            data = await read_bytes(request, count)
-            call = Call(read_generate(data) if own else read_body(data, chat), chat, own)
+            data = await api.read_bytes(request, count)
+            call = Call(api.read_generate(data) if own else api.read_body(data, chat), chat, own)
         if fault is not None and (struck := await _strike_early(request, fault, call, place)) is not None:
             return struck
         prompts, rank = await _admit(request, place, call)
@@ -84,9 +62,7 @@ async def complete(request: web.Request) -> web.StreamResponse:
 
 
 class Call(NamedTuple):
-    """What is asked."""
-
-    body: Body
+    body: api.Body
     chat: bool
     own: bool = False  # it came to SGLang's /generate
 
@@ -106,11 +82,11 @@ async def _admit(request: web.Request, place: PortState, call: Call) -> tuple[li
         rank = place.choose(_number(request, "x-data-parallel-rank"))
         engine = place.engines[rank]
         if engine.dead is not None:
-            raise ProblemError(engine.dead, 500)
+            raise api.ProblemError(engine.dead, 500)
         total = len(prompts) * call.each
         place.check_room(engine, total, sum(len(prompt.ids) for prompt in prompts))
         return prompts, rank
-    except ProblemError:
+    except api.ProblemError:
         if wants_import(call.params):
             await place.peers.free(call.params)
         raise
@@ -124,7 +100,6 @@ async def _answer(
     rank: int,
     fault: EmulatedFault | None,
 ) -> web.StreamResponse:
-    """Hand the jobs to the engine, and write what it makes of them."""
     engine = place.engines[rank]
     answer, response = await _open(request, place, call, prompts, fault)
     answer.now = lambda: engine.replica.now
@@ -143,14 +118,14 @@ async def _answer(
                 engine.submit(job, _arrival(request) if place.clock.virtual else None)
         place.arrived()
         await answer.done
-        if isinstance(answer, StreamedAnswer):
+        if isinstance(answer, api.StreamedAnswer):
             assert response is not None
             return await _close(response, answer, fault)
     finally:
         for job in answer.jobs:
             engine.abort(job)
     if answer.error is not None:
-        raise ProblemError(answer.error, 500)
+        raise api.ProblemError(answer.error, 500)
     if fault is not None:
         await _strike_late(request, fault)
     params = place.exports[rank].params(answer.jobs[0]) if answer.jobs[0].export else None
@@ -160,7 +135,7 @@ async def _answer(
 # -- what the request says
 
 
-def _wanted(body: Body, chat: bool, place: PortState, prompts: list[Ids]) -> Extras:
+def _wanted(body: api.Body, chat: bool, place: PortState, prompts: list[Ids]) -> api.Extras:
     options = body.stream_options
     logprobs = body.logprobs
     count: int | None = None
@@ -172,7 +147,7 @@ def _wanted(body: Body, chat: bool, place: PortState, prompts: list[Ids]) -> Ext
     usage = bool(options and options.include_usage)
     running = bool(usage and options and options.continuous_usage_stats)
     details = place.setup.options.prompt_tokens_details
-    return Extras(usage, running, bool(body.return_token_ids), count, echo, place.clock.virtual, details)
+    return api.Extras(usage, running, bool(body.return_token_ids), count, echo, place.clock.virtual, details)
 
 
 def _number(request: web.Request, header: str) -> int | None:
@@ -194,19 +169,19 @@ def _arrival(request: web.Request) -> float | None:
 
 async def _open(
     request: web.Request, place: PortState, call: Call, prompts: list[Prompt], fault: EmulatedFault | None
-) -> tuple[WholeAnswer, web.StreamResponse | None]:
+) -> tuple[api.WholeAnswer, web.StreamResponse | None]:
     """Where the tokens go. A stream is answered 200 at once, whatever happens later."""
     body, chat = call.body, call.chat
     base = request.headers.get("x-request-id") or body.request_id or uuid4().hex[:16]
     prefix = "" if call.own else "chatcmpl-" if chat else "cmpl-"
-    id = prefix + UNPRINTED.sub("", base[:LONGEST_ID])
-    head = Head(id, int(time.time()), body.model or place.setup.model, place.fingerprint, chat)
+    id = prefix + UNPRINTED.sub("", base[: api.LONGEST_ID])
+    head = api.Head(id, int(time.time()), body.model or place.setup.model, place.fingerprint, chat)
     ids = [prompt.ids for prompt in prompts]
     wanted = _wanted(body, chat, place, ids)
     if call.own:
         wanted = wanted._replace(ids=True)  # so that each event is made for itself
     if not body.stream:
-        return (GeneratedWhole if call.own else WholeAnswer)(head, wanted, ids, call.each), None
+        return (api.GeneratedWhole if call.own else api.WholeAnswer)(head, wanted, ids, call.each), None
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     if fault is not None and fault.kind == "wrong-length":
         response.content_length = int(fault.at) + 1_000_000
@@ -215,12 +190,12 @@ async def _open(
     writer.send_headers()
     chunked = "chunked" in response.headers.get("Transfer-Encoding", "")
     struck = fault if fault is not None and fault.kind in IN_STREAM else None
-    streamed = GeneratedStream if call.own else StreamedAnswer
+    streamed = api.GeneratedStream if call.own else api.StreamedAnswer
     return streamed(head, wanted, ids, call.each, request.transport, chunked, struck), response
 
 
 async def _close(
-    response: web.StreamResponse, answer: StreamedAnswer, fault: EmulatedFault | None
+    response: web.StreamResponse, answer: api.StreamedAnswer, fault: EmulatedFault | None
 ) -> web.StreamResponse:
     """The end of a stream, unless a fault has taken it away."""
     if answer.silent and fault is not None and fault.kind == "stall":
@@ -253,9 +228,9 @@ def _whole(body: Any, fault: EmulatedFault | None) -> web.Response:
     return response
 
 
-def _drained(head: Head) -> dict[str, Any]:
+def _drained(head: api.Head) -> dict[str, Any]:
     """What a draining vLLM says: 200, no text, abort."""
-    answer = WholeAnswer(head, Extras(), [np.zeros(1, LITTLE)], 1)
+    answer = api.WholeAnswer(head, api.Extras(), [np.zeros(1, LITTLE)], 1)
     job = EmulatedJob(1, 1, 1, Text(0), answer)
     job.how = End.ABORTED
     answer.jobs.append(job)
@@ -266,7 +241,7 @@ def _fault(request: web.Request, place: PortState) -> EmulatedFault | None:
     try:
         return place.faults.of(request.headers.get(HEADER))
     except InputError as error:
-        raise ProblemError(str(error)) from None
+        raise api.ProblemError(str(error)) from None
 
 
 async def _strike_early(
@@ -279,9 +254,9 @@ async def _strike_early(
             request.transport.abort()
         raise ConnectionResetError
     elif fault.kind == "error" or (fault.kind == "error-event" and not call.body.stream):
-        raise ProblemError("emulated fault", int(fault.at) if fault.kind == "error" else 500)
+        raise api.ProblemError("emulated fault", int(fault.at) if fault.kind == "error" else 500)
     elif fault.kind == "abort":
-        head = Head("cmpl-fault", int(time.time()), place.setup.model, place.fingerprint, call.chat)
+        head = api.Head("cmpl-fault", int(time.time()), place.setup.model, place.fingerprint, call.chat)
         return web.json_response(_drained(head))
     return None
 
@@ -293,8 +268,6 @@ DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI and vLLM have it
 
 @dataclass
 class Prompt:
-    """One prompt, its answers' most tokens, and what its KV really holds."""
-
     ids: Ids
     mark: int
     limit: int
@@ -302,20 +275,20 @@ class Prompt:
     true_mark: int = 0
 
 
-def prompts_in(body: Body, chat: bool, place: PortState) -> list[Prompt]:
+def prompts_in(body: api.Body, chat: bool, place: PortState) -> list[Prompt]:
     """The prompts as tokens; their lengths and limits are checked as vLLM does it."""
     setup, tokens = place.setup, place.tokens
     if body.model is not None and body.model != setup.model:
         text = f"The model `{body.model[:200]}` does not exist. Valid aliases: {setup.model}."
-        raise ProblemError(text, 404, "model")
+        raise api.ProblemError(text, 404, "model")
     if chat:
-        encoded = [tokens.chat(turns_of(body.messages or []))]
+        encoded = [tokens.chat(api.turns_of(body.messages or []))]
     else:
         assert body.prompt is not None
-        texts = prompts_of(body.prompt)
+        texts = api.prompts_of(body.prompt)
         encoded = [tokens.encode(each) if isinstance(each, str) else _ids(each) for each in texts]
-    if len(encoded) * max(1, body.n or 1) > MOST_CHOICES:
-        raise ProblemError(f"The emulator answers at most {MOST_CHOICES} choices in a request.")
+    if len(encoded) * max(1, body.n or 1) > api.MOST_CHOICES:
+        raise api.ProblemError(f"The emulator answers at most {api.MOST_CHOICES} choices in a request.")
     limit = body.max_tokens
     if chat and body.max_completion_tokens is not None:
         limit = body.max_completion_tokens
@@ -324,24 +297,24 @@ def prompts_in(body: Body, chat: bool, place: PortState) -> list[Prompt]:
         mark = fingerprint(ids.tobytes())
         prompts.append(Prompt(ids, mark, _limit(limit, len(ids), chat, setup.engine.longest), true_mark=mark))
     for prompt in prompts:
-        check_sampling(body, prompt.limit)
+        api.check_sampling(body, prompt.limit)
     return prompts
 
 
 def _ids(ids: list[int]) -> Ids:
     if max(ids) >= 2**32:
-        raise ProblemError(f"Token id {max(ids)} is out of vocabulary")
+        raise api.ProblemError(f"Token id {max(ids)} is out of vocabulary")
     return np.array(ids, LITTLE)
 
 
 def _limit(wanted: int | None, prompt: int, chat: bool, longest: int) -> int:
     if wanted is not None and wanted > longest:
         text = f"max_tokens={wanted} cannot be greater than max_model_len={longest}."
-        raise parameter(f"{text} Please request fewer output tokens.", "max_tokens", wanted)
+        raise api.parameter(f"{text} Please request fewer output tokens.", "max_tokens", wanted)
     if wanted is not None and wanted < 1:
-        raise parameter(f"max_tokens must be at least 1, got {wanted}.", "max_tokens", wanted)
+        raise api.parameter(f"max_tokens must be at least 1, got {wanted}.", "max_tokens", wanted)
     if prompt >= longest:
-        raise parameter(
+        raise api.parameter(
             f"This model's maximum context length is {longest} tokens. However, your request has {prompt} "
             "input tokens. Please reduce the length of the input messages.",
             "input_tokens",
@@ -351,7 +324,7 @@ def _limit(wanted: int | None, prompt: int, chat: bool, longest: int) -> int:
     return min(asked, longest - prompt)
 
 
-async def load_kv(body: Body, prompts: list[Prompt], place: PortState, rank: int) -> str | None:
+async def load_kv(body: api.Body, prompts: list[Prompt], place: PortState, rank: int) -> str | None:
     """KV from another engine: for the first prompt of a list; the others read blocks not theirs.
 
     Why it did not come; a stream is told so after its 200, as by vLLM.
@@ -369,15 +342,14 @@ async def load_kv(body: Body, prompts: list[Prompt], place: PortState, rank: int
             nixl["failed_transfers"] += 1
             if options.kv_load_failure == "fail":
                 return "The KV of the request could not be loaded."
-        except ProblemError as problem:
+        except api.ProblemError as problem:
             return problem.message
     return None
 
 
 def jobs_for(
-    body: Body, prompts: list[Prompt], each: int, answer: WholeAnswer, place: PortState, priority: int
+    body: api.Body, prompts: list[Prompt], each: int, answer: api.WholeAnswer, place: PortState, priority: int
 ) -> list[EmulatedJob]:
-    """One job for each choice of each prompt."""
     terms = promises(body.vllm_xargs, place.setup.settings)
     jobs = []
     for number, prompt in enumerate(prompts):
@@ -394,12 +366,12 @@ def jobs_for(
     return jobs
 
 
-def _decide_length(job: EmulatedJob, body: Body, prompt: Prompt, copy: int, place: PortState) -> None:
+def _decide_length(job: EmulatedJob, body: api.Body, prompt: Prompt, copy: int, place: PortState) -> None:
     lengths, given = place.setup.lengths, body.max_tokens or body.max_completion_tokens
     natural = job.limit + 1  # never reached: the limit ends it
     if place.setup.options.echo:
         pieces = place.tokens.pieces(prompt.ids.tolist())
-        job.text = Echo(pieces, prompt.ids.tolist(), [json_text(piece) for piece in pieces])
+        job.text = Echo(pieces, prompt.ids.tolist(), [api.json_text(piece) for piece in pieces])
         natural = len(pieces)
         job.limit = min(job.limit, natural)
     elif not body.ignore_eos and (lengths.decides or given is None):
@@ -410,7 +382,7 @@ def _decide_length(job: EmulatedJob, body: Body, prompt: Prompt, copy: int, plac
     job.length, job.stops = natural, natural <= job.limit
 
 
-def _stop_at(job: EmulatedJob, body: Body, length: int) -> tuple[int, str | int] | None:
+def _stop_at(job: EmulatedJob, body: api.Body, length: int) -> tuple[int, str | int] | None:
     """After how many tokens a stop string or a stop token ends the answer, and which of them.
 
     The text of the answer is known beforehand, so it is cut here, where vLLM holds text back meanwhile.
@@ -418,7 +390,7 @@ def _stop_at(job: EmulatedJob, body: Body, length: int) -> tuple[int, str | int]
     ids = set(body.stop_token_ids or ())
     known = job.text.ids(0, length) if ids else []
     found = next((place for place, id in enumerate(known, 1) if id in ids and place > body.min_tokens), None)
-    stops = stops_of(body)
+    stops = api.stops_of(body)
     if stops:
         pieces = job.text.pieces(0, length if found is None else found)
         ends = list(accumulate(map(len, pieces)))
@@ -436,7 +408,7 @@ def _stop_at(job: EmulatedJob, body: Body, length: int) -> tuple[int, str | int]
 def _cut(job: EmulatedJob, text: str, ends: list[int]) -> None:
     """The answer is this text, of which each token brings what lies before its end."""
     pieces = [text[begin:end] for begin, end in pairwise((0, *ends))]
-    job.text = Echo(pieces, job.text.ids(0, len(ends)), [json_text(piece) for piece in pieces])
+    job.text = Echo(pieces, job.text.ids(0, len(ends)), [api.json_text(piece) for piece in pieces])
 
 
 # -- one port: its engines, and how many may be there
@@ -445,8 +417,6 @@ WAITING_WEIGHT = 4  # a waiting request counts as four running ones when vLLM ch
 
 
 class PortState:
-    """What the handlers of one port know."""
-
     def __init__(
         self,
         setup: EmulatorSetup,
@@ -496,7 +466,7 @@ class PortState:
             mine += more
             self.bytes += more
             if self.bytes > self.setup.options.max_bytes:
-                raise busy()
+                raise api.busy()
 
         try:
             yield count
@@ -521,12 +491,12 @@ class PortState:
         waiting = engine.waiting + more - max(0, spare)
         if options.max_queued is not None and waiting > options.max_queued:
             rejected["max_num_queued_reqs"] += 1
-            raise busy()
+            raise api.busy()
         if options.max_queued_tokens is not None:
             queued = sum(entry.prompt for entry in engine.replica.ledger.waiting.values())
             if queued + tokens > options.max_queued_tokens:
                 rejected["max_num_queued_tokens"] += 1
-                raise busy()
+                raise api.busy()
 
     def arrived(self) -> None:
         """A request is in; a held clock begins when enough of them are."""
@@ -550,8 +520,6 @@ DEFAULT_LAW, DEFAULT_MEAN = "uniform", 512.0
 
 
 class EmulatorSetup:
-    """Options turned into objects, checked before anything listens."""
-
     def __init__(self, options: Options) -> None:
         self.sglang = options.engine == "sglang"
         if self.sglang:  # its own scheduling unless another is named; it hands no KV over
@@ -573,7 +541,6 @@ class EmulatorSetup:
         self.policy()  # refused now, or never
 
     def policy(self) -> BatchPolicy:
-        """One that no engine has used."""
         if self.options.config:
             policy, self.parameters = self.from_settings(self.settings)
         else:

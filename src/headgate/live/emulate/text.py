@@ -28,8 +28,6 @@ def syllables() -> list[str]:
 
 
 class Vocabulary(NamedTuple):
-    """The words answers are made of, their token ids, and their bytes inside a JSON string."""
-
     words: Sequence[str]
     ids: Sequence[int]
     json: Sequence[bytes]
@@ -181,7 +179,6 @@ Tokens = ByteRule | FileTokenizer
 
 
 def tokens_by(path: str | None) -> Tokens:
-    """The rule, or the tokenizer at a path."""
     return ByteRule() if path is None else FileTokenizer(path)
 
 

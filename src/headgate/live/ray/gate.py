@@ -29,8 +29,6 @@ GRACE = 5.0  # seconds a new gate waits for the clients of the last one before i
 
 
 class Placement(NamedTuple):
-    """What became of a request that waited: a replica, or a refusal."""
-
     key: int
     replica: str
     status: int = 200
@@ -44,8 +42,6 @@ Heard = tuple[list[Placement], int, bool]  # and how many clients there are, and
 
 
 class Client:
-    """One router: its requests, the replicas it sees, and what it has not been told yet."""
-
     def __init__(self, slots: Counts, busy: Counts) -> None:
         self.slots = dict(slots)
         self.busy = Counter(busy)  # requests that another gate has placed
@@ -74,10 +70,8 @@ class Client:
 
 
 class SharedGate:
-    """A `Gate` with several clients.
-
-    A replica takes `share` of its slots from here: all, unless this gate stands in for a lost one. Replicas
-    are those that any client sees and none has found dead.
+    """A replica takes `share` of its slots from here: all, unless this gate stands in for a lost one.
+    Replicas are those that any client sees and none has found dead.
     """
 
     def __init__(self, given: dict[str, Any], share: float = 1.0) -> None:
@@ -182,7 +176,19 @@ class SharedGate:
         if own is None:
             return False
         for verb, *about in events:
-            VERBS[verb](self, own, *about)
+            if verb in ("arrive", "end", "back"):
+                getattr(self, f"_{verb}")(own, *about)
+                continue
+            (told,) = about
+            if verb == "freed":
+                own.busy[told] -= 1
+            elif verb == "replicas":
+                own.slots = dict(told)
+            elif verb == "dead":
+                self._dead.add(told)
+            else:
+                raise KeyError(verb)
+            self._arrange()
         return True
 
     def first_tokens(self, requests: Sequence[str]) -> None:
@@ -262,18 +268,6 @@ class SharedGate:
 
     # -- replicas
 
-    def _freed(self, own: Client, replica: str) -> None:
-        own.busy[replica] -= 1
-        self._arrange()
-
-    def _replicas(self, own: Client, slots: Counts) -> None:
-        own.slots = dict(slots)
-        self._arrange()
-
-    def _died(self, own: Client, replica: str) -> None:
-        self._dead.add(replica)
-        self._arrange()
-
     def _seen(self) -> dict[str, int]:
         listed = {name: slots for own in self.clients.values() for name, slots in own.slots.items()}
         self._dead &= listed.keys()
@@ -321,16 +315,6 @@ class RayConfig(GateConfig):
     @property
     def fewest_slots(self) -> int:
         return self.slots or SLOTS
-
-
-VERBS: Mapping[str, Callable[..., None]] = {
-    "arrive": SharedGate._arrive,
-    "end": SharedGate._end,
-    "back": SharedGate._back,
-    "freed": SharedGate._freed,
-    "replicas": SharedGate._replicas,
-    "dead": SharedGate._died,
-}
 
 
 def ray_config(given: dict[str, Any]) -> RayConfig:

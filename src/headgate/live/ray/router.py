@@ -24,9 +24,8 @@ from ray.serve.exceptions import BackPressureError
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from headgate.core.errors import InputError, one_line
-from headgate.live.ray.client import ClientRequest, GateClient, LeftCluster, Remote
 from headgate.live.ray.gate import RayConfig, SharedGate, ray_config
-from headgate.live.ray.wire import GateServer, WiredGate, described
+from headgate.live.ray.wire import ClientRequest, GateClient, GateServer, LeftCluster, WiredGate, described
 from headgate.live.route.classes import Classes
 from headgate.live.route.gate.queue import Refused
 
@@ -69,7 +68,7 @@ class HeadgateRouter(RequestRouter):
         self._owed: Counter[tuple[str, str]] = Counter()  # ends of attempts that were given up
         self._by_name: dict[str, RunningReplica] = {}
 
-    async def _connect(self) -> Remote:
+    async def _connect(self) -> WiredGate:
         name = gate_name(self._deployment_id.app_name, self._deployment_id.name)
         loop = asyncio.get_running_loop()
         if not ray.is_initialized():  # Ray would start a cluster of its own
@@ -110,10 +109,7 @@ class HeadgateRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The one replica that the gate has chosen for this very request.
-
-        The request's future is set here: Ray finds requests by an id that several calls may share.
-        """
+        """The request's future is set here: Ray finds requests by an id that several calls may share."""
         if pending_request is None or (
             not pending_request.future.done()
             and pending_request.future not in self._routing_task_by_pending_request_future
@@ -275,7 +271,6 @@ class GateActor(SharedGate):
 
 
 def gate_name(app: str, deployment: str) -> str:
-    """The gate actor of a deployment, in the namespace `headgate`."""
     return f"gate:{app}:{deployment}"
 
 

@@ -131,7 +131,6 @@ def tenant_of(key: Key | None, keyed: bool, shown: Sequence[str]) -> str:
 
 
 def new_key(name: str) -> tuple[str, str]:
-    """A fresh key and its line for the key file."""
     key = "hg-" + secrets.token_urlsafe(32)
     line = f"{name} {sha256(key.encode()).hexdigest()}"
     if not LINE.fullmatch(line):

@@ -142,20 +142,10 @@ def _network(text: str) -> IPv4Network | IPv6Network:
         raise ValueError(f"{text!r} is not a network; write 10.0.0.0/8 or an address") from None
 
 
-def _network_text(text: str) -> str:
-    _network(text)
-    return text
-
-
-def _address(text: str) -> str:
-    address(text)
-    return text
-
-
 Url = Annotated[str, AfterValidator(_url)]
 Name = Annotated[str, AfterValidator(_name)]
-Address = Annotated[str, AfterValidator(_address)]
-Network = Annotated[str, AfterValidator(_network_text)]
+Address = Annotated[str, AfterValidator(lambda text: address(text) and text)]
+Network = Annotated[str, AfterValidator(lambda text: _network(text) and text)]
 
 
 # -- the file
@@ -171,19 +161,15 @@ Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def renamed_seats(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The same table with `slots` for `seats`, their old name."""
     return {("slots" if name == "seats" else name): value for name, value in table.items()}
 
 
 class ConfigTable(BaseModel):
-    """A table of the file; unknown fields are refused."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _former_names(cls, values: Any) -> Any:
-        """`seats`, which are `slots` now."""
         if not isinstance(values, dict) or "seats" not in values or "slots" not in cls.model_fields:
             return values
         if "slots" in values:
@@ -196,8 +182,6 @@ Whole = TypeVar("Whole", bound=ConfigTable)
 
 
 class FrontSettings(ConfigTable):
-    """Where clients connect, and how much one request may be."""
-
     host: str = "127.0.0.1"
     port: Port = 8000
     admin: Address = "127.0.0.1:9300"
@@ -230,8 +214,6 @@ class FrontSettings(ConfigTable):
 
 
 class RouteLimits(ConfigTable):
-    """Bounds on queues, memory, time and tries."""
-
     queue: Count = 256
     queue_ttl: Seconds = 30.0
     inflight: Count = 4096
@@ -249,15 +231,11 @@ class RouteLimits(ConfigTable):
 
 
 class TokenPrices(ConfigTable):
-    """What a token earns; gate-and-route maximises this."""
-
     prompt: Price = 1.0
     output: Price = 2.0
 
 
 class Router(ConfigTable):
-    """The policy, and how often its plan is made anew."""
-
     name: str = "least-loaded"
     settings: dict[str, bool | int | float | str] = Field(default_factory=dict)
     order: tuple[str, ...] = ()
@@ -283,8 +261,6 @@ class Match(ConfigTable):
 
 
 class Class(ConfigTable):
-    """One class of requests: which belong to it, its limits, and what is assumed before it was seen."""
-
     name: Name
     match: Match = Match()
     prompt: Annotated[float, Field(gt=0)] | None = None
@@ -314,25 +290,17 @@ class Class(ConfigTable):
         return promised(self, weight=self.weight, background=self.background)
 
 
-class Tenants(ConfigTable):
-    """Whose requests they are where keys do not say it, and what each tenant may have."""
+class Addresses(ConfigTable):
+    """What one address may have, whatever keys it shows; its share of a queue where no tenant is known."""
 
-    header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")] | None = None  # set by a proxy one trusts
     requests: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None  # a second
     tokens: Count | None = None  # a minute
     inflight: Count | None = None
     queue: Annotated[float, Field(gt=0, le=1)] | None = None  # of the queue of a class
 
 
-class Addresses(ConfigTable):
-    """What one address may have, whatever keys it shows."""
-
-    requests: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None  # a second
-    tokens: Count | None = None  # a minute
-    inflight: Count | None = None
-    queue: Annotated[float, Field(gt=0, le=1)] | None = (
-        None  # of the queue of a class, where no tenant is known
-    )
+class Tenants(Addresses):
+    header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")] | None = None  # set by a proxy one trusts
 
 
 OPEN = Addresses(requests=20.0, inflight=128, queue=0.5)  # where everyone is let in without a key
@@ -357,8 +325,6 @@ class Replicas(ConfigTable):
 
 
 class EngineAt(ConfigTable):
-    """One engine."""
-
     url: Url
     slots: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 256
     prompts_at_once: Count | None = None
@@ -368,16 +334,12 @@ class EngineAt(ConfigTable):
 
 
 class Kv(ConfigTable):
-    """How KV goes from one engine to another."""
-
     connector: Literal["nixl"] = "nixl"
     lease: Seconds = 30.0
     reuse_tokens: Switch = False  # send the prefiller's prompt_token_ids with the decode
 
 
 class Discovery(ConfigTable):
-    """Engines that are not in this file."""
-
     file: str | None = None  # one URL a line, or the [[engines]] tables of a TOML file
     dns: str | None = None  # HOST:PORT, one engine per address
     every: Seconds = 5.0
@@ -392,8 +354,6 @@ class Discovery(ConfigTable):
 
 
 class Health(ConfigTable):
-    """How engines are watched."""
-
     every: Seconds = 1.0
     timeout: Seconds = 2.0
     fails: Count = 3  # probes in a row before an engine is down
@@ -403,8 +363,6 @@ class Health(ConfigTable):
 
 
 class ScalingTable(ConfigTable):
-    """How many engines are asked for in headgate_engines_needed; see `methods.scaling`."""
-
     card: str | None = None  # cost card of the engines (default: that of [router])
     model: str | None = None  # label of the gauge (default: the card's model)
     budget: Count | None = None  # tokens in one step of an engine
@@ -439,7 +397,6 @@ class GateConfig(ConfigTable):
 
     @property
     def tenant_queue(self) -> float:
-        """Share of a class's queue that one tenant may have."""
         return 1.0
 
     @property
@@ -456,8 +413,6 @@ class GateConfig(ConfigTable):
 
 
 class Config(GateConfig):
-    """The whole file."""
-
     front: FrontSettings = FrontSettings()
     tenants: Tenants = Tenants()
     addresses: Addresses = Addresses()
@@ -550,15 +505,11 @@ def read_config(
 
 
 def checked(given: dict[str, Any], where: str = "", written: bool = False) -> Config:
-    """A configuration from its tables; the first mistake is said in one line.
-
-    `written` in a file a duration needs a unit; from Python a number is seconds.
-    """
+    """The first mistake is said in one line. `written` in a file durations need a unit, else are seconds."""
     return checked_as(Config, given, where, written)
 
 
 def checked_as(model: type[Whole], given: dict[str, Any], where: str = "", written: bool = False) -> Whole:
-    """The same for another set of tables."""
     try:
         return model.model_validate(given, context=written or None)
     except ValidationError as error:
@@ -567,7 +518,6 @@ def checked_as(model: type[Whole], given: dict[str, Any], where: str = "", writt
 
 
 def parsed(path: str | Path) -> dict[str, Any]:
-    """The tables of a TOML file, not yet checked."""
     text = read_text(path)
     try:
         return tomllib.loads(text)
@@ -608,10 +558,11 @@ FIXED = tuple(
                     "show_engine", "tell_engines", "drain_delay", "drain_timeout", "proxies")
 )  # fmt: skip
 
+TABLES = ("front", "limits", "router", "classes", "default", "tenants", "addresses", "kv", "discovery",
+          "health", "scaling")  # fmt: skip
+
 
 class Changes(NamedTuple):
-    """What a reload does, engines by URL."""
-
     added: tuple[EngineAt, ...]
     retired: tuple[str, ...]
     changed: tuple[EngineAt, ...]
@@ -640,23 +591,7 @@ def changes(old: Config, new: Config) -> Changes:
         tuple(each for url, each in after.items() if url not in before),
         tuple(url for url in before if url not in after),
         tuple(each for url, each in after.items() if url in before and before[url] != each),
-        tuple(
-            table
-            for table in (
-                "front",
-                "limits",
-                "router",
-                "classes",
-                "default",
-                "tenants",
-                "addresses",
-                "kv",
-                "discovery",
-                "health",
-                "scaling",
-            )
-            if getattr(old, table) != getattr(new, table)
-        ),
+        tuple(table for table in TABLES if getattr(old, table) != getattr(new, table)),
     )
 
 
@@ -668,16 +603,12 @@ UNKNOWN = 15.0  # seconds predicted for a queue of which no request was served y
 
 
 class ClassLimits(NamedTuple):
-    """What one class may have waiting."""
-
     queue: int = 256  # requests
     ttl: float = 30.0  # seconds in the queue
     tenant: float = 1.0  # share of `queue` that one tenant may have
 
 
 class Waits:
-    """Predicted waits of all classes."""
-
     def __init__(self, limits: Mapping[str, ClassLimits], draw: Callable[[], float]) -> None:
         self._limits, self._draw = dict(limits), draw
         self._rates: dict[str, WindowRate] = {}

@@ -30,6 +30,7 @@ from headgate.live.route.config import (
     renamed_seats,
 )
 from headgate.live.route.observe import clean
+from headgate.live.tasks import end_all, read_bounded
 
 log = logging.getLogger("headgate.route")
 ENOUGH = 20  # first tokens before an engine is compared with others
@@ -79,10 +80,7 @@ class EngineWatch:
         self.engines.pop(engine.id, None)
 
     async def stop(self) -> None:
-        tasks = [*self._tasks.values(), *([self._outliers] if self._outliers else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all([*self._tasks.values(), *([self._outliers] if self._outliers else [])])
 
     def tell(self, engine: Upstream) -> None:
         slots = engine.slots(self._now())
@@ -153,9 +151,7 @@ class EngineWatch:
     async def _get(self, engine: Upstream, path: str) -> bytes | None:
         headers = {"Authorization": engine.authorization} if engine.authorization else {}
         async with self._session.get(engine.url + path, headers=headers, allow_redirects=False) as response:
-            body = await response.content.read(METRICS_CAP) if path == "/metrics" else b""
-            while body and not response.content.at_eof() and len(body) < METRICS_CAP:
-                body += await response.content.read(METRICS_CAP - len(body))
+            body = await read_bounded(response.content, METRICS_CAP) if path == "/metrics" else b""
             return body if response.status == 200 else None
 
     async def _look_for_outliers(self) -> None:
@@ -249,8 +245,6 @@ SUSPECT, OFTEN = 3, 5  # answered errors in a row, or of WINDOW answers: then it
 
 
 class BreakerState(Enum):
-    """Whether requests may go there."""
-
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half-open"
@@ -278,7 +272,6 @@ class Breaker:
         self._good = 0
 
     def allows(self, now: float) -> int | None:
-        """How many more requests it lets through: None for any number."""
         if self.state is BreakerState.CLOSED:
             return None
         if self.state is BreakerState.OPEN and now >= self._until:
@@ -354,8 +347,6 @@ LONGEST_EJECTION = 300.0  # seconds
 
 @dataclass
 class EngineLoad:
-    """What an engine's /metrics last said."""
-
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
@@ -366,7 +357,6 @@ class EngineLoad:
 
 
 def engine_key(spec: EngineAt) -> str | None:
-    """The header with an engine's key, None where it needs none; an error where the key is not set."""
     if spec.key_env is None:
         return None
     key = os.environ.get(spec.key_env)
@@ -377,8 +367,6 @@ def engine_key(spec: EngineAt) -> str | None:
 
 @dataclass
 class Upstream:
-    """One engine: its settings, its health, and what the router has there."""
-
     id: int
     spec: EngineAt
     breaker: Breaker = field(default_factory=Breaker)
@@ -476,7 +464,6 @@ MOST = 1000  # engines
 
 
 async def discover(config: Config) -> tuple[EngineAt, ...]:
-    """All engines there are now: the file's own, then discovered ones; the first of equal URLs counts."""
     found = list(config.engines)
     if config.discovery.file is not None:
         found += from_file(config.discovery)
@@ -506,7 +493,6 @@ def from_file(discovery: Discovery) -> list[EngineAt]:
 
 
 async def from_dns(discovery: Discovery) -> list[EngineAt]:
-    """One engine per address of a name. A name that has none gives none."""
     host, port = address(discovery.dns or "")
     try:
         answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -36,6 +36,7 @@ from headgate.live.route.request import (
 )
 from headgate.live.route.view.feed import Feed, only_own_page
 from headgate.live.scaling import GAUGE
+from headgate.live.tasks import read_bounded, says
 
 if TYPE_CHECKING:
     from headgate.live.route.server import RouterApp
@@ -48,8 +49,6 @@ GONE = 499  # in logs: the client hung up
 
 
 class Front:
-    """The handler of every request on the clients' address."""
-
     def __init__(self, app: RouterApp) -> None:
         self.app = app
         self.requests = Shares(app.config.limits.inflight, app.config.limits.client_inflight)
@@ -173,7 +172,6 @@ class Front:
         return tenant_of(key, self.app.keys.required, shown)
 
     def _origin(self, request: web.BaseRequest) -> str:
-        """The address of the client, behind proxies that are trusted."""
         proxies = self.app.config.front.proxies
         if not proxies or request.transport is None:
             return self.app.server.client(request.protocol)
@@ -319,8 +317,6 @@ LARGEST = 1 << 20  # bytes of one engine's list
 
 
 class Models:
-    """Asks engines that are up, at most every few seconds."""
-
     def __init__(self, app: RouterApp) -> None:
         self.app = app
         self._list: dict[str, Any] | None = None
@@ -341,7 +337,6 @@ class Models:
         return self._list
 
     async def _ask_all(self) -> list[dict[str, Any]]:
-        """The models of all engines; one of several engines stands in it once."""
         up = [each for each in self.app.upstreams.values() if each.healthy and not each.retired][:ASKED]
         answers = await asyncio.gather(*(self._ask(each) for each in up))
         models = {str(model.get("id")): model for answer in reversed(answers) for model in answer}
@@ -353,14 +348,10 @@ class Models:
             async with asyncio.timeout(self.app.config.health.timeout):
                 url = upstream.url + "/v1/models"
                 async with self.app.session.get(url, headers=headers, allow_redirects=False) as response:
-                    body = bytearray()
-                    async for part in response.content.iter_any():
-                        body += part
-                        if len(body) > LARGEST:
-                            return []
+                    body = await read_bounded(response.content, LARGEST)
         except (aiohttp.ClientError, OSError, TimeoutError):
             return []
-        data = decoded(bytes(body)).get("data")
+        data = decoded(body).get("data") if len(body) <= LARGEST else None
         return [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
 
 
@@ -381,15 +372,20 @@ class Admin:
         add_get, add_post = application.router.add_get, application.router.add_post
         add_get("/", self.first)
         add_get("/events", self.feed.events)
-        for handler in (self.metrics, self.books, self.plan, self.engines, self.health):
-            add_get(f"/{handler.__name__}", handler)
+        add_get("/metrics", self.metrics)
+        for path, about in {
+            "/books": lambda: {**self.app.gate.books(), "faults": self.app.gate.check()},
+            "/plan": lambda: plan(self.app),
+            "/engines": lambda: [described(each, self.app) for each in self.app.upstreams.values()],
+        }.items():
+            add_get(path, says(about))
+        add_get("/health", says(lambda: None, lambda nothing: web.Response()))
         for handler in (self.drain, self.undrain):
             add_post(f"/admin/engines/{{id:[0-9]{{1,6}}}}/{handler.__name__}", handler)
         add_post("/admin/reload", self.reload)
         return application
 
     async def first(self, request: web.Request) -> web.Response:
-        """The live view for browsers, a list of all paths for others."""
         if "text/html" in request.headers.get("Accept", ""):
             return await self.feed.page(request)
         routes = [route for route in request.app.router.routes() if route.method != "HEAD"]
@@ -401,18 +397,6 @@ class Admin:
     async def metrics(self, request: web.Request) -> web.Response:
         measure(self.app)
         return web.Response(body=self.app.metrics.text(), content_type="text/plain", charset="utf-8")
-
-    async def books(self, request: web.Request) -> web.Response:
-        return web.json_response({**self.app.gate.books(), "faults": self.app.gate.check()})
-
-    async def plan(self, request: web.Request) -> web.Response:
-        return web.json_response(plan(self.app))
-
-    async def engines(self, request: web.Request) -> web.Response:
-        return web.json_response([described(each, self.app) for each in self.app.upstreams.values()])
-
-    async def health(self, request: web.Request) -> web.Response:
-        return web.Response()
 
     async def drain(self, request: web.Request) -> web.Response:
         return self._set_draining(request, True)
@@ -438,7 +422,6 @@ class Admin:
 
 
 def described(upstream: Upstream, app: RouterApp) -> dict[str, Any]:
-    """One engine, for people and for scripts."""
     now = app.now()
     member = app.gate.roster.replicas[upstream.id]
     return {
@@ -462,7 +445,6 @@ def described(upstream: Upstream, app: RouterApp) -> dict[str, Any]:
 
 
 def plan(app: RouterApp) -> dict[str, Any]:
-    """The router that decides, its gauges, and its newest plan."""
     gate = app.gate
     return {
         "router": app.config.router.name,

@@ -20,8 +20,6 @@ WHOLE = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
 class Ended(NamedTuple):
-    """Metrics of one class."""
-
     total: Histogram
     queued: Histogram
     first_token: Histogram
@@ -101,7 +99,6 @@ class RouterMetrics:
         self.tenant_refused.labels(told_apart(tenant, self._tenants), reason).inc()
 
     def served(self, tenant: str, prompt: int, output: int) -> None:
-        """Tokens of a tenant."""
         tenant = told_apart(tenant, self._tenants)
         self.tenant_tokens.labels(tenant, "prompt").inc(prompt)
         self.tenant_tokens.labels(tenant, "output").inc(output)

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from math import ceil, inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headgate.core.errors import InputError
@@ -38,6 +39,7 @@ from headgate.live.route.deliver.legs import Allowance, TenantUse
 from headgate.live.route.engines import Upstream
 from headgate.live.route.gate.queue import live_room
 from headgate.live.route.observe import clean
+from headgate.live.tasks import end_all
 from headgate.methods.fluid.online import Online
 
 if TYPE_CHECKING:
@@ -56,102 +58,9 @@ AT_REST = 5.0  # seconds without use after which an account is given up
 SMOOTHING = 0.02  # of the newest share of the engines in the one that plans are made for
 SPARE_SLOTS, SPARE_PLACES = 1.0, 0.5  # share of what is not needed that is leased ahead
 
-EXCHANGE = """
-local rows, me, seq = KEYS[1], ARGV[1], tonumber(ARGV[2])
-local lease, settling = tonumber(ARGV[3]), tonumber(ARGV[4])
-local told = cjson.decode(ARGV[5])
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local born = tonumber(redis.call('HGET', rows, ' born'))
-if not born then
-  born = now
-  redis.call('HSET', rows, ' born', now)
-end
-local others, before, all = {}, {}, redis.call('HGETALL', rows)
-for i = 1, #all, 2 do
-  if all[i] == me then
-    local row = cjson.decode(all[i + 1])
-    if row.seq >= seq then return {} end
-    before = row.spent
-  elseif all[i] ~= ' born' then
-    local row = cjson.decode(all[i + 1])
-    if row.till < now then
-      redis.call('HDEL', rows, all[i])
-    else
-      others[#others + 1] = row
-    end
-  end
-end
-local row, answer = {seq = seq, till = now + lease, held = {}, uses = {}, spent = {}}, {#others + 1}
-for _, each in ipairs(told.leases) do
-  local name, pool, keep, need, runs, spare = unpack(each)
-  local held, needed, running, sharing = keep, need, 0, {}
-  for _, other in ipairs(others) do
-    local his = other.held[name]
-    if his then
-      held, needed, running = held + his[1], needed + his[2], running + his[3]
-      sharing[#sharing + 1] = his
-    end
-  end
-  local many = #sharing + 1
-  local function target(wants)
-    if needed <= pool then return wants + math.floor((pool - needed) * spare / many) end
-    return math.max(1, math.floor(pool * wants / needed))
-  end
-  local lacking = 0
-  for _, his in ipairs(sharing) do
-    local lacks = target(his[2]) - his[1]
-    if lacks > 1 + pool / 16 or his[1] < math.min(math.max(1, his[2]), target(his[2])) then
-      lacking = lacking + math.max(0, lacks)
-    end
-  end
-  local mine, free, grant = target(need), pool - held, keep
-  if now >= born + settling and free > 0 then
-    local most = math.max(math.min(free, mine - keep), math.min(free - lacking, need - keep))
-    grant = keep + math.max(0, most)
-  end
-  local give = math.max(0, math.min(grant - mine, lacking - free))
-  row.held[name] = {grant, need, runs}
-  answer[#answer + 1] = grant
-  answer[#answer + 1] = give
-  answer[#answer + 1] = running
-end
-for number, each in ipairs(told.buckets) do
-  local name, rate, most, spent, wanted, active, told = unpack(each)
-  local key, level = KEYS[number + 1], most
-  row.spent[name] = told + spent
-  if before[name] then spent = told + spent - before[name] end
-  local seen = redis.call('GET', key)
-  if seen then
-    local last, at = string.match(seen, '(%S+) (%S+)')
-    level = math.min(most, tonumber(last) + math.max(0, now - at) * rate)
-  end
-  level = math.min(most, level - spent)
-  if level < most then
-    redis.call('SET', key, string.format('%.6f %.0f', level, now), 'PX', math.ceil((most - level) / rate) + 1)
-  elseif seen then
-    redis.call('DEL', key)
-  end
-  local many, free = 1, level
-  for _, other in ipairs(others) do
-    if other.uses[name] then many, free = many + 1, free - other.uses[name] end
-  end
-  local part = math.min(level, math.max(0, math.min(free, math.max(level / many, wanted))))
-  if active then row.uses[name] = math.max(0, part) end
-  answer[#answer + 1] = string.format('%.6f', part)
-  answer[#answer + 1] = string.format('%.6f', level)
-  answer[#answer + 1] = many
-end
-redis.call('HSET', rows, me, cjson.encode(row))
-redis.call('PEXPIRE', rows, 600000)
-return answer
-"""
-
 
 @dataclass
 class SlotLease:
-    """Slots of one engine that this router may use."""
-
     held: int = 0
     give: int = 0  # that others lack
 
@@ -167,7 +76,6 @@ def _why(error: Exception) -> str:
 
 
 def _is_full(shared: Mapping[str, object], name: str) -> bool:
-    """Whether a further account has an equal share at each router instead."""
     return name not in shared and len(shared) >= MOST_SHARED
 
 
@@ -208,7 +116,8 @@ class ReplicaStore:
             )
         except ValueError as error:
             raise InputError(f"replicas.store: {error}; check it") from None
-        self._script = self._client.register_script(EXCHANGE)
+        script = Path(__file__).with_name("exchange.lua").read_text(encoding="utf-8")
+        self._script = self._client.register_script(script)
         self._prefix = "{" + settings.name + "}"
 
     async def start(self) -> None:
@@ -227,8 +136,7 @@ class ReplicaStore:
     async def stop(self) -> None:
         """Nothing runs here any more: the others need not wait for the end of the lease."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_all([self._task])
             with suppress(*self._failures):
                 await self._client.hdel(f"{self._prefix}:rows", self.id)
             await self._client.aclose()
@@ -236,7 +144,6 @@ class ReplicaStore:
     # -- what the router asks
 
     def room(self, upstream: Upstream, most: int, prompts: int) -> tuple[int, int]:
-        """The most requests and the prompts at once within the lease."""
         pool, held = self._pool(upstream), self.held(upstream)
         return min(most, held), max(1, round(prompts * held / pool)) if held < pool else prompts
 
@@ -419,14 +326,12 @@ class ReplicaStore:
                 router.share = 1.0
 
     def _pool(self, upstream: Upstream) -> int:
-        """Requests that the engine takes from all routers together."""
         slots = upstream.spec.slots
         if upstream.foreign:
             return max(1, slots - upstream.foreign)
         return live_room("any", slots, 1, self.app.gate.router.sends_at_once).total
 
     def gauges(self) -> dict[str, float]:
-        """What the operator sees of it."""
         return {
             "store_up": float(self.up),
             "store_losses": float(self.losses),
@@ -435,5 +340,4 @@ class ReplicaStore:
         }
 
     def held(self, upstream: Upstream) -> int:
-        """Of its slots."""
         return self._leases[upstream.url].held if upstream.url in self._leases else 0

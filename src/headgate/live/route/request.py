@@ -37,8 +37,6 @@ SPLITTABLE = ("/v1/completions", "/v1/chat/completions")
 
 
 class Api(NamedTuple):
-    """What the router knows of one path of vLLM's server."""
-
     texts: tuple[str, ...]  # what prompts are made of, the main field first
     limits: tuple[
         str, ...
@@ -124,8 +122,6 @@ Steps = Generator[None, None, Result]  # work in turns, and what it makes
 
 
 class AskedRequest(msgspec.Struct, frozen=True):
-    """One request as the gate and the relay need it."""
-
     body: Body
     model: str
     stream: bool
@@ -241,7 +237,6 @@ def _is_ours(name: str, words: Mapping[str, str]) -> bool:
 
 
 def with_field(body: Body, field: bytes) -> bytes:
-    """The body, byte for byte, with one more field."""
     end, view = body.rindex(b"}"), memoryview(body)
     comma = b"," if b'"' in body else b""  # an object without a name in it is empty
     return b"".join((view[:end], comma, field, view[end:]))
@@ -424,7 +419,6 @@ def _check_number(fields: int) -> None:
 
 
 def _whole_escapes(part: Body) -> Body:
-    """Without the backslash that belongs to what follows."""
     return part[:-1] if (len(part) - len(part.rstrip(b"\\"))) % 2 and len(part) > 1 else part
 
 
@@ -543,7 +537,6 @@ def reading_form(body: Body, kind: str) -> Steps[AskedRequest]:
 
 
 def _part(head: bytes) -> tuple[str, bool]:
-    """The name of a part, and whether it is a file."""
     headers = [line.partition(b":") for line in head.split(b"\r\n")]
     values = {name.lower(): value.strip() for name, _, value in headers}
     said = values.get(b"content-disposition", b"")
@@ -636,8 +629,6 @@ MEAN_OUTPUT = 128.0
 
 
 class Estimates:
-    """Per class: prompt tokens per byte, time to first token, output tokens."""
-
     def __init__(self) -> None:
         self.error = 0.0  # mean relative error of prompt lengths
         self._ratio: dict[str, float] = {}
@@ -714,7 +705,6 @@ def to_engine(
 
 
 def to_client(headers: MultiMapping[str]) -> CIMultiDict[str]:
-    """An engine's end-to-end headers."""
     return _passed(headers, FROM_ENGINE, ("x-headgate-",))
 
 
@@ -733,12 +723,10 @@ def _passed(headers: MultiMapping[str], not_these: frozenset[str], nor: tuple[st
 
 
 def request_id(shown: str | None) -> str:
-    """The client's own id if it is harmless, else a new one."""
     return shown if shown is not None and REQUEST_ID.fullmatch(shown) else f"hg-{urandom(12).hex()}"
 
 
 def loops(headers: MultiMapping[str]) -> bool:
-    """Whether the request has been through a router of ours already."""
     return "Via" in headers and any("headgate-route" in via for via in headers.getall("Via"))
 
 
@@ -825,7 +813,6 @@ class RefusedError(Exception):
 
 
 def error_object(status: int, message: str, path: str = "") -> dict[str, object]:
-    """An error as OpenAI's clients read it, or Anthropic's on their path."""
     if path.startswith("/v1/messages"):
         kind = ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else INVALID)
         return {"type": "error", "error": {"type": kind, "message": message}}
@@ -837,7 +824,6 @@ NAMED = {"Server": "headgate"}  # else aiohttp names itself and its version
 
 
 def answer(error: RefusedError, path: str) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of a refusal."""
     headers = {"Content-Type": "application/json", **own_headers(error.tries, error.waited)}
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
@@ -845,7 +831,6 @@ def answer(error: RefusedError, path: str) -> tuple[int, dict[str, str], bytes]:
 
 
 def own_headers(tries: int, waited: float) -> dict[str, str]:
-    """What every answer says: engines tried, and milliseconds in the queue."""
     return {**NAMED, "x-headgate-tries": str(tries), "x-headgate-wait-ms": f"{1000 * waited:.1f}"}
 
 

@@ -29,6 +29,7 @@ from headgate.live.files import more_files
 from headgate.live.route.config import Config, address, checked
 from headgate.live.route.gate.policy import rests_on
 from headgate.live.route.server import RouterApp
+from headgate.live.tasks import Tasks, end_all, keep, on_stop
 
 log = logging.getLogger("headgate.route")
 LOOK_EVERY = 2.0  # seconds, for a changed file
@@ -38,7 +39,6 @@ MAPPED = 1 << 17  # bytes from which on an allocation is mapped: less than the s
 
 
 def serve(config: Config, read: Callable[[], Config], path: str | None, say: Callable[[str], None]) -> None:
-    """Serve with uvloop where it is installed."""
     if config.front.processes is not None and HANDED not in os.environ:
         sys.exit(asyncio.run(Parent(config, config.front.processes, say).run()))
     more_files()
@@ -47,24 +47,19 @@ def serve(config: Config, read: Callable[[], Config], path: str | None, say: Cal
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """That of uvloop where it is installed. The standard loop needs another way to allocate what it reads."""
+    """That of uvloop where it is installed. For the standard loop glibc maps every read by itself.
+
+    Each read of it takes 256 KiB and gives back all but the bytes that came. What is kept of them (the body
+    of a request) then fences off a piece of the heap too small for the next read, and the heap grows by up to
+    256 KiB for each request inside. Other C libraries have no such setting.
+    """
     try:
         import uvloop
     except ImportError:
-        _map_reads()
+        with suppress(AttributeError, OSError):
+            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED)
         return None
     return uvloop.new_event_loop
-
-
-def _map_reads() -> None:
-    """Let glibc map every read of the standard loop by itself instead of cutting it from the heap.
-
-    Each read takes 256 KiB and gives back all but the bytes that came. What is kept of them (the body of a
-    request) then fences off a piece of the heap too small for the next read, and the heap grows by up to
-    256 KiB for each request inside. Other C libraries have no such setting.
-    """
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED)
 
 
 async def _serve(
@@ -74,16 +69,13 @@ async def _serve(
     app = RouterApp(config, read, () if handed is None else handed.sockets)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    on_stop(stop.set)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # until there is something to reload
     loop.add_signal_handler(signal.SIGUSR2, log.warning, "SIGUSR2 is for the parent of `processes`")
-    tasks: set[asyncio.Task[None]] = set()
+    tasks: Tasks = set()
 
     def reload() -> None:
-        task = asyncio.create_task(_reload(app))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        keep(tasks, _reload(app))
 
     try:
         await app.start()
@@ -96,11 +88,12 @@ async def _serve(
         gc.collect()
         gc.freeze()  # what is there now stays; collections look at the rest only
         gc.set_threshold(NEW_OBJECTS)
-        watch = asyncio.create_task(_follow_file(path, reload))
+        watch = asyncio.create_task(_follow_file(path, reload)) if path is not None else None
         if handed is not None:
             await handed.ready(app, stop)
         await stop.wait()
-        watch.cancel()
+        if watch is not None:
+            watch.cancel()
         if app.replaced:
             stop.clear()
             await _first(app.finish(), stop.wait())
@@ -117,9 +110,9 @@ async def _reload(app: RouterApp) -> None:
         await app.reload()
 
 
-async def _follow_file(path: str | None, reload: Callable[[], None]) -> None:
+async def _follow_file(path: str, reload: Callable[[], None]) -> None:
     seen = _stamp(path)
-    while path is not None:
+    while True:
         await asyncio.sleep(LOOK_EVERY)
         now = _stamp(path)
         if now != seen and now is not None:
@@ -127,12 +120,12 @@ async def _follow_file(path: str | None, reload: Callable[[], None]) -> None:
             reload()
 
 
-def _stamp(path: str | None) -> tuple[int, int] | None:
+def _stamp(path: str) -> tuple[int, int] | None:
     try:
-        found = Path(path).stat() if path is not None else None
+        found = Path(path).stat()
     except OSError:
         return None
-    return None if found is None else (found.st_mtime_ns, found.st_size)
+    return found.st_mtime_ns, found.st_size
 
 
 async def _first(*works: Coroutine[Any, Any, object]) -> None:
@@ -182,8 +175,6 @@ class Handed:
 
 @dataclass(eq=False)
 class Child:
-    """One process of a parent."""
-
     process: asyncio.subprocess.Process
     channel: socket.socket
 
@@ -203,15 +194,14 @@ class Parent:
         self.config, self.say = config, say
         self.children: list[Child | None] = [None] * processes
         self._sockets: list[tuple[socket.socket, socket.socket]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: Tasks = set()
         self._living: set[Child] = set()  # those that finish what they have, too
         self._ending = asyncio.Event()
 
     async def run(self) -> int:
         """Until a signal and the end of every child; the exit status."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._end)
+        on_stop(self._end)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         loop.add_signal_handler(signal.SIGUSR2, self._restart)
         self._bind()
@@ -261,7 +251,7 @@ class Parent:
                 before.channel.send(REPLACED)
         if self._ending.is_set():
             child.send(signal.SIGTERM)
-        self._keep(self._watch(number, child))
+        keep(self._tasks, self._watch(number, child))
         return 0
 
     async def _watch(self, number: int, child: Child) -> None:
@@ -280,7 +270,7 @@ class Parent:
 
     def _restart(self) -> None:
         if None not in self.children and not any(task.get_name() == "restart" for task in self._tasks):
-            self._keep(self._replace(), "restart")
+            keep(self._tasks, self._replace(), "restart")
 
     async def _replace(self) -> None:
         for number in range(len(self.children)):
@@ -291,24 +281,16 @@ class Parent:
                 return
         self.say(f"{len(self.children)} processes were replaced")
 
-    def _keep(self, work: Coroutine[Any, Any, None], name: str = "") -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     def _end(self) -> None:
         self._ending.set()
-        self._to_all(signal.SIGTERM)
+        for child in self._living:
+            child.send(signal.SIGTERM)
 
     def _reload(self) -> None:
         """A process that still starts reads the newest settings, and a signal could end it."""
         for child in self.children:
             if child is not None:
                 child.send(signal.SIGHUP)
-
-    def _to_all(self, number: int) -> None:
-        for child in self._living:
-            child.send(number)
 
 
 def _listening(host: str, port: int, reuse: bool = False) -> socket.socket:
@@ -339,13 +321,11 @@ DOWN_AT, UP_AT = 8.0, 16.0  # seconds: engine 1 dies and comes back
 
 
 class Demo:
-    """The running parts, and what has just been done to them."""
-
     def __init__(self, app: RouterApp, fleet: Emulators) -> None:
         self.app, self.fleet = app, fleet
         self.event = "all engines are up"
         self._draw = random.Random(1)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: Tasks = set()
 
     async def run(self) -> None:
         connector = aiohttp.TCPConnector(limit=0)
@@ -356,9 +336,7 @@ class Demo:
                         group.create_task(self._clients(client, name))
                     group.create_task(self._accident())
             finally:
-                for task in self._tasks:
-                    task.cancel()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
+                await end_all(self._tasks)
 
     async def _accident(self) -> None:
         port = self.fleet.ports[1]
@@ -373,9 +351,7 @@ class Demo:
     async def _clients(self, client: aiohttp.ClientSession, name: str) -> None:
         while True:
             await asyncio.sleep(self._draw.expovariate(RATES[name]))
-            task = asyncio.create_task(self._one(client, name))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            keep(self._tasks, self._one(client, name))
 
     async def _one(self, client: aiohttp.ClientSession, name: str) -> None:
         tokens = max(1, int(self._draw.expovariate(1 / OUTPUTS[name])))
@@ -390,7 +366,6 @@ class Demo:
 
 @asynccontextmanager
 async def demo(flags: dict[str, dict[str, Any]]) -> AsyncIterator[Demo]:
-    """Everything, started; the load begins with `run`."""
     async with emulated(engines=ENGINES, card=CARD, slots=SLOTS, speed=SPEED, model="demo") as fleet:
         front = {"port": 0, "admin": "127.0.0.1:0", **flags.get("front", {})}
         router = {"card": CARD, **flags.get("router", {})}

@@ -31,8 +31,9 @@ from headgate.live.route.gate.queue import UNBOUNDED
 from headgate.live.route.observe import JsonLines, RouterMetrics, refusal_record
 from headgate.live.route.replicas import ReplicaStore
 from headgate.live.route.request import BodyBytes, RefusedError, Shares, request_id
-from headgate.live.route.view.router import RouterView
+from headgate.live.route.view.counters import RouterView
 from headgate.live.scaling import ANY, PoolScaling
+from headgate.live.tasks import Tasks, end_all, keep
 from headgate.methods.scaling import DECODE, PREFILL, Seen, read_scaling
 
 app_log = logging.getLogger("headgate.route")
@@ -48,7 +49,6 @@ class RouterApp:
         reread: Callable[[], Config] | None = None,
         sockets: Sequence[socket.socket] = (),
     ) -> None:
-        """`sockets` that listen already, for clients and for the operator."""
         self.config, self._reread, self._sockets = config, reread, [*sockets]
         self.now = time.monotonic
         self.origin = self.now() - time.time()  # times of the trace go on over restarts
@@ -153,7 +153,6 @@ class RouterApp:
         self.gate.set_engine(upstream.id, up=upstream.up(self.now()), most=most, prompts=shared)
 
     def room_of(self, upstream: Upstream) -> tuple[int, int]:
-        """The most requests it may have of this router, and prompts at once."""
         spec, allowed = upstream.spec, upstream.slots(self.now())
         most = allowed if allowed < spec.slots else UNBOUNDED
         prompts = spec.prompts_at_once or self.policy.prompts_at_once(spec.slots)
@@ -161,7 +160,6 @@ class RouterApp:
 
     @property
     def leaving(self) -> bool:
-        """It takes no more than what is inside."""
         return self.draining or self.replaced
 
     def drain_engine(self, upstream: Upstream, draining: bool) -> None:
@@ -196,26 +194,25 @@ class RouterApp:
 
     # -- how many there should be
 
+    def _pools(self) -> dict[str, int]:
+        members = [each.id for each in self.upstreams.values() if not each.retired]
+        roles = [self.gate.roster.member(id).role for id in members]
+        first = roles.count(PREFILL)
+        return {PREFILL: first, DECODE: len(roles) - first} if first else {ANY: len(roles)}
+
     def _make_scaling(self, config: Config) -> PoolScaling | None:
         table = config.scaling
         if table is None:
             return None
-        roles = [
-            self.gate.roster.member(each.id).role for each in self.upstreams.values() if not each.retired
-        ]
-        pools = {ANY: len(roles)}
-        if PREFILL in roles:
-            pools = {PREFILL: roles.count(PREFILL), DECODE: len(roles) - roles.count(PREFILL)}
         card = table.card or config.router.card
         assert card is not None  # the configuration was checked
         rule = read_scaling(table.rule)
-        return PoolScaling(rule, card, config.fewest_slots, table.budget, table.model, pools)
+        return PoolScaling(rule, card, config.fewest_slots, table.budget, table.model, self._pools())
 
     def _set_pools(self) -> None:
         """Engines may have got other roles."""
-        new = self._make_scaling(self.config)
-        if self.scaling is not None and new is not None and self.scaling.pools.keys() != new.pools.keys():
-            self.scaling = new
+        if self.scaling is not None and self.scaling.pools.keys() != self._pools().keys():
+            self.scaling = self._make_scaling(self.config)
 
     def _look_at_load(self, now: float) -> None:
         if self.scaling is None or not self.scaling.due(now):
@@ -318,11 +315,8 @@ class RouterApp:
             words["headgate_tenant"] = job.tenant
         if not words:
             return words
-        tells = self.config.front.tell_engines
-        if tells == "auto":
-            told = any(engine.reads_words for engine in self.upstreams.values())
-        else:
-            told = tells == "always"
+        tells, engines = self.config.front.tell_engines, self.upstreams.values()
+        told = tells == "always" or (tells == "auto" and any(each.reads_words for each in engines))
         return words if told else dict.fromkeys(words, "")
 
     @property
@@ -400,7 +394,6 @@ class RouterApp:
             await asyncio.sleep(0.05)
 
     def _cut(self) -> None:
-        """Requests that are left get an error: those that wait are refused, calls are broken off."""
         self.front.refusing = True
         self.gate.shut()
         self.legs.break_off()
@@ -410,9 +403,7 @@ class RouterApp:
         if hasattr(self, "front"):
             self._cut()
             await self.watch.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_all(self._tasks)
         for runner in self._runners:
             await runner.cleanup()
         if hasattr(self, "service"):
@@ -463,10 +454,9 @@ class GuardedServer(web.Server):
         self._front, self._tls = front, tls
         self._clients: dict[RequestHandler, str] = {}
         self._guards: dict[RequestHandler, asyncio.TimerHandle] = {}
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes: Tasks = set()
 
     def __call__(self) -> RequestHandler:
-        """The protocol of a connection that was accepted."""
         return super().__call__() if self._tls is None else _Accepted(self)  # type: ignore[return-value]
 
     def accepted(self, accepted: socket.socket, peer: object) -> None:
@@ -475,9 +465,7 @@ class GuardedServer(web.Server):
             self.refused += 1
             accepted.close()
             return
-        task = asyncio.create_task(self._shake(accepted, client))
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
+        keep(self._handshakes, self._shake(accepted, client))
 
     async def _shake(self, accepted: socket.socket, client: str) -> None:
         handler = super().__call__()
@@ -510,9 +498,7 @@ class GuardedServer(web.Server):
         super().connection_lost(handler, exc)
 
     async def shutdown(self, timeout: float | None = None) -> None:
-        for task in self._handshakes:
-            task.cancel()
-        await asyncio.gather(*self._handshakes, return_exceptions=True)
+        await end_all(self._handshakes)
         await super().shutdown(timeout)
 
     def began(self, handler: RequestHandler) -> None:
@@ -577,7 +563,6 @@ class _Accepted(asyncio.Protocol):
 
 
 def server_tls(front: FrontSettings) -> ssl.SSLContext | None:
-    """TLS towards clients, with client certificates where an authority is named."""
     if front.tls_cert is None or front.tls_key is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -593,7 +578,6 @@ def server_tls(front: FrontSettings) -> ssl.SSLContext | None:
 
 
 def engine_tls(front: FrontSettings) -> ssl.SSLContext | bool:
-    """TLS towards engines: the system's authorities, or the one that is named."""
     if front.engine_ca is None and front.engine_cert is None:
         return True
     try:

@@ -94,7 +94,6 @@ class Arm:
     url: str = ""
 
     def said(self) -> str:
-        """What it is, but for what all arms have in common."""
         common = (*PROMISES, "trace")
         words = [f"{name} = {value}" for name, value in self.words.items() if name not in common]
         return self.url or ", ".join(words) or "the server's own settings"
@@ -139,11 +138,9 @@ def _labelled(text: str) -> tuple[str, str]:
 
 def _over(base: Mapping[str, Any], said: str) -> dict[str, Any]:
     """The file's settings with another policy, or with what another file says."""
-    own = (
-        check_words(read_file(said), f"settings file {said}: ")
-        if said.endswith(ENDINGS)
-        else {"policy": said}
-    )
+    own: Mapping[str, Any] = {"policy": said}
+    if said.endswith(ENDINGS):
+        own = check_words(read_file(said), f"settings file {said}: ")
     lower = {name: value for name, value in base.items() if not (name == "set" and "policy" in own)}
     return {**lower, **own}
 
@@ -182,8 +179,6 @@ def _refuse_equal(arms: Sequence[Arm]) -> None:
 
 
 class SettingsFile:
-    """The file that a running server reads again when it changes."""
-
     def __init__(self, path: str) -> None:
         self.path = os.path.realpath(path)
         try:
@@ -200,16 +195,9 @@ class SettingsFile:
             self._write(self.original)
         except OSError as error:
             raise _unusable(self.path, error) from None
+        told = [self.path, str(len(self.original)), " ".join(map(str, IN_PLACE))]
         self._guard = subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                "-c",
-                GUARD,
-                self.path,
-                str(len(self.original)),
-                " ".join(map(str, IN_PLACE)),
-            ],
+            [sys.executable, "-I", "-c", GUARD, *told],
             stdin=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C is for us
         )
@@ -226,9 +214,7 @@ class SettingsFile:
             raise RunError(f"settings file {self.path}: {error.strerror or error}; the trial ends") from None
 
     def restore(self) -> str:
-        """As it was, byte for byte, unless another has changed it meanwhile. Says how it is now, also when it
-        is called again.
-        """
+        """As it was, unless another has changed it meanwhile. Says how it is now, also when called again."""
         if self._guard is None:
             return self._state
         last_word = b"k"
@@ -309,6 +295,5 @@ def _unusable(path: str, error: OSError) -> InputError:
 
 
 def base_settings(config: str | None, promises: Mapping[str, Any]) -> Settings:
-    """What the file says now, with the promises that flags add."""
     words = check_words(read_file(config), f"settings file {config}: ") if config else {}
     return merge(over_promises(words, promises), None, "")

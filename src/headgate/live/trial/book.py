@@ -1,4 +1,4 @@
-"""The books of a trial: which block a request, a gap, a token counts in, and what becomes of each request.
+"""The books of a trial: which block a request, a gap, a token counts in; and what was found in them.
 
 A request counts in the block in which it arrives, a gap and a token in the block in which they come: requests
 that cross a switch are never dropped, or long ones would vanish.
@@ -8,18 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isfinite
+from typing import Any
+
+import numpy as np
 
 from headgate.core.policy import COMPLETE, End, Observer, Steps
 from headgate.core.request import GAP, MEAN, NO_SLO, Request, Slo
 from headgate.live.engine.tally import Envelope, Envelopes, envelope_of
-from headgate.stats.switchback import State, Sums, bin_of, state_of
+from headgate.stats.switchback import (
+    ALLOWED,
+    BINS,
+    CANNOT_TELL,
+    FAILURES,
+    KEPT,
+    SAME,
+    TTFT,
+    TTFT_P95,
+    Looks,
+    Metric,
+    State,
+    Sums,
+    Verdict,
+    bin_of,
+    judge_metric,
+    middle_of,
+    quantile,
+    state_of,
+)
 
 
 @dataclass(eq=False, slots=True)
 class SeenRequest:
-    """A request on its way."""
-
     kind: str
     slo: Slo
     at: float
@@ -34,8 +54,6 @@ class SeenRequest:
 
 @dataclass(slots=True)
 class Record:
-    """A request that counted, when it had ended."""
-
     kind: str
     at: float
     prompt: int
@@ -49,8 +67,6 @@ class Record:
 
 @dataclass(eq=False)
 class Block:
-    """A stretch of time under one arm."""
-
     arm: int
     round: int
     start: float
@@ -68,7 +84,6 @@ class Block:
         return sums
 
     def sums(self, kind: str | None = None) -> Sums:
-        """Of one class; of all requests without one."""
         parts = list(self.by_class.values()) if kind is None else [self.by_class.get(kind, Sums())]
         total = Sums()
         for part in parts:
@@ -101,7 +116,6 @@ class Book:
     # -- blocks
 
     def begin(self, arm: int, round: int, at: float, burn: float) -> Block:
-        """The block before it, if there is one, ends."""
         self.end(at)
         block = Block(arm, round, at, at + burn)
         self.blocks.append(block)
@@ -121,9 +135,7 @@ class Book:
             self.left(seen, self.newest, False, 0)
 
     def give_up(self, at: float, patience: float) -> None:
-        """Requests that are here so long after the end of their block have broken their promises: else one
-        that hangs would hide all rounds after it.
-        """
+        """Requests so long after their block have broken promises: one that hangs would hide later rounds."""
         for seen in self._inside:
             if seen.block is not None and at >= seen.block.end + patience:
                 self._settle(seen, at, False, 0)
@@ -151,12 +163,10 @@ class Book:
         return sorted({kind for block in self.blocks for kind in block.by_class})
 
     def state(self, rounds: Sequence[Sequence[Block]]) -> State:
-        """Of the server, by the backlog at the ends of these blocks."""
         rate = max(self.finish_rate(), 1e-9)
         return state_of([[block.backlog / rate for block in arm] for arm in zip(*rounds, strict=True)])
 
     def finish_rate(self) -> float:
-        """Requests that finish in a second."""
         begin = self.first_at if self.first_at is not None else self.newest
         return self.finished / max(self.newest - begin, 1e-9)
 
@@ -266,10 +276,8 @@ def _in_time(slo: Slo, ttft: float | None, tpot: float | None) -> bool:
 
 
 class Listener(Observer):
-    """Hears an engine and keeps the book.
-
-    Decodes that share the engine's tick get a token with every step, so nothing is done for each of them: a
-    tick is booked once for each class, and a gap that breaks a promise is counted once for each length
+    """Decodes that share the engine's tick get a token with every step, so nothing is done for each of them:
+    a tick is booked once for each class, and a gap that breaks a promise is counted once for each length
     promised. Whether a request had one is a difference of two such counts.
     """
 
@@ -365,12 +373,224 @@ def _promise(seen: SeenRequest) -> float:
 
 
 def longest_wait(book: Book, block: float) -> bool:
-    """Whether the backlog is more than a block's worth of work."""
     return book.finished > 0 and book.waiting / max(book.finish_rate(), 1e-9) > block
 
 
 def measured(blocks: Iterable[Block]) -> tuple[list[Record], float]:
-    """Requests that counted in these blocks, and the seconds that were measured."""
     blocks = list(blocks)
     records = [record for block in blocks for record in block.records]
     return records, sum(max(block.end - block.measured_from, 0.0) for block in blocks)
+
+
+# -- findings: each arm beside the baseline, overall and by class
+
+BACKEND = "headgate-trial"
+MILLISECONDS = 1000.0
+MORE_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class ArmFound:
+    """One arm beside the baseline; only figures that the state of the server allows."""
+
+    arm: int
+    verdicts: tuple[Verdict, ...]
+    by_class: dict[str, tuple[Verdict, ...]] = field(default_factory=dict)
+    failed: tuple[float, float] | None = None  # shares of baseline and arm, where TTFT is left out for them
+
+    def verdict(self, metric: Metric) -> Verdict | None:
+        return next((each for each in self.verdicts if each.metric is metric), None)
+
+
+@dataclass(frozen=True)
+class Findings:
+    arms: tuple[str, ...]
+    primary: Metric
+    rounds: int
+    block: float
+    burn: float
+    state: State | None  # None before the first round
+    found: tuple[ArmFound, ...]
+    requests: tuple[int, ...]  # by arm: that were judged
+    failed: tuple[int, ...]  # of those
+
+    @property
+    def told(self) -> bool:
+        """Whether the primary figure of every arm has an answer that is not "same"."""
+        verdicts = [each.verdict(self.primary) for each in self.found]
+        return bool(verdicts) and all(v is not None and v.word not in (SAME, CANNOT_TELL) for v in verdicts)
+
+    def minutes(self, rounds: int) -> float:
+        return rounds * len(self.arms) * self.block / 60
+
+
+def judge(
+    book: Book,
+    arms: Sequence[str],
+    primary: Metric,
+    block: float,
+    burn: float,
+    looks: Looks,
+    ended: bool = False,
+) -> Findings:
+    """`ended`: this is the planned end; before it, intervals hold at any look."""
+    rounds = book.complete_rounds(len(arms))
+    state = book.state(rounds) if rounds else None
+    allowed = ALLOWED[state.name] if state is not None else ()
+    if not book.promises:
+        allowed = tuple(metric for metric in allowed if metric is not KEPT)
+    levels = (looks.at_the_end, None) if ended else (looks.on_the_way, looks.later)
+
+    def verdicts(arm: int, metrics: Sequence[Metric], kind: str | None = None) -> tuple[Verdict, ...]:
+        pairs = [(blocks[0].sums(kind), blocks[arm].sums(kind)) for blocks in rounds]
+        return tuple(judge_metric(metric, pairs, *levels) for metric in metrics)
+
+    sums = [[blocks[arm].sums() for blocks in rounds] for arm in range(len(arms))]
+    requests = tuple(round(sum(one.requests for one in mine)) for mine in sums)
+    failed = tuple(round(sum(one.failed for one in mine)) for mine in sums)
+    shares = [lost / max(count, 1) for lost, count in zip(failed, requests, strict=True)]
+    classes = [kind for kind in book.classes() if len(book.classes()) > 1]
+    found = []
+    for arm in range(1, len(arms)):
+        apart = (shares[0], shares[arm]) if abs(shares[arm] - shares[0]) > FAILURES else None
+        fair = [each for each in allowed if apart is None or each not in (TTFT, TTFT_P95)]
+        by_class = {kind: verdicts(arm, fair, kind) for kind in classes}
+        found.append(ArmFound(arm, verdicts(arm, fair), by_class, apart))
+    return Findings(
+        arms=tuple(arms),
+        primary=primary,
+        rounds=len(rounds),
+        block=block,
+        burn=burn,
+        state=state,
+        found=tuple(found),
+        requests=requests,
+        failed=failed,
+    )
+
+
+# -- as JSON
+
+
+def as_json(findings: Findings) -> dict[str, Any]:
+    """All of it. Shares are from 0 to 1, times in seconds, changes of anything else relative."""
+    state = findings.state
+    return {
+        "arms": list(findings.arms),
+        "baseline": findings.arms[0],
+        "primary": findings.primary.name,
+        "requests": dict(zip(findings.arms, findings.requests, strict=True)),
+        "failed": dict(zip(findings.arms, findings.failed, strict=True)),
+        "rounds": findings.rounds,
+        "block_seconds": findings.block,
+        "burn_in_seconds": findings.burn,
+        "state": None if state is None else state.name,
+        "backlog_seconds": None if state is None else [_known(state.low), _known(state.high)],
+        "found": {
+            findings.arms[each.arm]: {
+                "all": _verdicts(findings, each.verdicts),
+                "classes": {kind: _verdicts(findings, one) for kind, one in each.by_class.items()},
+            }
+            for each in findings.found
+        },
+    }
+
+
+CHANGE = {"baseline": "baseline", "arm": "arm", "change": "value", "low": "low", "high": "high"}
+
+
+def _verdicts(findings: Findings, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    rows = {}
+    for verdict in verdicts:
+        change, missing = verdict.change, verdict.rounds_missing
+        rows[verdict.metric.name] = {
+            "word": verdict.word,
+            "better": verdict.better,
+            "unit": "share" if verdict.metric.share else "relative",
+            **{name: change and _known(getattr(change, each)) for name, each in CHANGE.items()},
+            "more_minutes": None if missing is None else _known(findings.minutes(missing)),
+        }
+    return rows
+
+
+def _known(value: float | None) -> float | None:
+    return round(value, MORE_DIGITS) if value is not None and isfinite(value) else None
+
+
+def by_round(book: Book, arms: Sequence[str], metric: Metric) -> list[list[float | None]]:
+    rows: list[list[float | None]] = []
+    for blocks in book.complete_rounds(len(arms)):
+        rows.append([_figure(metric, block.sums()) for block in blocks])
+    return rows
+
+
+def _figure(metric: Metric, sums: Sums) -> float | None:
+    if metric.quantile:
+        bins = getattr(sums, metric.top)
+        return quantile(bins, metric.quantile) if bins.sum() else None
+    under = getattr(sums, metric.under)
+    return getattr(sums, metric.top) / under if under else None
+
+
+# -- in the words of `vllm bench serve --save-result`
+
+
+def bench_result(
+    book: Book, arm: int, name: str, model: str, date: str, rate: float | None
+) -> dict[str, Any]:
+    """One arm's blocks after their burn-in, as that tool would have measured them (latencies in ms).
+
+    Gaps are from histograms of 1 %; the two peaks are not known.
+    """
+    blocks = [block for block in book.blocks if block.arm == arm]
+    records, seconds = measured(blocks)
+    done = [record for record in records if record.complete]
+    tokens_in, tokens_out = (sum(getattr(r, what) for r in done) for what in ("prompt", "output"))
+    result: dict[str, Any] = {
+        "date": date,
+        "endpoint_type": BACKEND,
+        "backend": BACKEND,
+        "label": name,
+        "model_id": model,
+        "tokenizer_id": model,
+        "num_prompts": len(records),
+        "request_rate": rate or "inf",
+        "duration": seconds,
+        "completed": len(done),
+        "failed": len(records) - len(done),
+        "total_input_tokens": tokens_in,
+        "total_output_tokens": tokens_out,
+        "request_throughput": _per(len(done), seconds),
+        "request_goodput": _per(sum(r.kept for r in records), seconds) if book.promises else None,
+        "output_throughput": _per(tokens_out, seconds),
+        "total_token_throughput": _per(tokens_in + tokens_out, seconds),
+    }
+    result |= _latencies("ttft", [r.ttft for r in done if r.ttft is not None])
+    result |= _latencies("tpot", [r.tpot for r in done if r.tpot is not None])
+    result |= _latencies("e2el", [r.seconds for r in done])
+    gaps = sum((block.sums().gap_bins for block in blocks), np.zeros(BINS))
+    result |= _latencies("itl", middle_of(np.arange(float(BINS))), gaps)
+    return result
+
+
+def _per(amount: float, seconds: float) -> float | None:
+    return amount / seconds if seconds > 0 else None
+
+
+def _latencies(name: str, values: Any, weights: Any = None) -> dict[str, float | None]:
+    values = np.asarray(values, np.float64)
+    weights = np.ones(len(values)) if weights is None else weights
+    fields = ("mean", "median", "std", "p90", "p95", "p99")
+    if not weights.sum():
+        return {f"{which}_{name}_ms": None for which in fields}
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order]) / weights.sum()
+    sorted_values = values[order]
+
+    def at(share: float) -> float:
+        return float(sorted_values[int(np.searchsorted(reached, share - 1e-12))])
+
+    mean = float(np.average(values, weights=weights))
+    spread = float(np.sqrt(np.average((values - mean) ** 2, weights=weights)))
+    numbers = (mean, at(0.5), spread, at(0.9), at(0.95), at(0.99))
+    return {f"{which}_{name}_ms": value * MILLISECONDS for which, value in zip(fields, numbers, strict=True)}

@@ -1,21 +1,27 @@
-"""Requests of the trial's own, sent by HTTP and measured at the client; and what the server's metrics say."""
+"""Where a trial's figures come from: requests of its own, measured at the client, or the server's trace."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
+from pathlib import Path
 from time import perf_counter, time_ns
-from typing import Any
+from typing import Any, BinaryIO
 
 import aiohttp
 import numpy as np
 
 from headgate.core.errors import InputError, RunError
 from headgate.core.request import Slo
-from headgate.live.trial.book import Book, SeenRequest
+from headgate.live.route.view.counters import Counts, parsed
+from headgate.live.tasks import end_all, read_bounded
+from headgate.live.trial.book import Block, Book, Listener, SeenRequest
+from headgate.record.live_trace import WRONG, ClockError, Replay, is_live_trace
+from headgate.record.trace_fields import fault, parse_line
 from headgate.workloads.workload import Workload
 
 FIRST_TOKEN_ID, TOKEN_IDS = 100, 1000  # prompts are drawn from these ids: every vocabulary has them
@@ -78,9 +84,7 @@ class TraceLoad:
             self._sender.cancel()
         if self._tasks and drain > 0:
             await asyncio.wait(self._tasks, timeout=drain / self._speed)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_all(self._tasks)
         if self._session is not None:
             await self._session.close()
 
@@ -95,7 +99,6 @@ class TraceLoad:
         return self._slow("half of the newest", late) if late * self._speed > HOPELESS else None
 
     def notes(self) -> list[str]:
-        """What the client itself adds to the figures."""
         failures = f"{self.failed:,} requests failed, the last one: {self._why}"
         return [*([failures] if self.failed and self._why else []), *filter(None, [self.too_slow()])]
 
@@ -212,7 +215,6 @@ class TraceLoad:
 
 
 async def model_of(url: str, key: str = "") -> str:
-    """Its name alone."""
     return (await served_model(url, key))[0]
 
 
@@ -242,20 +244,13 @@ class PlugInMetrics:
 
     async def read(self) -> bool:
         """Whether an answer came; else what is known stays."""
-        text = ""
+        shown: Counts = {}
         with suppress(*ERRORS):
-            text = await _get(f"{self.url}/metrics", self._key)
-        totals: dict[str, float] = {}
-        for line in text.splitlines():
-            if line.startswith("headgate_"):
-                name, _, value = line.rpartition(" ")
-                with suppress(ValueError):
-                    metric = name.partition("{")[0]
-                    totals[metric] = totals.get(metric, 0.0) + float(value)
-        if "headgate_info" in totals:
-            self.renewals = totals.get("headgate_renewals_total", 0.0)
-            self.fallen = totals.get("headgate_fallen", 0.0)
-        return "headgate_info" in totals
+            shown = parsed(await _get(f"{self.url}/metrics", self._key))
+        if "headgate_info" in shown:
+            self.renewals = sum(shown.get("headgate_renewals_total", {}).values())
+            self.fallen = sum(shown.get("headgate_fallen", {}).values())
+        return "headgate_info" in shown
 
     async def require(self) -> None:
         await self.read()
@@ -277,11 +272,121 @@ async def _get(url: str, key: str) -> str:
     try:
         async with aiohttp.ClientSession(**about) as session, session.get(url) as answer:
             answer.raise_for_status()
-            body = bytearray()
-            async for part in answer.content.iter_any():
-                body += part
-                if len(body) > LONGEST_ANSWER:
-                    raise aiohttp.ClientPayloadError("its answer has more than 16 MiB")
+            body = await read_bounded(answer.content, LONGEST_ANSWER)
+            if len(body) > LONGEST_ANSWER:
+                raise aiohttp.ClientPayloadError("its answer has more than 16 MiB")
             return body.decode(errors="replace")
     except (aiohttp.InvalidURL, ValueError) as error:
         raise InputError(f"{url} is no URL ({error}); write it as http://HOST:PORT") from None
+
+
+# -- the user's own traffic: the step trace that the plug-in writes, read as it grows
+
+AT_A_TIME = 1 << 22  # bytes read at once
+LONGEST_LINE = 1 << 20
+
+
+class FollowedTrace:
+    """Reads from the end of the newest trace of this name on; requests that were under way are left out."""
+
+    def __init__(self, path: str, own: bool = False) -> None:
+        """`own`: the server will begin it for the trial."""
+        self.book = Book()
+        self.model = ""
+        self.path, self.own = Path(path) if own else newest(path), own
+        self.begun: dict[str, Block] = {}  # by the mark that began it
+        self._expected: dict[str, Callable[[float], Block]] = {}
+        self.renewals = 0  # policies that took over
+        self.fell_back = ""
+        self._replay = Replay([], Listener(self.book))
+        self._rest = b""
+        self._file: BinaryIO | None = None
+        self._first = True  # no line was read yet
+
+    def now(self) -> float:
+        return self.book.newest
+
+    async def start(self) -> None:
+        if not self.own:
+            self._file = open(self.path, "rb")  # noqa: SIM115
+            self._file.seek(0, os.SEEK_END)
+
+    async def stop(self, drain: float) -> None:
+        with suppress(InputError):  # it was told by `trouble`, or comes too late to matter
+            self.poll()
+        self.own = False  # none is waited for any more
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def trouble(self) -> str | None:
+        self.poll()
+        return f"the policy fell back: {self.fell_back}" if self.fell_back else None
+
+    def expect(self, mark: str, begin: Callable[[float], Block]) -> None:
+        """A block begins with this mark: lines after it, which may be read with it, belong to that block."""
+        self._expected = {mark: begin}
+
+    def too_slow(self) -> str:
+        return ""
+
+    def notes(self) -> list[str]:
+        return []
+
+    def poll(self) -> None:
+        if self._file is None and self.own and self.path.exists():
+            self._file = open(self.path, "rb")  # noqa: SIM115
+        while self._file is not None and (piece := self._file.read(AT_A_TIME)):
+            *lines, self._rest = (self._rest + piece).split(b"\n")
+            if len(self._rest) > LONGEST_LINE:
+                raise self._damaged("a line has no end")
+            for line in lines:
+                if not (self._first and _no_event(line)):
+                    self._tell(line)
+                self._first = False
+
+    def _tell(self, text: bytes) -> None:
+        line = parse_line(text.decode(errors="replace"))
+        wrong = "not a JSON object" if line is None else fault(line)
+        if line is None or wrong:
+            raise self._damaged(wrong or "")
+        try:
+            self._replay.tell(line)
+        except ClockError as error:
+            raise self._damaged(f"the clock goes back ({error})") from None
+        except WRONG as error:
+            raise self._damaged(f"{line.get('event')!r} makes no sense here ({error})") from None
+        while self._replay.asides:
+            self._aside(self._replay.asides.pop())
+
+    def _aside(self, line: dict[str, Any]) -> None:
+        if line["event"] == "mark":
+            begin = self._expected.pop(line["mark"], None)
+            if begin is not None:
+                self.begun[line["mark"]] = begin(line["at"])
+        elif line["event"] == "policy":
+            self.renewals += 1
+        elif line["event"] == "fell_back":
+            self.fell_back = line["reason"]
+
+    def _damaged(self, why: str) -> InputError:
+        return InputError(f"trace {self.path}: {why}; give the trace of one running server")
+
+
+def _no_event(line: bytes) -> bool:
+    """The first line that is read may lack its beginning; that of a whole trace is about the server."""
+    parsed = parse_line(line.decode(errors="replace"))
+    return parsed is None or "trace" in parsed
+
+
+def newest(path: str) -> Path:
+    """A server that is started again writes NAME-2, NAME-3: the one that was written to last."""
+    named = Path(path)
+    found = [named, *named.parent.glob(f"{named.stem}-*{named.suffix}")]
+    found = [each for each in found if is_live_trace(each)]
+    if not found:
+        raise InputError(
+            f"trace {path}: no trace of a live engine; start the server with `trace` in its settings, or let "
+            "the trial send its own load, such as --rate 10"
+        )
+    return max(found, key=lambda each: each.stat().st_mtime)

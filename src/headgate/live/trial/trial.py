@@ -1,7 +1,4 @@
-"""The trial itself: rounds of blocks on a live server, looks on the way, a guard, and the way back.
-
-Read `Trial.run` first.
-"""
+"""The trial itself: rounds of blocks on a live server, looks on the way, a guard. Read `Trial.run` first."""
 
 from __future__ import annotations
 
@@ -12,13 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import ceil, inf
-from typing import Protocol
 
 from headgate.core.errors import InputError, RunError
 from headgate.live.trial.arms import BACK, Arm, SettingsFile
-from headgate.live.trial.book import Block, Book, longest_wait
-from headgate.live.trial.findings import Findings, judge
-from headgate.live.trial.follow import FollowedTrace
+from headgate.live.trial.book import Block, Book, Findings, judge, longest_wait
+from headgate.live.trial.load import FollowedTrace, PlugInMetrics, TraceLoad
 from headgate.stats.switchback import (
     CANNOT_TELL,
     FEWEST_ROUNDS,
@@ -49,33 +44,11 @@ class NotReadError(RunError):
     """The engine did not read the settings in time; it reads them between two steps only."""
 
 
-class Source(Protocol):
-    """Where the figures come from: the trial's own load, or the trace of the server."""
-
-    book: Book
-    model: str
-
-    def now(self) -> float: ...
-    async def start(self) -> None: ...
-    async def stop(self, drain: float) -> None: ...
-    def trouble(self) -> str | None: ...
-    def too_slow(self) -> str: ...  # empty where it keeps up
-    def notes(self) -> list[str]: ...  # what makes the figures mean less than they seem to
-
-
-class ServerMetrics(Protocol):
-    """What the plug-in shows of itself."""
-
-    renewals: float | None
-    fallen: float
-
-    async def read(self) -> bool: ...
+Source = TraceLoad | FollowedTrace  # where the figures come from
 
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """What was asked for."""
-
     arms: tuple[Arm, ...]
     minutes: float | None = 30.0  # None: until the answer is clear, or interrupted
     seed: int = 0
@@ -108,17 +81,7 @@ class Outcome:
     notes: tuple[str, ...] = ()  # what makes the figures mean less than they seem to
 
 
-class Switch(Protocol):
-    """Puts an arm into force."""
-
-    async def put(self, arm: Arm, place: str, begin: Callable[[float], Block]) -> Block: ...
-    async def trouble(self) -> str | None: ...
-    def restore(self) -> str: ...  # how the settings are then
-
-
 class Trial:
-    """One trial. `say` gets a line whenever there is something new."""
-
     def __init__(self, plan: TrialPlan, source: Source, switch: Switch, say: Callable[[str], None]) -> None:
         self.plan, self._source, self._switch, self._say = plan, source, switch, say
         self._book = source.book
@@ -245,7 +208,6 @@ class Trial:
         return None
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, and look whether something went wrong."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds / self.plan.speed
         asked = loop.time()
@@ -262,9 +224,7 @@ class Trial:
             self._why = self._why or trouble or ""
 
     async def _last_requests(self, seconds: float) -> None:
-        """Requests of the last blocks may end, under the settings that were there before. A trace that the
-        server writes for the trial must go on meanwhile.
-        """
+        """They end under the settings that were there before; a trace written for the trial must go on."""
         source = self._source
         if isinstance(source, FollowedTrace):
             if source.own:
@@ -337,7 +297,7 @@ class BySettings:
     """Writes the settings file; the plug-in reads it again within two seconds."""
 
     def __init__(
-        self, file: SettingsFile, source: Source, metrics: ServerMetrics | None, speed: float = 1.0
+        self, file: SettingsFile, source: Source, metrics: PlugInMetrics | None, speed: float = 1.0
     ) -> None:
         self._file, self._source, self._metrics, self._speed = file, source, metrics, speed
         self._name = secrets.token_hex(4)
@@ -364,7 +324,6 @@ class BySettings:
         return block
 
     async def _shown(self) -> float | None:
-        """Renewals that the server shows; None where it does not answer."""
         return self._metrics.renewals if self._metrics is not None and await self._metrics.read() else None
 
     async def _taken(self, before: float) -> None:
@@ -412,30 +371,28 @@ class BySettings:
 
 
 class ByUrl:
-    """Sends requests to another server."""
-
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: TraceLoad) -> None:
         self._source = source
 
     async def put(self, arm: Arm, place: str, begin: Callable[[float], Block]) -> Block:
-        self._source.url = arm.url  # type: ignore[attr-defined]  # only the trial's own load goes to URLs
+        self._source.url = arm.url
         return begin(self._source.now())
 
     async def trouble(self) -> str | None:
         return None
 
     def restore(self) -> str:
-        """Nothing was changed."""
         return BACK
+
+
+Switch = BySettings | ByUrl
 
 
 # -- words
 
 
 def line(findings: Findings, round: int, rounds: int) -> str:
-    """Where the trial stands, in one line. The last planned round has no word: the answer follows, from more
-    requests and at another level.
-    """
+    """The last planned round has no word: the answer follows, from more requests and at another level."""
     parts = [f"round {round} of {rounds}" if rounds else f"round {round}"]
     if rounds > round:
         parts[0] += f", {ceil(findings.minutes(rounds - round))} min left"
@@ -454,7 +411,6 @@ def line(findings: Findings, round: int, rounds: int) -> str:
 
 
 def _word(findings: Findings, verdict: Verdict) -> str:
-    """With roughly how long it takes where it is not known yet."""
     if verdict.word != CANNOT_TELL:
         return verdict.word
     if verdict.rounds_missing is None:

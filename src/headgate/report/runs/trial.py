@@ -9,7 +9,7 @@ import numpy as np
 
 from headgate.core.request import Slo
 from headgate.live.trial.arms import Arm
-from headgate.live.trial.findings import ArmFound, Findings, by_round
+from headgate.live.trial.book import ArmFound, Findings, by_round
 from headgate.live.trial.trial import Outcome
 from headgate.report import document as doc
 from headgate.report.charts import Axis, Chart, Series

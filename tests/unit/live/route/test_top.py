@@ -16,10 +16,10 @@ from aiohttp import web
 from rich.console import Console
 
 from fake_engines import stream
-from headgate.cli.top import LOST, Frame, follow, view
+from headgate.cli.route import LOST, Frame, follow, view
 from headgate.core.errors import InputError
 from headgate.live.emulate import emulated
-from headgate.live.route.view.engine import EngineView
+from headgate.live.route.view.counters import EngineView
 from router_world import World, routed, run, until
 
 MAIN = "from headgate.cli import main; main()"

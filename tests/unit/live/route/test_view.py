@@ -19,9 +19,16 @@ from fake_engines import Call, never, stream
 from headgate.live.emulate import emulated
 from headgate.live.route.observe import RouterMetrics
 from headgate.live.route.view import feed
-from headgate.live.route.view.counters import COLUMNS, MOST, Change, collected, parsed
-from headgate.live.route.view.engine import EngineView
-from headgate.live.route.view.router import MOST_ERRORS, MOST_REFUSALS
+from headgate.live.route.view.counters import (
+    COLUMNS,
+    MOST,
+    MOST_ERRORS,
+    MOST_REFUSALS,
+    Change,
+    EngineView,
+    collected,
+    parsed,
+)
 from router_world import World, routed, run, until
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}

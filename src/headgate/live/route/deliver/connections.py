@@ -25,25 +25,17 @@ GOODBYE = b"HTTP/1.1 408"  # what proxies say before they close an idle connecti
 
 
 class Connections:
-    """The connections of a router to its engines, by address."""
-
     def __init__(self, tls: ssl.SSLContext | bool) -> None:
         self._tls = tls
         self._addresses: dict[str, Address] = {}
         self._pools: dict[str, IdleConnections] = {}
 
     def idle(self, url: str) -> EngineConnection | None:
-        """A connection to this engine that waits for its next call."""
         return self._pool(url).take()
-
-    async def connected(self, url: str, limit: float) -> EngineConnection:
-        """A new one, within so many seconds."""
-        return await self._connected(self._address(url), limit)
 
     def post(
         self, connection: EngineConnection, url: str, path: str, body: Body, headers: CIMultiDict[str]
     ) -> EngineAnswer:
-        """Send a request; its answer is yet to come."""
         return connection.send(_asked(self._address(url), path, headers, len(body)), body, self._pool(url))
 
     def _address(self, url: str) -> Address:
@@ -58,17 +50,15 @@ class Connections:
             while pool.idle and pool.idle[0].idle_since <= oldest:
                 pool.idle.popleft().close()
 
-    async def _connected(self, address: Address, limit: float) -> EngineConnection:
-        loop = asyncio.get_running_loop()
+    async def connected(self, url: str, limit: float) -> EngineConnection:
+        address, loop = self._address(url), asyncio.get_running_loop()
         if address.secure and self._tls is True:
             self._tls = ssl.create_default_context()
         try:
             async with asyncio.timeout(limit):
+                tls = self._tls if address.secure else None
                 _, connection = await loop.create_connection(
-                    EngineConnection,
-                    address.host,
-                    address.port,
-                    ssl=self._tls if address.secure else None,
+                    EngineConnection, address.host, address.port, ssl=tls
                 )
         except TimeoutError:
             raise LegError(Fault.CONNECT, "the engine could not be reached in time") from None
@@ -152,7 +142,6 @@ class EngineAnswer:
             await self._wait()
 
     async def read(self) -> bytes:
-        """What has come of its body, b"" at its end."""
         while not self.parts:
             self._raise()
             if self.ended:
@@ -161,7 +150,6 @@ class EngineAnswer:
         return self.take()
 
     def take(self) -> bytes:
-        """The same without waiting."""
         parts = self.parts
         if self._paused:
             self._paused = False
@@ -173,7 +161,6 @@ class EngineAnswer:
         return data
 
     def told(self) -> None:
-        """Something has come, or nothing will."""
         if self.on_data is not None:
             self.on_data()
         waiter = self._waiter
@@ -217,7 +204,6 @@ class EngineAnswer:
             connection.close()
 
     def close(self) -> None:
-        """Hang up; reading the body raises an error from now on."""
         if self._pool is not None:
             self._pool = None
             self.parts.clear()
@@ -324,7 +310,6 @@ class EngineConnection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """Whether the answer ended as it should, and nothing is left of its request."""
         transport = self.transport
         idle = self.is_connected and transport is not None and not transport.get_write_buffer_size()
         return idle and self._keeps and not self.has_more
@@ -427,9 +412,7 @@ class EngineConnection(asyncio.Protocol):
 
 
 class IdleConnections:
-    """Idle connections of one engine.
-
-    Where bytes have followed an answer once, the next could be taken for the answer to another client's
+    """Where bytes have followed an answer once, the next could be taken for the answer to another client's
     request: from then on every call to that engine has a connection of its own.
     """
 
@@ -462,8 +445,6 @@ class IdleConnections:
 
 
 class Address(NamedTuple):
-    """Where an engine listens."""
-
     host: str
     port: int
     secure: bool
@@ -481,9 +462,7 @@ def _address(url: str) -> Address:
 
 
 class Tap:
-    """On the connection of one answer.
-
-    `send` takes what was parsed and whether it is the last of the stream; it returns what is still to be
+    """`send` takes what was parsed and whether it is the last of the stream; it returns what is still to be
     written. Where that is something, and when the stream has ended or failed, the task goes on.
     """
 
@@ -514,7 +493,6 @@ class Tap:
             self.wake()
 
     def _poured(self) -> bool:
-        """Pass on what is there; has the task something to do?"""
         answer = self._answer
         if answer.parts:
             self._left = self._send(answer.take(), answer.ended)
@@ -572,7 +550,6 @@ class LegError(Exception):
 
     @property
     def answered(self) -> bool:
-        """Whether the engine itself said so, in a whole answer: it lives."""
         return self.fault in (Fault.STATUS, Fault.ERROR_EVENT)
 
     @property
@@ -584,8 +561,6 @@ class LegError(Exception):
 
 
 class Usage(NamedTuple):
-    """Tokens of one request as its engine counted them."""
-
     prompt: int
     output: int
     cached: int = 0
@@ -595,7 +570,6 @@ _ANY = msgspec.json.Decoder()
 
 
 def decoded(data: bytes) -> dict[str, Any]:
-    """A JSON object, or an empty one for anything else."""
     try:
         value = _ANY.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -664,14 +638,9 @@ def judge_event(data: bytes) -> LegError | None:
 
 def judge_body(body: bytes) -> LegError | None:
     """A whole answer with status 200: an engine that shuts down answers with no text and `abort`."""
-    if b'"abort"' in body and aborted(decoded(body)):
+    if b'"abort"' in body and _all_choices(decoded(body), lambda one: one.get("finish_reason") == "abort"):
         return LegError(Fault.ABORT, "the engine aborted the request before its first token")
     return None
-
-
-def aborted(answer: dict[str, Any]) -> bool:
-    """Whether all choices say `abort` and none has text."""
-    return _all_choices(answer, lambda choice: choice.get("finish_reason") == "abort")
 
 
 def is_empty(data: bytes) -> bool:
@@ -682,7 +651,6 @@ def is_empty(data: bytes) -> bool:
 
 
 def _all_choices(answer: dict[str, Any], holds: Callable[[dict[str, Any]], bool]) -> bool:
-    """Whether there are choices, none has text, and this holds for all of them."""
     choices = answer.get("choices")
     if not isinstance(choices, list) or not choices:
         return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from math import inf
 from secrets import token_hex
 from typing import Any
@@ -22,6 +23,7 @@ from headgate.live.route.deliver.legs import Legs, OpenLeg, RoutedRequest
 from headgate.live.route.engines import Upstream
 from headgate.live.route.gate.gate import Gate, Ticket
 from headgate.live.route.request import Body, Steps, fields_of, with_field
+from headgate.live.tasks import Tasks, end_all, keep
 
 log = logging.getLogger("headgate.route")
 RELEASE_TIMEOUT = 5.0  # seconds
@@ -37,7 +39,7 @@ class Splitter:
         self, gate: Gate, upstreams: Mapping[int, Upstream], legs: Legs, now: Callable[[], float]
     ) -> None:
         self.gate, self.upstreams, self.legs, self.now = gate, upstreams, legs, now
-        self.background: set[asyncio.Task[None]] = set()
+        self.background: Tasks = set()
 
     async def prefill(
         self, job: RoutedRequest, ticket: Ticket, upstream: Upstream, detach: Callable[[], None]
@@ -53,7 +55,7 @@ class Splitter:
         except asyncio.CancelledError:
             if not task.done() or (not task.cancelled() and task.exception() is None):
                 detach()
-                self._keep(self._abandoned(job, ticket, task))
+                keep(self.background, self._abandoned(job, ticket, task))
             raise
 
     async def _abandoned(
@@ -71,11 +73,9 @@ class Splitter:
     async def decode(
         self, job: RoutedRequest, ticket: Ticket, call: OpenLeg, params: KvParams, detach: Callable[[], None]
     ) -> None:
-        """Send the decode and wait for its first token.
-
-        When the client hangs up before it, the call is left to go on until then: only an engine that has read
-        the KV tells its owner so, and parameters that were sent cannot be released by another call. The slot
-        is held meanwhile. A decode that could not be sent releases its KV.
+        """When the client hangs up before it, the call is left to go on until then: only an engine that has
+        read the KV tells its owner so, and parameters that were sent cannot be released by another call. The
+        slot is held meanwhile. A decode that could not be sent releases its KV.
         """
         body = self.decode_body(job, params, call.upstream)
         if body is job.asked.body:  # no parameters: an abort leaves nothing behind
@@ -86,7 +86,7 @@ class Splitter:
         except asyncio.CancelledError:
             if not task.done():
                 detach()
-                self._keep(self._consumed(job, ticket, call, task))
+                keep(self.background, self._consumed(job, ticket, call, task))
             raise
 
     async def _decode(self, job: RoutedRequest, call: OpenLeg, body: Body, params: KvParams) -> None:
@@ -112,8 +112,7 @@ class Splitter:
         self.legs.metrics.consumed.inc()
         try:
             await asyncio.wait((task,), timeout=self.legs.config.kv.lease if job.asked.stream else CONSUMED)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_all([task])
         finally:
             call.close()
             self.gate.end(ticket, End.ABORTED)
@@ -122,7 +121,7 @@ class Splitter:
         kv = self.legs.config.kv
         body = await self.legs.turns.finish(prefill_body(job.asked.body, kv.reuse_tokens))
         sent = self.now()
-        with self.legs.open(upstream, job.path) as call:
+        with closing(self.legs.open(upstream, job.path)) as call:
             # KV is named after its prefill: two prompts of a request, or of two with one id, must differ
             await call.start(job, body, f"hg-{token_hex(12)}")
             status = call.leg.status
@@ -144,7 +143,6 @@ class Splitter:
         return None
 
     def decode_body(self, job: RoutedRequest, params: KvParams, target: Upstream) -> Body:
-        """The body of the decode. At the engine of the prompt, or too late, it goes without parameters."""
         elsewhere = target.id != params.owner and self._share_kv(target, params)
         taken = params.take(self.now()) if elsewhere else None
         if taken is None:
@@ -164,13 +162,13 @@ class Splitter:
             self.legs.metrics.released.labels("no-engine").inc()
             return
         others.sort(key=lambda other: other.legs)
-        self._keep(self._release(job, others[:RELEASES], raw))
+        keep(self.background, self._release(job, others[:RELEASES], raw))
 
     async def _release(self, job: RoutedRequest, upstreams: list[Upstream], params: bytes) -> None:
         body, result = await self.legs.turns.finish(release_body(job.asked.body, params)), "failed"
         for upstream in upstreams:
             try:
-                with self.legs.open(upstream, job.path, last=True) as call:
+                with closing(self.legs.open(upstream, job.path, last=True)) as call:
                     await call.leg.start(body, self.legs.headers(job, upstream), RELEASE_TIMEOUT)
                     result = "ok" if call.leg.status == 400 else f"status-{call.leg.status}"
                 break
@@ -188,14 +186,7 @@ class Splitter:
     async def stop(self, seconds: float) -> None:
         if self.background:
             _, left = await asyncio.wait(self.background, timeout=seconds)
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
-
-    def _keep(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
-        self.background.add(task)
-        task.add_done_callback(self.background.discard)
+            await end_all(left)
 
 
 # -- bodies, and the parameters between them
@@ -218,8 +209,6 @@ _PREFILLED = msgspec.json.Decoder(_Prefilled)
 
 
 class KvParams:
-    """The parameters of one prefill. `take` gives them out once, and never after the deadline."""
-
     __slots__ = ("_raw", "deadline", "owner", "taken")
 
     def __init__(self, raw: dict[str, msgspec.Raw], owner: int, deadline: float) -> None:
@@ -247,7 +236,6 @@ def prefill_body(body: Body, reuse_tokens: bool = False) -> Steps[bytes]:
 
 
 def decode_body(body: Body, params: bytes) -> bytes:
-    """The client's body, byte for byte, with the parameters as one more field."""
     return with_field(body, b'"kv_transfer_params":' + params)
 
 
@@ -261,9 +249,7 @@ def release_body(body: Body, params: bytes) -> Steps[bytes]:
 
 
 def read_params(answer: bytes, owner: int, sent: float, lease: float, reuse_tokens: bool = False) -> KvParams:
-    """The parameters of a prefill's answer.
-
-    The lease began at some moment after the prefill was sent; how long its answer was on its way is not
+    """The lease began at some moment after the prefill was sent; how long its answer was on its way is not
     known. So the deadline counts from when it was sent, and uses 60 % of the lease.
     """
     try:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import ceil, inf
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -26,8 +25,6 @@ from headgate.live.route.request import AskedRequest, Body, Estimates, RefusedEr
 
 @dataclass
 class RoutedRequest:
-    """What the router knows of a request; written to the access log and the trace when it ends."""
-
     request: web.BaseRequest
     path: str
     asked: AskedRequest
@@ -123,8 +120,6 @@ SHUTTING_DOWN = "the router is shutting down"
 
 
 class Legs:
-    """Opens calls and keeps what they tell of their engines."""
-
     def __init__(
         self,
         connections: Connections,
@@ -145,22 +140,12 @@ class Legs:
         self.turns = Turns()  # for all work on bodies
 
     def open(self, upstream: Upstream, path: str, last: bool = False) -> OpenLeg:
-        """A call to be made; leaving it as a context closes it and frees its place.
-
-        When the router ends no call is begun any more, except `last` ones, which release KV.
-        """
+        """When the router ends no call is begun any more, except `last` ones, which release KV."""
         if self.stopping and not last:
             raise LegError(Fault.CUT, SHUTTING_DOWN, retry=False)
         if self._times_of is not self.config:
             limits, self._times_of = self.config.limits, self.config
-            self._times = CallLimits(
-                limits.connect,
-                limits.first_token,
-                limits.idle,
-                limits.answer_buffer,
-                limits.event,
-                limits.retry_500,
-            )
+            self._times = CallLimits._make(getattr(limits, name) for name in CallLimits._fields)
         times = self._times
         if upstream.breaker.suspected:
             times = times._replace(retry_500=True)
@@ -185,7 +170,6 @@ class Legs:
             upstream.breaker.gone()
 
     def blame(self, upstream: Upstream, better: Upstream) -> None:
-        """Another engine has served the request that this one answered with an error."""
         self._count(upstream, True, f"it answered with an error to what engine {better.id} served")
         self.changed(upstream)
 
@@ -218,7 +202,7 @@ class Legs:
 
 
 class OpenLeg:
-    """One call as a context: its connection is closed before its place is free."""
+    """One call: its connection is closed before its place is free."""
 
     def __init__(self, legs: Legs, upstream: Upstream, leg: Leg) -> None:
         self.leg, self.upstream = leg, upstream
@@ -255,7 +239,6 @@ class OpenLeg:
             self.upstream.breaker.succeeded()
 
     def close(self) -> None:
-        """Close the connection, then free the place. Again does nothing."""
         if self._open:
             self._open = False
             self._legs.open_calls.discard(self)
@@ -265,14 +248,6 @@ class OpenLeg:
             if not self._told:
                 self.upstream.breaker.gone()
             self._legs.changed(self.upstream)
-
-    def __enter__(self) -> OpenLeg:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 # -- how often a request may be tried again
@@ -288,38 +263,27 @@ class RetryBudget:
     def __init__(self, share: float) -> None:
         self.share = share
         self.denied = 0
-        self._requests, self._retries = _LastMinute(), _LastMinute()
+        self._requests: Counter[int] = Counter()  # by second
+        self._retries: Counter[int] = Counter()
 
     def arrived(self, now: float) -> None:
-        self._requests.add(now)
+        self._requests[int(now)] += 1
+        if len(self._requests) > 2 * SPAN:
+            _of_last_minute(self._requests, now)
 
     def take(self, now: float) -> bool:
-        most = max(FLOOR, self.share * self._requests.sum(now))
-        if self._retries.sum(now) >= most or self.share == 0:
+        most = max(FLOOR, self.share * _of_last_minute(self._requests, now))
+        if _of_last_minute(self._retries, now) >= most or self.share == 0:
             self.denied += 1
             return False
-        self._retries.add(now)
+        self._retries[int(now)] += 1
         return True
 
 
-class _LastMinute:
-    """How many there were, by the second."""
-
-    def __init__(self) -> None:
-        self._seconds: deque[list[int]] = deque()
-        self._sum = 0
-
-    def add(self, now: float) -> None:
-        if not self._seconds or self._seconds[-1][0] != int(now):
-            self._seconds.append([int(now), 0])
-        self._seconds[-1][1] += 1
-        self._sum += 1
-        self.sum(now)
-
-    def sum(self, now: float) -> int:
-        while self._seconds and self._seconds[0][0] <= now - SPAN:
-            self._sum -= self._seconds.popleft()[1]
-        return self._sum
+def _of_last_minute(seconds: Counter[int], now: float) -> int:
+    for second in [each for each in seconds if each <= now - SPAN]:
+        del seconds[second]
+    return seconds.total()
 
 
 def backoff(attempt: int, draw: Callable[[], float]) -> float:
@@ -444,7 +408,6 @@ class TokenLimits:
     def of(
         self, job: RoutedRequest, of_tenant: Allowance | None, of_address: Allowance | None
     ) -> dict[str, Allowance]:
-        """The allowances on which a request counts."""
         if not (self.keys or self.classes or of_tenant or of_address):
             return {}
         named = {
@@ -467,7 +430,6 @@ def _check(what: str, allowance: Allowance, tokens: float, now: float) -> None:
 
 
 def _used(job: RoutedRequest, expected: float, gone: bool) -> float:
-    """Tokens of a request that has ended; `gone` if its client ended it."""
     if job.first_token is not None:
         return job.prompt + job.output
     if not gone or job.placed is None:
@@ -490,8 +452,6 @@ MOST_ADDRESSES = 4096
 
 
 class TenantBounds(NamedTuple):
-    """What a key or a tenant may have; None: no bound."""
-
     requests: float | None = None  # a second
     tokens: int | None = None  # a minute
     inflight: int | None = None
@@ -501,8 +461,6 @@ NO_BOUNDS = TenantBounds()
 
 
 class TenantUse:
-    """What a key or a tenant has here, and may still have."""
-
     __slots__ = (
         "bounds", "give", "inflight", "lease", "most", "name", "requests", "tokens", "used_at", "wanted",
     )  # fmt: skip
@@ -522,7 +480,6 @@ class TenantUse:
         return self.most if self.most is None or self.lease is None else min(self.most, self.lease)
 
     def rests(self, now: float) -> bool:
-        """Would forgetting it change nothing?"""
         full = [each.rests(now) for each in (self.requests, self.tokens) if each is not None]
         return not self.inflight and all(full)
 
@@ -607,8 +564,6 @@ class TenantLimits:
 
 
 class Accounts:
-    """A bounded number of accounts with equal bounds, by a name that clients may choose."""
-
     def __init__(self, what: str, most: int) -> None:
         self.bounds, self._what, self._most = NO_BOUNDS, what, most
         self._uses: dict[str, TenantUse] = {}

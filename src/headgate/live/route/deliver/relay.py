@@ -34,8 +34,6 @@ HELD_EVENTS = 2  # events without text that are held back at most
 
 
 class CallLimits(NamedTuple):
-    """Limits of one call, in seconds and bytes."""
-
     connect: float
     first_token: float
     idle: float
@@ -45,8 +43,6 @@ class CallLimits(NamedTuple):
 
 
 class CountsEvents(Protocol):
-    """What wants to know how far a stream is."""
-
     generated: int
 
 
@@ -156,7 +152,6 @@ class Leg:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the engine has sent all of its answer."""
         return self._answer is not None and self._answer.ended
 
     @property
@@ -168,7 +163,6 @@ class Leg:
         return self.scanner.torn or self._sent_rest
 
     def break_off(self, why: str) -> None:
-        """Cut the call; reading it raises a LegError that says why."""
         self._cut = why
         if self._answer is not None:
             self._close()
@@ -453,7 +447,6 @@ class EventScanner:
 
     @property
     def failed(self) -> bool:
-        """Whether an event with the name of a failure has ended the stream."""
         return bool(self._ends) and self.done and self.error is not None
 
 
@@ -468,7 +461,6 @@ def _name(piece: bytes) -> bytes:
 
 
 def payload(line: bytes) -> bytes:
-    """What follows `data:` and at most one space."""
     return line[6:] if line[5:6] == b" " else line[5:]
 
 
@@ -537,7 +529,6 @@ class ClientWriter:
             await self._drain()
 
     def hold(self, data: bytes) -> None:
-        """Write it together with what follows at once: one call of the system for a whole short answer."""
         self._head += b"%x\r\n%b\r\n" % (len(data), data) if self.chunked and data else data
 
     async def end(self, data: bytes = b"") -> None:

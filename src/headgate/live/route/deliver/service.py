@@ -7,7 +7,7 @@ import random
 import socket
 import struct
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from math import inf
 
 from aiohttp import web
@@ -27,8 +27,6 @@ PASSED_ON = ("status", "busy")  # faults whose answer the client gets when nothi
 
 
 class Service:
-    """All generations of a router."""
-
     def __init__(
         self, gate: Gate, upstreams: Mapping[int, Upstream], legs: Legs, now: Callable[[], float]
     ) -> None:
@@ -90,7 +88,7 @@ class Service:
         self._panics += 1
         job.tries, job.engine, job.placed = 1, least.id, self.now()
         try:
-            with self.legs.open(least, job.path) as call:
+            with closing(self.legs.open(least, job.path)) as call:
                 await call.start(job, job.asked.body)
                 job.first_token = self.now()
                 return await deliver(job, call, self)
@@ -167,10 +165,8 @@ class _Handling:
             return response
 
     def _worth_a_try(self, fault: LegError) -> bool:
-        """Whether another engine may do better.
-
-        What two engines have answered with an error is the request's own. So one that
-        every engine answers so reaches two of them and counts against none.
+        """What two engines have answered with an error is the request's own. So one that every engine answers
+        so reaches two of them and counts against none.
         """
         if not fault.doubtful:
             return True
@@ -183,7 +179,6 @@ class _Handling:
         return False
 
     def _compare(self, doubted: Upstream, other: Upstream, status: int) -> None:
-        """Two engines have answered the request: the first with an error, the other with this status."""
         self._doubted = None
         if status < 400:
             self.service.legs.blame(doubted, other)
@@ -380,7 +375,6 @@ async def _pass_on(
 
 
 def _booked(job: RoutedRequest, call: OpenLeg, service: Service) -> None:
-    """What the engine counted, or what was seen of it."""
     leg, usage = call.leg, call.leg.usage
     if leg.status < 500 and job.outcome != "failed":
         call.good()

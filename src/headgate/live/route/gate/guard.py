@@ -26,8 +26,6 @@ COUNTS = ("arrived", "moved", "returned", "lapsed", "ended_twice", "disabled", "
 
 
 class Scheduler(Protocol):
-    """As much of an event loop as the gate needs besides futures."""
-
     def call_soon(self, callback: Callable[[], object], /) -> Any: ...
     def call_later(self, delay: float, callback: Callable[[], object], /) -> Any: ...
 
@@ -109,7 +107,6 @@ class GuardedRouter:
             self._settle_soon()
 
     def wake(self) -> None:
-        """A time the router asked for may have come."""
         if self.desk.woken(self._look()):
             self.settle()
         elif self.desk.wakes_at <= self.roster.now + SOONEST:  # the loop's clock is not quite ours
@@ -135,7 +132,6 @@ class GuardedRouter:
             self.loop().call_soon(self.settle)
 
     def _tell(self, what: Callable[..., object], *about: Any) -> None:
-        """The router hears or decides; if it fails it is disabled."""
         try:
             what(*about)
         except Exception as error:
@@ -179,7 +175,6 @@ class GuardedRouter:
                     self._refuse(ticket, now, "router", tell_router=False)
 
     def _serve(self, router: RoutePolicy) -> None:
-        """This router decides, with the roles it wants, knowing which request is where."""
         before = self.desk.router
         self.desk.serve(router)
         self.desk.arrange()

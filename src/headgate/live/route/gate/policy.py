@@ -32,8 +32,6 @@ BLOCK = 16
 
 
 class LivePolicy:
-    """Owns the router policy. Routers with a plan get one that is solved again while they run."""
-
     def __init__(self, config: GateConfig, engines: int) -> None:
         self.config = config
         self.router = live_router(config, engines)
@@ -79,7 +77,6 @@ class LivePolicy:
 
 
 def rests_on(config: GateConfig, slots: Collection[int]) -> str:
-    """The router, the card it plans with, and the slots it counts on, in one line."""
     name = config.router.card
     card = None if name is None else load_card(name)
     planned = f"card {card.name} ({card.model} on {card.gpu})" if card else "no card"
@@ -88,7 +85,6 @@ def rests_on(config: GateConfig, slots: Collection[int]) -> str:
 
 
 def live_router(config: GateConfig, engines: int) -> RoutePolicy:
-    """The router of a configuration, for so many engines."""
     name, own = split_name(config.router.name, "router")
     settings: dict[str, Any] = {**own, **config.router.settings}
     if config.router.order:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from asyncio import Future
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from headgate.core.dispatch import Dispatch
 from headgate.core.errors import InputError
@@ -33,8 +34,6 @@ class Content(NamedTuple):
 
 
 class TicketState(Enum):
-    """Where a request is. It is in exactly one of these."""
-
     QUEUED = "queued"  # in the queue of its class
     PREFILLING = "prefilling"  # holds a prompt slot at an engine, sent WHOLE or for its PREFILL
     HANDED_OVER = "handed over"  # prompt done, waits for a decode place; its KV stays at the prefill engine
@@ -43,8 +42,6 @@ class TicketState(Enum):
 
 
 class Refused(Exception):  # noqa: N818  (an answer to the client, not a fault)
-    """The gate does not serve this request. `retry_after` is in whole seconds."""
-
     def __init__(self, status: int, reason: str, retry_after: int) -> None:
         super().__init__(f"{status} {reason}; retry after {retry_after} s")
         self.status = status  # 429: the queue is full or too slow; 503: no engine, or the router ends
@@ -59,53 +56,42 @@ class Lapsed(Exception):  # noqa: N818  (news, not a fault)
     """
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Ticket:
     """A request in the gate; routers see it as a read-only `Request`.
 
     `prompt` is an estimate. The handler may write `generated` while tokens come; estimators read it.
     """
 
-    __slots__ = (
-        "answer", "arrival", "avoid", "cached", "content", "deadline", "ended", "engine", "generated",
-        "guess", "id", "kind", "lapsed", "last_token", "limit", "priority", "prompt", "queued", "slo",
-        "state", "tenant", "tries", "waiter", "whole",
-    )  # fmt: skip
+    id: int
+    kind: str
+    arrival: float
+    prompt: int
+    limit: int
+    guess: int | None = None
+    priority: int = 0
+    slo: Slo = NO_SLO
+    whole: bool = False  # never split, whatever the router says
+    content: Content | None = None  # None: no router asks what it shares with others
+    tenant: str = ""
+    queued: float = 0.0  # when it entered its queue; later where a failed leg brought it back
+    state: TicketState = TicketState.QUEUED
+    engine: int = -1  # where it is; for HANDED_OVER where its KV is
+    tries: int = 0  # engines it was sent to that failed
+    avoid: frozenset[int] = NOWHERE  # those engines
+    generated: int = 0
+    cached: int = 0  # prompt tokens its engine had, where it says so at the end
+    last_token: float | None = None
+    deadline: float = 0.0  # of its state: the end of its time in the queue, or of its KV
+    ended: bool = False  # its handler said so
+    lapsed: bool = False  # its handler must give up its KV before anything else
+    answer: Move | Refused | None = None  # what `place` will return or raise
+    waiter: Future[None] | None = None
+    evictions: ClassVar[int] = 0
+    wasted: ClassVar[int] = 0
 
-    evictions = 0
-    wasted = 0
-
-    def __init__(
-        self,
-        id: int,
-        kind: str,
-        arrival: float,
-        prompt: int,
-        limit: int,
-        guess: int | None = None,
-        priority: int = 0,
-        slo: Slo = NO_SLO,
-        whole: bool = False,
-        content: Content | None = None,
-        tenant: str = "",
-    ) -> None:
-        self.content = content  # None: no router asks what it shares with others
-        self.id, self.kind, self.arrival = id, kind, arrival
-        self.queued = arrival  # when it entered its queue; later where a failed leg brought it back
-        self.prompt, self.limit, self.guess = prompt, limit, guess
-        self.priority, self.slo, self.tenant = priority, slo, tenant
-        self.whole = whole  # never split, whatever the router says
-        self.state = TicketState.QUEUED
-        self.engine = -1  # where it is; for HANDED_OVER where its KV is
-        self.tries = 0  # engines it was sent to that failed
-        self.avoid = NOWHERE  # those engines
-        self.generated = 0
-        self.cached = 0  # prompt tokens its engine had, where it says so at the end
-        self.last_token: float | None = None
-        self.deadline = 0.0  # of its state: the end of its time in the queue, or of its KV
-        self.ended = False  # its handler said so
-        self.lapsed = False  # its handler must give up its KV before anything else
-        self.answer: Move | Refused | None = None  # what `place` will return or raise
-        self.waiter: Future[None] | None = None
+    def __post_init__(self) -> None:
+        self.queued = self.arrival
 
     @property
     def room(self) -> int:
@@ -133,25 +119,16 @@ UNBOUNDED = 1 << 30
 SPARE = 1 / 16  # of its slots that an engine may have queued inside, before routers that send at once
 
 
+@dataclass(slots=True, eq=False)
 class EngineState:
-    """What is known of one engine apart from the requests on it."""
-
-    __slots__ = ("group", "most", "prompts", "role", "rooms", "slots", "taken", "up")
-
-    def __init__(
-        self,
-        slots: int,
-        prompts: int = 1,
-        role: str = AUTO,
-        rooms: Callable[[str], Room] | None = None,
-        group: str = "",
-    ) -> None:
-        """`rooms` replaces the usual room of a role: to repeat a simulation one needs the simulator's."""
-        self.slots, self.prompts, self.role, self.rooms = slots, prompts, role, rooms
-        self.group = group  # engines of one group can send KV to each other
-        self.up = True
-        self.taken = 0  # slots held by requests that this gate did not send
-        self.most = UNBOUNDED  # requests it may have in all: a breaker that tries it again allows one
+    slots: int
+    prompts: int = 1
+    role: str = AUTO
+    rooms: Callable[[str], Room] | None = None  # instead of the usual ones, to repeat a simulation
+    group: str = ""  # engines of one group can send KV to each other
+    up: bool = True
+    taken: int = 0  # slots held by requests that this gate did not send
+    most: int = UNBOUNDED  # requests it may have in all: a breaker that tries it again allows one
 
     def checked(self) -> EngineState:
         if self.slots < 1 or self.prompts < 1 or self.taken < 0:
@@ -166,7 +143,6 @@ class EngineState:
         return self
 
     def room(self, role: str, deep: bool) -> Room:
-        """Its room in that role; `deep` before a router that sends at once."""
         if not self.up:
             return CLOSED
         if self.rooms is not None:
@@ -224,9 +200,7 @@ SOONEST = 0.001  # seconds: a wake-up that lies in the past
 
 
 class Desk(Dispatch):
-    """What `core.dispatch` does, for real engines.
-
-    A request that must be sent whole is, also where no other engine could take its KV over. One that an
+    """A request that must be sent whole is, also where no other engine could take its KV over. One that an
     engine has failed goes to another while there is one with a place. Requests between two engines are placed
     even if the router of the day hands nothing over; those whose KV is at an engine that is drained or down
     before all others.
@@ -298,14 +272,11 @@ class Desk(Dispatch):
         self.roster.leave(request)
 
     def waiting_of(self, ticket: Ticket) -> tuple[int, int]:
-        """Requests of its class and tenant that were never sent, and tenants that have some of that class."""
         waiting = self._waiting.get(ticket.kind, Counter())
         return waiting[ticket.tenant], len(waiting)
 
     def newest_of_most(self, ticket: Ticket) -> Ticket | None:
-        """Of the tenant with the most requests in the class's queue the newest one, if it has more than that
-        of this request; it makes room.
-        """
+        """It makes room: the newest of the tenant with most requests in the queue, if that has more."""
         waiting = self._waiting.get(ticket.kind, Counter())
         tenant, most = max(waiting.items(), key=lambda item: item[1], default=("", 0))
         if most <= waiting[ticket.tenant]:
@@ -329,7 +300,6 @@ class Desk(Dispatch):
         self._unsent.add(request.id)
 
     def _unqueue(self, request: Request) -> None:
-        """It waits no longer for the first time."""
         if request.id not in self._unsent:
             return
         self._unsent.discard(request.id)
@@ -359,7 +329,6 @@ class Desk(Dispatch):
     # -- what the router wants
 
     def set_role(self, engine: int, role: str) -> bool:
-        """As the router wishes, unless the role of that engine is fixed."""
         state = self.engines.get(engine)
         if state is None or state.role != AUTO or self.roster.replicas[engine].role == role:
             return False
@@ -450,7 +419,6 @@ class Deadlines:
     """One heap for all. A deadline that is out of date is dropped when it comes up, or when they are many."""
 
     def __init__(self, watchdog: float, tickets: Mapping[int, Ticket]) -> None:
-        """`tickets` are the requests inside, by number."""
         if not watchdog > 0:
             raise InputError(f"watchdog is {watchdog} s; give a time above 0")
         self.watchdog, self._tickets = watchdog, tickets
@@ -459,7 +427,6 @@ class Deadlines:
         self._moved = -inf
 
     def set(self, ticket: Ticket, when: float) -> None:
-        """It may stay in its state until then; infinite: for ever."""
         ticket.deadline = when
         if when < inf:
             heappush(self._heap, (when, ticket.id))
@@ -471,7 +438,6 @@ class Deadlines:
         self._moved = now
 
     def held(self, now: float, waiting: bool) -> None:
-        """Does any request wait after the router was asked?"""
         self._held_since = (now if self._held_since == inf else self._held_since) if waiting else inf
 
     @property
@@ -480,7 +446,6 @@ class Deadlines:
         return self._heap[0][0] if self._heap and self._heap[0][0] < dog else dog
 
     def due(self, now: float) -> list[Ticket]:
-        """Those whose time is over. Their state tells what that means."""
         due = []
         while self._heap and self._heap[0][0] <= now:
             when, id = heappop(self._heap)

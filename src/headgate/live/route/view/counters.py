@@ -1,18 +1,29 @@
-"""What counters have gained in the last seconds: rates, shares, percentiles; and a timeline of 15 minutes."""
+"""Snapshots of a router and of one engine: what counters gained in the last seconds, and a timeline.
+
+While no viewer is there, requests that fail or name a tenant are counted, and one sample of the counters is
+kept every five seconds. All else is computed when it is asked for.
+"""
 
 from __future__ import annotations
 
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from math import inf, isfinite
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import Metric
 
 from headgate.core.version import VERSION
-from headgate.live.route.observe import clean
+from headgate.live.route.engines import NAMES, SGLANG_NAMES, Upstream
+from headgate.live.route.observe import clean, told_apart
+from headgate.live.route.request import RefusedError
+
+if TYPE_CHECKING:
+    from headgate.live.route.deliver.legs import RoutedRequest
+    from headgate.live.route.server import RouterApp
+
 
 Labels = tuple[tuple[str, str], ...]
 Counts = dict[str, dict[Labels, float]]
@@ -33,7 +44,6 @@ ESCAPED = re.compile(r"\\(.)")
 
 
 def collected(families: Iterable[Metric]) -> Counts:
-    """Of metrics in this process."""
     counts: Counts = {}
     for family in families:
         for sample in family.samples:
@@ -65,8 +75,6 @@ def _unescaped(text: str) -> str:
 
 
 class Quantiles(NamedTuple):
-    """The median, and what 5 % exceed; None where nothing was observed."""
-
     p50: float | None = None
     p95: float | None = None
 
@@ -93,11 +101,9 @@ class Change(NamedTuple):
         return gains
 
     def of(self, name: str, label: str, **only: str) -> dict[str, float]:
-        """The same by one label."""
         return {value: gained for (value,), gained in self.by(name, label, **only).items()}
 
     def rate(self, name: str, **only: str) -> float:
-        """A second; 0 where no time has passed."""
         return sum(self.by(name, **only).values()) / self.seconds if self.seconds > 0 else 0.0
 
     def quantiles(self, name: str, label: str = "") -> dict[str, Quantiles]:
@@ -124,7 +130,6 @@ def _quantile(rows: list[tuple[float, float]], share: float) -> float:
 
 
 def latest(counts: Counts) -> Change:
-    """For gauges: values as they are, to be summed by labels."""
     return Change(0.0, counts, {})
 
 
@@ -134,18 +139,15 @@ def rounded(value: float | None, digits: int = 3) -> float | None:
 
 
 def share(kept: float, broken: float) -> float | None:
-    """Of promises that could be judged."""
     return rounded(kept / (kept + broken), 4) if kept + broken else None
 
 
 def kept_share(change: Change) -> float | None:
-    """Of all promises; the router and the plug-in count them alike."""
     gained = change.of(PROMISES, "kept")
     return share(gained.get("true", 0.0), gained.get("false", 0.0))
 
 
 def kept_by_class(change: Change) -> dict[str, dict[str, float | None]]:
-    """Of each promise of each class."""
     gained = change.by(PROMISES, "class", "promise", "kept")
     kept: dict[str, dict[str, float | None]] = {}
     for kind, promise, _ in gained:
@@ -156,7 +158,6 @@ def kept_by_class(change: Change) -> dict[str, dict[str, float | None]]:
 
 
 def reasons(counts: Mapping[str, float]) -> dict[str, int]:
-    """The most frequent ones."""
     most = sorted(((n, clean(reason)) for reason, n in counts.items() if n), reverse=True)
     return {reason: round(n) for n, reason in most[:MOST_REASONS]}
 
@@ -176,7 +177,6 @@ class LiveView:
         raise NotImplementedError
 
     def _point(self, change: Change) -> list[float | None]:
-        """In the order of COLUMNS, without the time."""
         raise NotImplementedError
 
     def _shown(self, short: Change, long: Change) -> Row:
@@ -194,7 +194,6 @@ class LiveView:
             self._samples.popleft()
 
     def _change(self, now: float, counts: Counts, seconds: float) -> Change:
-        """Since the newest sample that is at least so old, or the oldest."""
         if not self._samples:
             return Change(0.0, counts, counts)
         old = [sample for sample in self._samples if sample[0] <= now - seconds]
@@ -202,7 +201,6 @@ class LiveView:
         return Change(now - at, counts, before)
 
     def history(self) -> Row:
-        """The timeline so far."""
         return {"headgate": SHAPE, "every": STRIDE, "columns": COLUMNS, "rows": list(self._points)}
 
     def snapshot(self, now: float) -> Row:
@@ -223,3 +221,409 @@ class LiveView:
             "left_out": left_out | shown.get("left_out", {}),
             "point": self._points[-1] if self._points else None,
         }
+
+
+# -- what `headgate top` shows of a single engine, vLLM or SGLang, from its /metrics alone
+
+MOST_GAUGES = 16
+RUNNING, WAITING, KV = NAMES["running"], NAMES["waiting"], NAMES["kv_usage"]
+OUTPUT, INPUT = NAMES["generated"], NAMES["prompt_tokens"]
+ENDED, REFUSED = "vllm:request_success_total", "vllm:admission_rejections_total"
+TTFT, GAP = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
+SERVED, FAILED = ("stop", "length", "repetition"), ("error",)
+EVICTED = "vllm:num_preemptions_total"
+SGLANG_LIKE = {SGLANG_NAMES[name]: vllm for name, vllm in NAMES.items()} | {
+    "sglang:num_requests_total": ENDED,
+    "sglang:num_retracted_requests_total": EVICTED,
+    **{
+        f"sglang:{name[5:]}_{part}": f"{name}_{part}"
+        for name in (TTFT, GAP)
+        for part in ("bucket", "sum", "count")
+    },
+}
+
+
+class EngineView(LiveView):
+    def __init__(self, url: str) -> None:
+        super().__init__("engine")
+        self._url, self._read = clean(url), Counts()
+        self.at, self.lost = 0.0, ""
+
+    @staticmethod
+    def knows(text: str) -> bool:
+        read = _parsed(text)
+        return RUNNING in read or "headgate_info" in read
+
+    def read(self, text: str, now: float) -> None:
+        self._read, self.at = _parsed(text), now
+        self.sample(now)
+
+    def _counts(self) -> Counts:
+        return self._read
+
+    def _point(self, change: Change) -> list[float | None]:
+        ended, kv = _ended(change), list(self._read.get(KV, {}).values())
+        return [
+            ended["served"],
+            change.rate(REFUSED),
+            ended["failed"],
+            change.rate(OUTPUT),
+            self._sum(RUNNING),
+            self._sum(WAITING),
+            change.quantiles(TTFT).get("", Quantiles()).p95,
+            sum(kv) / len(kv) if kv else None,
+        ]
+
+    def _shown(self, short: Change, long: Change) -> Row:
+        gauges = list(latest(self._read).of("headgate_policy", "gauge").items())[:MOST_GAUGES]
+        return {
+            "name": self._label("headgate_info", "policy") or "no plug-in",
+            "notes": self._notes(),
+            "totals": self._totals(short, long),
+            "engines": self._ranks(short, long),
+            "classes": self._classes(long),
+            "tenants": _tenants(short),
+            "refused": reasons(long.of(REFUSED, "reason")),
+            "changes": [],
+            "policy": {clean(name): rounded(value) for name, value in gauges},
+        }
+
+    def _label(self, name: str, label: str) -> str:
+        chosen = {dict(key).get(label, "") for key, value in self._read.get(name, {}).items() if value}
+        return clean(", ".join(sorted(chosen)))
+
+    def _sum(self, name: str) -> float:
+        return sum(self._read.get(name, {}).values())
+
+    def _notes(self) -> list[str]:
+        notes = [self.lost] if self.lost else []
+        if self._sum("headgate_fallen"):
+            why = ", ".join(reasons(latest(self._read).of("headgate_fallbacks_total", "reason")))
+            notes.append(clean(f"the policy failed and the engine decides alone: {why}"))
+        return notes
+
+    def _totals(self, short: Change, long: Change) -> Row:
+        ttft, gap = (long.quantiles(name).get("", Quantiles()) for name in (TTFT, GAP))
+        return {
+            **{how: rounded(rate) for how, rate in _ended(short).items()},
+            "refused": rounded(short.rate(REFUSED)),
+            "evicted": rounded(short.rate(EVICTED)),
+            "output": rounded(short.rate(OUTPUT), 1),
+            "input": rounded(short.rate(INPUT), 1),
+            "running": self._sum(RUNNING),
+            "waiting": self._sum(WAITING),
+            "ttft_p50": rounded(ttft.p50),
+            "ttft_p95": rounded(ttft.p95),
+            "gap_p50": rounded(gap.p50, 4),
+            "gap_p95": rounded(gap.p95, 4),
+            "kept": kept_share(long),
+        }
+
+    def _ranks(self, short: Change, long: Change) -> list[Row]:
+        """One for each engine core behind the address."""
+        now = latest(self._read)
+        running, waiting, kv = (now.of(name, "engine") for name in (RUNNING, WAITING, KV))
+        slots, ttft = now.of("headgate_slots", "engine"), long.quantiles(TTFT, "engine")
+        return [
+            {
+                "id": clean(rank) or "0",
+                "url": self._url,
+                "status": self._label("headgate_phase", "phase") or "up",
+                "role": self._label("headgate_mode", "mode"),
+                "slots": slots.get(rank),
+                "running": count,
+                "waiting": waiting.get(rank, 0.0),
+                "kv": rounded(kv.get(rank)),
+                "output": rounded(short.rate(OUTPUT, engine=rank), 1),
+                "ttft": rounded(ttft.get(rank, Quantiles()).p50),
+            }
+            for rank, count in sorted(running.items())
+        ]
+
+    def _classes(self, long: Change) -> list[Row]:
+        kept, evicted = kept_by_class(long), long.of("headgate_evictions_total", "class")
+        queue = latest(self._read).of("headgate_queue", "class")
+        return [
+            {
+                "name": clean(name),
+                "waiting": queue.get(name, 0.0),
+                "kept": kept.get(name, {}),
+                "why": reasons({"evicted": evicted.get(name, 0.0)}),
+            }
+            for name in sorted({*kept, *evicted, *queue})
+        ]
+
+
+def _parsed(text: str) -> Counts:
+    """Under vLLM's names. Ranks of one SGLang engine each show its figures, and priorities a part of them."""
+    read = parsed(text)
+    if SGLANG_NAMES["running"] not in read:
+        return read
+    for name, vllm in SGLANG_LIKE.items():
+        for labels, value in read.pop(name, {}).items():
+            said = dict(labels)
+            if {said.get("tp_rank", "0"), said.get("pp_rank", "0")} == {"0"} and not said.get("priority"):
+                key = (("finished_reason", "stop"),) if vllm == ENDED else ()
+                bucket = (("le", said["le"]),) if "le" in said else ()
+                whole = (("engine", said.get("dp_rank", "0")), *key, *bucket)
+                read.setdefault(vllm, {})[whole] = read.get(vllm, {}).get(whole, 0.0) + value
+    return read
+
+
+def _ended(change: Change) -> dict[str, float]:
+    ended, seconds = change.of(ENDED, "finished_reason"), change.seconds or 1.0
+    rates = {"requests": sum(ended.values()) / seconds}
+    for name, hows in (("served", SERVED), ("failed", FAILED)):
+        rates[name] = sum(ended.get(how, 0.0) for how in hows) / seconds
+    return rates
+
+
+def _tenants(short: Change) -> list[Row]:
+    tokens = sorted(short.of("headgate_tenant_tokens_total", "tenant").items(), key=lambda entry: -entry[1])
+    return [
+        {"name": clean(name), "tokens": rounded(n / (short.seconds or 1.0), 1)} for name, n in tokens if n
+    ]
+
+
+# -- a router: engines, classes, tenants, the plan beside what happens, and what went wrong last
+
+MOST_ERRORS, MOST_REFUSALS, MOST_CHANGES = 20, 8, 20
+ERRORS = ("failed", "passed-on", "client-stalled")
+SEEN = ("requests", "refused", "first_token", "promises", "output_tokens", "faults", "retries")
+FIRST_TOKEN, REFUSED_HERE = "headgate_first_token_seconds", "headgate_refused_total"
+
+
+class RouterView(LiveView):
+    def __init__(self, app: RouterApp) -> None:
+        super().__init__("router")
+        self._app = app
+        self.errors: deque[Row] = deque(maxlen=MOST_ERRORS)
+        self.refusals: deque[Row] = deque(maxlen=MOST_REFUSALS)  # apart: an overload must not hide errors
+        self.changes: deque[Row] = deque(maxlen=MOST_CHANGES)  # of engines' states
+        self._why: Counter[tuple[str, str]] = Counter()  # refusals by class and reason
+        self._tenants: Counter[Labels] = Counter()  # by tenant: how requests ended, why, tokens
+        self._names: set[str] = set()  # of tenants
+        self._states: dict[int, str] = {}
+
+    # -- what is noted while it runs
+
+    def ended(self, job: RoutedRequest, kept: bool | None) -> None:
+        """`kept`: whether its promise was, None where nothing was promised."""
+        kind, how, fault = job.kind.name, job.outcome, job.fault
+        if job.tenant:
+            tenant = told_apart(job.tenant, self._names)
+            self._count(tenant, how)
+            if job.output:
+                self._count(tenant, "tokens", job.prompt + job.output)
+            if kept is not None:
+                self._count(tenant, "kept" if kept else "broken")
+        if how == "refused":
+            self._why[kind, fault] += 1
+            if job.tenant:
+                self._count(tenant, f"why {fault}")
+            self.refusals.append(_error(job.id, job.status, how, fault, kind, job.tenant))
+        elif how in ERRORS:
+            self.errors.append(_error(job.id, job.status, how, fault, kind, job.tenant, job.engine))
+
+    def refused(self, id: str, refused: RefusedError) -> None:
+        """One that was refused before it had a class: a wrong key, path or body, a tenant's limit."""
+        if refused.tenant:
+            tenant = told_apart(refused.tenant, self._names)
+            self._count(tenant, "refused")
+            self._count(tenant, f"why {refused.reason}")
+        self.refusals.append(_error(id, refused.status, "refused", refused.reason, "", refused.tenant))
+
+    def _count(self, tenant: str, how: str, many: int = 1) -> None:
+        self._tenants[_key(tenant, how)] += many
+
+    def _counts(self) -> Counts:
+        self._note_states()
+        metrics, engines = self._app.metrics, self._app.upstreams.values()
+        counts = collected(each for name in SEEN for each in getattr(metrics, name).collect())
+        counts["why"] = {(("class", kind), ("reason", why)): n for (kind, why), n in self._why.items()}
+        counts["tenants"] = dict(self._tenants)
+        counts["generated"] = {(("engine", str(each.id)),): each.load.generated for each in engines}
+        return counts
+
+    def _note_states(self) -> None:
+        now = self._app.now()
+        for upstream in self._app.upstreams.values():
+            before, state = self._states.get(upstream.id), upstream.status(now)
+            if before is not None and before != state:
+                about = {"time": round(time.time(), 3), "engine": upstream.id, "from": before, "to": state}
+                self.changes.append(about)
+            self._states[upstream.id] = state
+
+    def _point(self, change: Change) -> list[float | None]:
+        ended, roster = change.of("headgate_requests_total", "outcome"), self._app.gate.roster
+        rates = _rates(ended, change.seconds)
+        up = [each.load.kv_usage for each in self._app.upstreams.values() if each.healthy]
+        return [
+            rates["served"],
+            change.rate(REFUSED_HERE),
+            rates["failed"],
+            change.rate("generated"),
+            len(roster.places),
+            len(roster.waiting),
+            change.quantiles(FIRST_TOKEN).get("", Quantiles()).p95,
+            sum(up) / len(up) if up else None,
+        ]
+
+    # -- what is shown
+
+    def _shown(self, short: Change, long: Change) -> Row:
+        plan, (tenants, left_out) = self._plan(), _busiest(short, long)
+        return {
+            "name": self._app.config.router.name,
+            "notes": self._notes(),
+            "totals": self._totals(short, long),
+            "engines": self._engines(short, long),
+            "classes": self._classes(short, long, plan),
+            "tenants": tenants,
+            "left_out": {"tenants": left_out},
+            "refused": reasons(long.of(REFUSED_HERE, "reason")),
+            "plan": plan and {name: value for name, value in plan.items() if name != "classes"},
+            "errors": sorted((*self.errors, *self.refusals), key=lambda each: each["time"])[::-1],
+            "changes": list(self.changes)[::-1],
+        }
+
+    def _notes(self) -> list[str]:
+        app, notes = self._app, []
+        if app.draining:
+            notes.append("the router drains and will end")
+        if app.replaced:
+            notes.append("another process serves in place of this one, which ends with its connections")
+        if app.replicas is not None and not app.replicas.up:
+            notes.append("the store is lost: slots and limits stay shared as they were")
+        if app.gate.fallen is not None:
+            notes.append(f"router {app.config.router.name} failed, least-loaded decides: {app.gate.fallen}")
+        if not any(each.up(app.now()) for each in app.upstreams.values()):
+            notes.append("no engine is up")
+        return [clean(note) for note in notes]
+
+    def _totals(self, short: Change, long: Change) -> Row:
+        app, ended = self._app, short.of("headgate_requests_total", "outcome")
+        ttft = long.quantiles(FIRST_TOKEN).get("", Quantiles())
+        return {
+            **_rates(ended, short.seconds),
+            "refused": rounded(short.rate(REFUSED_HERE)),
+            "retried": rounded(short.rate("headgate_retries_total")),
+            "output": rounded(short.rate("generated"), 1),
+            "running": len(app.gate.roster.places),
+            "waiting": len(app.gate.roster.waiting),
+            "inflight": app.front.inflight,
+            "ttft_p50": rounded(ttft.p50),
+            "ttft_p95": rounded(ttft.p95),
+            "kept": kept_share(long),
+        }
+
+    def _engines(self, short: Change, long: Change) -> list[Row]:
+        """Those in trouble first where not all are sent."""
+        upstreams = [each for each in self._app.upstreams.values() if not each.retired or each.legs]
+        if len(upstreams) > MOST["engines"]:
+            upstreams.sort(key=lambda each: self._states.get(each.id) == "up")
+        rates = {id: n / (short.seconds or 1.0) for id, n in short.of("generated", "engine").items()}
+        return [self._engine(each, rates, long) for each in upstreams]
+
+    def _engine(self, upstream: Upstream, rates: dict[str, float], long: Change) -> Row:
+        now, load, id = self._app.now(), upstream.load, str(upstream.id)
+        member, reopens = self._app.gate.roster.replicas[upstream.id], upstream.breaker.reopens_at
+        leases = self._app.replicas
+        return {
+            "id": upstream.id,
+            "url": clean(upstream.url),
+            "status": upstream.status(now),
+            "role": member.role,
+            "draining": upstream.draining,
+            "slots": upstream.spec.slots,
+            "ours": member.prompts + member.decodes,
+            **({} if leases is None else {"lease": leases.held(upstream), "peers": upstream.peers}),
+            "running": load.running if upstream.healthy else None,
+            "waiting": load.waiting if upstream.healthy else None,
+            "kv": rounded(load.kv_usage) if upstream.healthy else None,
+            "output": rounded(rates.get(id, 0.0), 1),
+            "ttft": rounded(upstream.first_token) if upstream.first_token else None,
+            "breaker": upstream.breaker.state.value,
+            "retry_s": None if reopens is None else rounded(max(reopens - now, 0.0), 1),
+            "faults": reasons(long.of("headgate_leg_faults_total", "fault", engine=id)),
+        }
+
+    def _classes(self, short: Change, long: Change, plan: Row | None) -> list[Row]:
+        kept, output = kept_by_class(long), short.of("headgate_output_tokens_total", "class")
+        ttft, rows = long.quantiles(FIRST_TOKEN, "class"), []
+        for name, queue in self._app.gate.roster.queues.items():
+            only, settings = {"class": name}, self._app.classes.by_name.get(name)
+            rows.append(
+                {
+                    "name": clean(name),
+                    "waiting": len(queue),
+                    **_rates(short.of("headgate_requests_total", "outcome", **only), short.seconds),
+                    "output": rounded(output.get(name, 0.0) / (short.seconds or 1.0), 1),
+                    "ttft_p50": rounded(ttft.get(name, Quantiles()).p50),
+                    "ttft_p95": rounded(ttft.get(name, Quantiles()).p95),
+                    "promise": None if settings is None else settings.ttft,
+                    "kept": kept.get(name, {}),
+                    "why": reasons(long.of("why", "reason", **only)),
+                    "plan": None if plan is None else plan["classes"].get(name),
+                }
+            )
+        return sorted(rows, key=lambda row: -row["requests"]) if len(rows) > MOST["classes"] else rows
+
+    def _plan(self) -> Row | None:
+        """The newest: the rates it expects and serves, and what one more request of a class is worth."""
+        plan = self._app.policy.described(self._app.gate.seconds)
+        if plan is None or self._app.gate.fallen is not None:
+            return None
+        return {
+            "age_s": plan["age_s"],
+            "revenue": rounded(plan["revenue"], 1),
+            "failed": plan["failed"],
+            "classes": {
+                name: {key: rounded(flow[key], 4) for key in ("rate", "served", "worth")}
+                for name, flow in plan["classes"].items()
+            },
+        }
+
+
+def _error(
+    id: str, status: int, outcome: str, fault: str, kind: str, tenant: str, engine: int | None = None
+) -> Row:
+    about = {"time": round(time.time(), 3), "id": clean(id), "status": status, "outcome": outcome}
+    return {**about, "fault": clean(fault), "class": clean(kind), "tenant": clean(tenant), "engine": engine}
+
+
+def _rates(ended: dict[str, float], seconds: float) -> Row:
+    hows = {"served": ("ok",), "refused": ("refused",), "failed": ERRORS, "gone": ("client-gone",)}
+    rates = {name: sum(ended.get(how, 0.0) for how in hows[name]) / (seconds or 1.0) for name in hows}
+    return {name: rounded(rate) for name, rate in (("requests", sum(rates.values())), *rates.items())}
+
+
+def _key(tenant: str, how: str) -> Labels:
+    return ("tenant", tenant), ("how", how)
+
+
+def _busiest(short: Change, long: Change) -> tuple[list[Row], int]:
+    """Those with most tokens and refusals, and how many others there are."""
+    counted: dict[str, dict[str, float]] = {}
+    before = long.before["tenants"]
+    for key, n in long.now["tenants"].items():
+        if gained := n - before.get(key, 0.0):
+            counted.setdefault(key[0][1], {})[key[1][1]] = gained
+    weight = {name: hows.get("tokens", 0.0) + hows.get("refused", 0.0) for name, hows in counted.items()}
+    busiest = sorted(counted, key=lambda name: -weight[name])
+
+    def tokens(name: str) -> float:
+        now, then = (counts["tenants"].get(_key(name, "tokens"), 0.0) for counts in (short.now, short.before))
+        return (now - then) / (short.seconds or 1.0)
+
+    rows = [
+        {
+            "name": clean(name),
+            "tokens": rounded(tokens(name), 1),
+            **_rates(counted[name], long.seconds),
+            "kept": share(counted[name].get("kept", 0.0), counted[name].get("broken", 0.0)),
+            "why": reasons({how[4:]: n for how, n in counted[name].items() if how.startswith("why ")}),
+        }
+        for name in busiest[: MOST["tenants"]]
+    ]
+    return rows, len(busiest) - len(rows)

@@ -81,7 +81,6 @@ class Feed:
         return response
 
     async def close(self, application: web.Application | None = None) -> None:
-        """Streams end with the last snapshot they had."""
         self._closed = True
         self._tick.set()
         if self._maker is not None:
@@ -171,7 +170,6 @@ def _host_of(host: str) -> tuple[str, bool]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

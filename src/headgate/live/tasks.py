@@ -1,0 +1,58 @@
+"""What all our servers and clients do with tasks, signals and answers of others."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any
+
+from aiohttp import StreamReader, web
+
+Tasks = set[asyncio.Task[None]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def keep(tasks: Tasks, work: Coroutine[Any, Any, None], name: str = "") -> None:
+    """Begin it, and hold it while it runs: else it could be collected."""
+    task = asyncio.create_task(work, name=name or None)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
+async def end_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def on_stop(do: Callable[[], object]) -> None:
+    """SIGTERM and SIGINT do this from now on."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, do)
+
+
+async def until_stopped() -> None:
+    stop = asyncio.Event()
+    on_stop(stop.set)
+    await stop.wait()
+
+
+def says(about: Callable[[], Any], show: Callable[[Any], web.Response] = web.json_response) -> Handler:
+    """The handler of a path that only tells something."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return show(about())
+
+    return answer
+
+
+async def read_bounded(content: StreamReader, most: int) -> bytes:
+    """All of it, or somewhat more than `most` bytes where it is longer."""
+    body = bytearray()
+    async for part in content.iter_any():
+        body += part
+        if len(body) > most:
+            break
+    return bytes(body)
