@@ -18,14 +18,22 @@ from numpy.typing import NDArray
 
 import headgate
 from headgate.cost.card import Card, load_card
-from headgate.cost.derive.correct import deployment_of, distil, fit_corrections, shapes
-from headgate.cost.derive.derived_card import derive_card
+from headgate.cost.derive.derived_card import (
+    SUM_CONSTANT,
+    SUM_PER_REQUEST,
+    WantedCard,
+    deployment_of,
+    derive_card,
+    distil,
+    fit_corrections,
+    kv_tokens,
+    shapes,
+)
 from headgate.cost.derive.gpus import AS_L40S, GPUS, H200, TABLE, AllReduce, Gpu, left_out
 from headgate.cost.derive.step import Deployment, step_seconds
 from headgate.cost.derive.transformer import MODELS
-from headgate.cost.derive.wanted import SUM_CONSTANT, SUM_PER_REQUEST, WantedCard, kv_tokens
-from headgate.cost.fit.family import seconds
 from headgate.cost.fit.fit import fit, measure
+from headgate.cost.fit.solve import seconds
 from headgate.cost.fit.steps import About, StepTable
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import Chunk, Shape

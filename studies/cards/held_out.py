@@ -13,8 +13,8 @@ import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.cost.fit.family import seconds
 from headgate.cost.fit.fit import Quality, fit, measure
+from headgate.cost.fit.solve import seconds
 from headgate.cost.fit.steps import About, StepTable
 from headgate.cost.laws.work import WorkTerms
 from studies.cards.step_logs import read_steps

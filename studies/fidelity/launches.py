@@ -15,8 +15,8 @@ import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.cost.card import Card, load_card
-from headgate.cost.fit.family import seconds
 from headgate.cost.fit.fit import waiting
+from headgate.cost.fit.solve import seconds
 from headgate.cost.fit.steps import Floats, StepTable
 from headgate.cost.laws.work import WorkCost
 from headgate.cost.model import Chunk, Shape

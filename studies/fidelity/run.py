@@ -17,8 +17,7 @@ import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.live.calibrate.engine import WantedEngine, about, start
-from headgate.live.calibrate.step_log import StepLog
+from headgate.live.calibrate.campaign import StepLog, WantedEngine, about, start
 from headgate.sim.engine.engine import Engine
 from studies.fidelity.scenes import MIDDLE, SCENES, Demand, Scene, demand
 from studies.h200.arms import PLAIN, checked, fallen

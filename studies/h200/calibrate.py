@@ -15,8 +15,7 @@ import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.cost.fit.fit import fit
-from headgate.live.calibrate.campaign import Campaign
-from headgate.live.calibrate.engine import WantedEngine, about, start
+from headgate.live.calibrate.campaign import Campaign, WantedEngine, about, start
 from headgate.live.calibrate.probe import Ground
 from studies.h200 import models
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from headgate.live.calibrate.engine import WantedEngine, about, start
+from headgate.live.calibrate.campaign import WantedEngine, about, start
 from headgate.workloads.lengths import Geometric
 from headgate.workloads.sessions import SharedPrefix, as_sessions
 from headgate.workloads.workload import PRIVATE, Contents, Workload

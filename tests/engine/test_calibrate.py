@@ -21,10 +21,8 @@ from headgate.cost.card import load_card
 from headgate.cost.fit.fit import fit
 from headgate.cost.fit.steps import About, StepTable
 from headgate.experiment.library import simulate
-from headgate.live.calibrate.campaign import Campaign
-from headgate.live.calibrate.engine import WantedEngine, about
+from headgate.live.calibrate.campaign import Campaign, WantedEngine, about, composition
 from headgate.live.calibrate.probe import FEED, Ground
-from headgate.live.calibrate.step_log import composition
 from headgate.live.engine.requests import MADE_UP
 from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import Engine

@@ -12,15 +12,19 @@ from typing import Any, NamedTuple
 
 from headgate.advisor.capacity import plan as capacity
 from headgate.advisor.capacity.beside import BesidePlan, plan_beside
+from headgate.advisor.capacity.plan import Declined
 from headgate.advisor.capacity.search import Progress
 from headgate.advisor.capacity.traffic import Level, promised_gap
 from headgate.advisor.capacity.trials import HOPELESS, Chosen, Contender, Race, named_policy, remembered
 from headgate.advisor.fewest_engines import FleetFound, Serving, make_ways, plan_engines
 from headgate.advisor.flags import (
     ENGINES,
+    FILLED,
     LARGE_GPU,
     EngineFlags,
+    Flag,
     gap_budget,
+    graph_flag,
     plan_flags,
     safe_mixed_slots,
     small_graphs,
@@ -38,6 +42,7 @@ from headgate.advisor.set_up import (
 from headgate.advisor.settings import SearchSettings
 from headgate.advisor.situation import card_situation
 from headgate.core.errors import InputError
+from headgate.experiment.build import ALL_FIT, Unservable
 from headgate.experiment.run import DEFAULT_ROUTER
 from headgate.experiment.settings import Experiment
 from headgate.methods.bounds import Bound
@@ -107,12 +112,10 @@ class Advice:
 
     @property
     def plain(self) -> Advised:
-        """VLLM's own scheduling at its best flags."""
         return max(filter(self.is_plain, self.final), key=lambda each: each.found.rate.value)
 
     @property
     def default(self) -> Advised:
-        """VLLM's own scheduling without a flag."""
         name, _ = plain_default(self.start)
         return next(each for each in self.final if self.is_plain(each) and each.name == name)
 
@@ -285,8 +288,6 @@ def _finalists(first: Sequence[capacity.PolicyRate], chosen: Chosen, default: st
 
 
 class EngineCounter(NamedTuple):
-    """Counts engines for a load as `plan capacity --find engines` does."""
-
     settings: Experiment
     levels: tuple[Level, ...]
     options: SearchSettings
@@ -294,7 +295,6 @@ class EngineCounter(NamedTuple):
     folder: Path | None
 
     def engines(self, each: Advised) -> Advised:
-        """With the fewest such engines that bear the load."""
         each = replace(each, counted=True)
         if not each.found.rate.value:
             return each
@@ -341,7 +341,6 @@ def candidates(policies: Sequence[str], start: SetUp, bound: Bound) -> Chosen:
 
 
 def label(policy: str, slots: int, budget: int) -> str:
-    """What it is called in tables."""
     return f"{policy}, {slots} slots, {budget} tokens"
 
 
@@ -400,3 +399,88 @@ def _budgets(name: str, slots: int, start: SetUp, bound: Bound) -> list[int]:
         wanted = [*(share * formula for share in NEAR), LARGE_GPU[1]]
     least = slots * start.engine.width
     return sorted({max(least, min(most, int(budget) // 256 * 256)) for budget in wanted})
+
+
+# -- flags of plain vLLM for a promise
+
+
+@dataclass(frozen=True)
+class FlagsTried:
+    """What plain vLLM holds under the promise with each of the flags that came into the final."""
+
+    formula: int  # the budget by the card, at as many slots as the best has
+    gap: float
+    final: tuple[Advised, ...]
+    default: str  # vLLM's own flags
+    slots: Flag
+    budget: Flag
+    graphs: Flag
+    notes: tuple[str, ...]
+    declined: Declined | None = None
+    lost: Unservable = ALL_FIT
+
+    @property
+    def best(self) -> Advised:
+        return max(self.final, key=lambda each: each.found.rate.value)
+
+    @property
+    def own(self) -> Advised:
+        return next(each for each in self.final if each.name == self.default)
+
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        return self.slots, self.budget, self.graphs
+
+    def as_dict(self) -> dict[str, Any]:
+        document: dict[str, Any] = {
+            "formula": self.formula,
+            "gap": self.gap,
+            "best": None if self.declined else self.best.name,
+            "default": self.default,
+            "graphs": self.graphs.value,
+            "tried": [asdict(each) for each in self.final],
+        }
+        declined = {"declined": self.declined._asdict()} if self.declined else {}
+        return dict(without_nan(document | declined))
+
+
+def search_flags(
+    settings: Experiment, levels: tuple[Level, ...], options: SearchSettings, progress: Progress
+) -> FlagsTried:
+    """As `advise` does for plain vLLM alone, so that both answer the same."""
+    gap = promised_gap(levels)
+    if gap is None:
+        raise InputError("--slo promises no gap; plan flags needs one for the budget, such as tbt=100ms@p99")
+    settings = with_graphs(settings, levels)
+    start = set_up(without_load(settings), levels, options, REQUESTS)
+    bound, _ = start.bounds()
+    load = offered_rate(settings, start.traffic)
+    tried = try_flags(start, (PLAIN,), bound, load, progress, None)
+    final, searched = tried.final, tried.searched
+    best = max(final, key=lambda each: each.found.rate.value)
+    formula, most = formula_budget(best.slots, start, gap, bound), most_slots(start)
+    return FlagsTried(
+        formula=formula,
+        gap=gap,
+        final=tuple(final),
+        default=plain_default(start)[0],
+        slots=Flag("--max-num-seqs", best.slots, _why_slots(best.slots, most)),
+        budget=Flag("--max-num-batched-tokens", best.budget, _why_budget(best.budget, formula, gap)),
+        graphs=graph_flag(best.budget, settings.graph),
+        notes=tuple(tried.notes),
+        declined=searched.declined(best.found, load),
+        lost=start.traffic.lost,
+    )
+
+
+def _why_slots(slots: int, most: int) -> str:
+    enough = f"KV memory, --slots or the card are enough for {most:,} such requests 99 % of the time"
+    return f"{enough}." if slots == most else f"{enough}; fewer held more in the search."
+
+
+def _why_budget(budget: int, formula: int, gap: float) -> str:
+    why = (
+        f"beside the decodes of a full engine, {formula:,} tokens make a step of {100 * FILLED:.0f} % of the "
+        f"{1000 * gap:g} ms promised between tokens, by the card"
+    )
+    return f"{why}." if budget == formula else f"{why}; {budget:,} held more in the search."

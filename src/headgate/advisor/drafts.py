@@ -15,6 +15,7 @@ from headgate.cost.laws.speculation import Acceptance, MixedAcceptance, crossove
 from headgate.cost.laws.terms import DraftTerms
 from headgate.cost.laws.work import WorkCost
 from headgate.experiment.build import make_engine, speculation_notes
+from headgate.experiment.fleet import mean_lengths
 from headgate.experiment.run import Prepared, arrivals_said, carry_out
 from headgate.experiment.settings import Experiment
 from headgate.methods.make import split_name
@@ -28,8 +29,6 @@ WORTH = 1.02  # a gain below it is none: runs are finite, and draws are drawn
 
 
 class DraftsRun(NamedTuple):
-    """One k on the requests of the load."""
-
     drafts: int
     tokens: float  # that a decode step delivers by the law of acceptance
     batch: float  # decodes in a mean step that has any
@@ -43,8 +42,6 @@ class DraftsRun(NamedTuple):
 
 @dataclass(frozen=True)
 class DraftsPlan:
-    """The answer of `headgate plan speculation`."""
-
     card: Card
     engine: Engine  # without drafts
     workload: str
@@ -113,7 +110,6 @@ class DraftsPlan:
 
 
 def plan_drafts(settings: Experiment) -> DraftsPlan:
-    """Runs with 0 up to as many drafts as --speculate names, each on the same requests."""
     if settings.speculate is None:
         raise InputError("plan speculation needs --speculate DRAFTS:accept=SHARE, the most drafts to try")
     asked = speculate_settings(settings.speculate)
@@ -132,7 +128,7 @@ def plan_drafts(settings: Experiment) -> DraftsPlan:
     accept = _mixture(workload, lambda name: speculation.of(name))
     _, rest = (*settings.speculate.split(":", 1), "")[:2]
     runs = tuple(_run(settings, k, rest, accept) for k in range(asked.drafts + 1))
-    context = _context(workload)
+    _, context = mean_lengths(workload)
     drafting, ks = drafting_of(card, asked), range(1, asked.drafts + 1)
     return DraftsPlan(
         card=card,
@@ -178,7 +174,6 @@ def _run(settings: Experiment, drafts: int, rest: str, accept: MixedAcceptance) 
 
 
 def _mixture(workload: Workload, law: Any) -> MixedAcceptance:
-    """Classes by their share of the output tokens."""
     outputs = np.minimum(workload.output, workload.limit).astype(np.float64)
     whole = np.bincount(workload.kind, outputs, minlength=len(workload.kinds))
     shares = (whole / whole.sum()).tolist()
@@ -186,9 +181,3 @@ def _mixture(workload: Workload, law: Any) -> MixedAcceptance:
     for kind, share in zip(workload.kinds, shares, strict=True):
         parts[law(kind.name)] = parts.get(law(kind.name), 0.0) + share
     return MixedAcceptance(tuple((share, accept) for accept, share in parts.items() if share))
-
-
-def _context(workload: Workload) -> float:
-    """KV tokens that a running decode reads at a random moment."""
-    outputs = np.minimum(workload.output, workload.limit).astype(np.float64)
-    return float((outputs * (workload.prompt + outputs / 2)).sum() / outputs.sum())

@@ -27,7 +27,7 @@ from headgate.advisor.settings import SearchSettings, StepSettings
 from headgate.core.errors import InputError, RunError
 from headgate.cost.card import load_card
 from headgate.experiment.build import make_engine
-from headgate.experiment.fleet import FleetSetup, prices_of, transfer_time
+from headgate.experiment.fleet import FleetSetup, finished, prices_of, transfer_time
 from headgate.experiment.library import simulate
 from headgate.experiment.run import composes_ahead
 from headgate.experiment.settings import Experiment, ManyEngines
@@ -96,8 +96,6 @@ class FleetFound:
 
 @dataclass(frozen=True)
 class EnginesPlan(SearchPlan):
-    """The answer of `headgate plan capacity --find engines`."""
-
     rate: float
     bound: Bound  # λ* of one engine with its limits
     fluid: float  # engines of a gate-and-route fleet that serve every request, as a fluid
@@ -144,7 +142,8 @@ def plan_engines(
 
     `folder` has outcomes of a `Serving` from before and takes the new ones.
     """
-    settings = _without_fleet(settings)
+    names = settings.model_fields_set - set(ManyEngines.model_fields)
+    settings = Experiment.model_construct(names, **{name: getattr(settings, name) for name in names})
     start = set_up(without_load(settings), levels, options, FEWEST)
     rate = offered_rate(settings, start.traffic)
     if rate is None:
@@ -238,16 +237,12 @@ class CountSearch(NamedTuple):
 
 
 class FleetTrial(NamedTuple):
-    """One run: a way to serve on so many engines with a seed."""
-
     way: Way
     engines: int
     seed: int
 
 
 class FleetCase(NamedTuple):
-    """All that runs share."""
-
     serve: Serve
     traffic: SearchTraffic
     rate: float
@@ -284,11 +279,9 @@ class CountsTried(NamedTuple):
 
     @property
     def tried(self) -> dict[str, Fewest]:
-        """Ways of which something is known."""
         return {name: search for name, search in self.searches.items() if search.tried}
 
     def notes(self) -> list[str]:
-        """Which searches were interrupted, and why the largest fleet of some way could not run at all."""
         notes = [f"interrupted: the search for {name} is unfinished" for name in self.left]
         for name, search in self.tried.items():
             largest = max(search.tried)
@@ -318,12 +311,6 @@ def _too_short(found: Sequence[FleetFound], seconds: float, rate: float) -> list
             f"flatter every fleet: take --requests {ceil(STAYS * stay * rate / 100) * 100}"
         )
     return notes
-
-
-def _without_fleet(settings: Experiment) -> Experiment:
-    """The same without a fleet's own settings, which have done their work."""
-    names = settings.model_fields_set - set(ManyEngines.model_fields)
-    return Experiment.model_construct(names, **{name: getattr(settings, name) for name in names})
 
 
 def _fluid(settings: Experiment, rate: float) -> float:
@@ -455,18 +442,12 @@ class Serving:
         except InputError as error:
             raise RunError(str(error)) from None
         run = setup.run(lambda role: make_policy(way.policy, way.settings, setup.engine)[0], router, requests)
-        outcome = str(run.meta["outcome"])
-        if outcome == "interrupted":
-            raise KeyboardInterrupt
-        if outcome != "finished":
-            raise RunError(outcome.removeprefix("failed: "))
-        return run
+        return finished(run)
 
 
 def remembered(
     folder: Path | None, serving: Serving, case: FleetCase
 ) -> AnswerFile[FleetTrial, FleetOutcome] | None:
-    """What the folder knows of such fleets under this load; None without a folder."""
     if folder is None:
         return None
     setup = serving.setup

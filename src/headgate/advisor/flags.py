@@ -1,6 +1,6 @@
 """What to set in plain vLLM or SGLang, without a plug-in, for a card and a workload.
 
-The advice is by formula; `check_flags` simulates it, and `budget_search` searches around it for a promise.
+The advice is by formula; `check_flags` simulates it, `advice.search_flags` searches around it for a promise.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from headgate.core.plan import Plan
 from headgate.core.policy import BatchPolicy
 from headgate.core.view import View
 from headgate.cost.card import DERIVED_CARD, Card, hub_name
-from headgate.cost.derive.derived_card import parse
-from headgate.cost.derive.wanted import AUTO, BF16, UTILISATION, WantedCard
+from headgate.cost.derive.derived_card import AUTO, BF16, UTILISATION, WantedCard, parse
 from headgate.cost.model import Shape, StepCost
 from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_REQUESTS, DEFAULT_SLOTS, refuse_speculation
 from headgate.experiment.run import Maker, Prepared, carry_out
@@ -35,8 +34,6 @@ from headgate.stats.metrics import Metrics, summarise
 
 
 class EngineFlags(NamedTuple):
-    """How an engine is called, started and told its limits, and what it takes by itself."""
-
     title: str
     serve: str
     slots: str
@@ -74,15 +71,12 @@ QUEUE_SINCE = "0.29"  # the oldest vLLM release we saw --max-num-queued-tokens i
 
 
 class Flag(NamedTuple):
-    """One flag: its value, and why."""
-
     name: str
     value: Any  # a number; True: the flag takes none
     why: str
 
     @property
     def text(self) -> str:
-        """As it is written on a command line."""
         return self.name if self.value is True else f"{self.name} {self.value}"
 
 
@@ -112,7 +106,6 @@ class FlagsPlan:
         return tuple(flag for flag in (self.slots, self.budget, self.queue) if flag) + self.more
 
     def overloaded(self) -> str:
-        """One sentence where more is offered than these flags serve, else ""."""
         offered = self.situation.load.rate
         if offered is None or offered <= self.rate:
             return ""
@@ -156,7 +149,7 @@ class Checked:
 def plan_flags(settings: Experiment, gap: float | None = None) -> FlagsPlan:
     """Slots from memory and the TPOT target, the budget from that target, the queue from the TTFT target.
 
-    A promised `gap` decides SGLang's pieces; for vLLM it is `budget_search` that knows of it.
+    A promised `gap` decides SGLang's pieces; for vLLM `advice.search_flags` knows of it.
     """
     refuse_speculation(settings, "plan flags")
     about, card = card_situation(settings)
@@ -550,8 +543,6 @@ class QueueLimited(Mixed):
 
 
 class Limited(Maker):
-    """Makes it for the runs of a plan."""
-
     def __init__(self, engine: Engine, most: int) -> None:
         super().__init__("mixed", {}, engine)
         self.most = most
@@ -584,7 +575,6 @@ def gap_budget(
 
 
 def most_tokens(most: int, fits: Callable[[int], bool]) -> int:
-    """The most prompt tokens beside the decodes of a step that still fit, of 0 to `most`."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2

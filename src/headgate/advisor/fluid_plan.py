@@ -26,17 +26,17 @@ from headgate.cost.likeness import error_bar
 from headgate.cost.model import Shape, StepCost
 from headgate.estimators.traffic import MOST_CACHED
 from headgate.experiment import build
+from headgate.experiment.fleet import flow_of, mean_lengths
 from headgate.experiment.settings import MAKE_LENGTHS, Experiment, flag
 from headgate.methods.bounds import Requests, engine_bound
 from headgate.methods.fluid import planner
 from headgate.methods.fluid.flows import BUNDLED, SEPARATE, EnginePace, Flow, Instance, TokenPrices
 from headgate.methods.fluid.levels import Levels
 from headgate.methods.fluid.plan import Staffing, fixed_staff, staff
-from headgate.record.route_trace import read_route_trace
+from headgate.record.live_trace import read_route_trace
 from headgate.record.tables import ENDS, Run
 from headgate.sim.engine.engine import Engine
 from headgate.stats.metrics import without_nan
-from headgate.workloads.workload import Workload
 
 FRONTIER_POINTS = 8
 MOST_CLUSTERS = 50
@@ -115,7 +115,6 @@ class FluidAnswer:
         return dict(without_nan(document))
 
     def _classes(self) -> list[dict[str, Any]]:
-        """One entry each, with numbers of the whole fleet."""
         plan, classes = self.plan, []
         per_engine = {"served": plan.served, "prefilling": plan.prefill, "mixed_decodes": plan.mixed}
         per_engine |= {"solo_decodes": plan.solo, "waiting": plan.waiting}
@@ -218,13 +217,11 @@ def fluid_bound(instance: Instance) -> float:
 
 
 def _with_engines(instance: Instance, engines: int, change: int) -> Instance:
-    """The same arrivals on another number of engines."""
     scale = engines / (engines + change)
     return replace(instance, flows=tuple(replace(flow, rate=flow.rate * scale) for flow in instance.flows))
 
 
 def _gain(instance: Instance, levels: Levels, plan: planner.FluidPlan, engines: int, change: int) -> float:
-    """Revenue of the fleet with an engine more or fewer, less what it is now."""
     if engines + change < 1:
         return -plan.revenue
     other = planner.plan_fluid(_with_engines(instance, engines, change), levels)
@@ -300,24 +297,30 @@ def demand(words: Experiment, classes: tuple[str, ...], clusters: int, engine: E
         not_with(words, "--class")
         flows = tuple(_flow(text, words.patience) for text in classes)
         return Demand("classes as given", flows, _context(flows))
-    rate = _rate_known(words)
+    if words.clients or words.all_at_once:
+        raise InputError("a fluid plan needs arrivals per second; give --rate instead of another load")
+    if words.rate is None and words.trace is None:
+        raise InputError(
+            "no class has arrivals; give --rate for the whole fleet, --class NAME:...,rate=R or a trace"
+        )
     workload, notes = drawn_workload(words, DRAWN)
     lost = build.ALL_FIT if engine is None else build.unservable(workload, engine)
     workload = workload if engine is None else build.servable(workload, engine)
-    rate = rate or own_rate(workload, "give --rate")
+    rate = words.rate or own_rate(workload, "give --rate")
     outputs = np.minimum(workload.output, workload.limit).astype(np.float64)
     prompts = workload.prompt.astype(np.float64)
     several = len(set(workload.kind.tolist())) > 1
     groups = workload.kind if several else cluster(prompts, outputs, clusters)
     names = {place: kind.name for place, kind in enumerate(workload.kinds)} if several else {}
     numbers = np.unique(groups).tolist()
-    flows = tuple(_group(workload, outputs, groups == each, names.get(each), rate) for each in numbers)
-    context = float((outputs * (prompts + outputs / 2)).sum() / outputs.sum())
+    flows = tuple(
+        flow_of(workload, outputs, groups == each, names.get(each) or None, rate) for each in numbers
+    )
+    _, context = mean_lengths(workload)
     return Demand(named_after(words, workload), named_apart(flows), context, tuple(notes), lost)
 
 
 def not_with(words: Experiment, name: str) -> None:
-    """Refuses settings that describe the requests a second time."""
     for word in NOT_WITH_CLASSES:
         if word in words.model_fields_set and getattr(words, word) not in (None, ()):
             raise InputError(f"{name} and {flag(word)}: both describe the requests; drop one of the two")
@@ -343,16 +346,6 @@ def cluster(prompts: Floats, outputs: Floats, most: int) -> NDArray[np.int64]:
     return np.asarray(group, np.int64)
 
 
-def _group(
-    workload: Workload, outputs: Floats, mine: NDArray[np.bool_], name: str | None, rate: float
-) -> Flow:
-    prompt, output = float(workload.prompt[mine].mean()), float(outputs[mine].mean())
-    patience = float(workload.patience[mine].mean())
-    impatience = 1 / patience if isfinite(patience) else 0.0
-    called = name or f"{prompt:.0f}+{output:.0f}"
-    return Flow(called, prompt, output, rate * float(mine.mean()), impatience)
-
-
 def named_apart(flows: tuple[Flow, ...]) -> tuple[Flow, ...]:
     """Clusters whose mean lengths read the same get numbers."""
     seen, named = Counter[str](), []
@@ -368,17 +361,6 @@ def _context(flows: tuple[Flow, ...]) -> float:
     tokens = sum(flow.rate * flow.output for flow in flows)
     read = sum(flow.rate * flow.output * (flow.prompt + flow.output) for flow in flows)
     return read / tokens if tokens > 0 else 0.0
-
-
-def _rate_known(words: Experiment) -> float | None:
-    """Requests per second of the whole fleet, as the words say; None: the trace's own."""
-    if words.clients or words.all_at_once:
-        raise InputError("a fluid plan needs arrivals per second; give --rate instead of another load")
-    if words.rate is None and words.trace is None:
-        raise InputError(
-            "no class has arrivals; give --rate for the whole fleet, --class NAME:...,rate=R or a trace"
-        )
-    return words.rate
 
 
 def _flow(text: str, patience: float | None) -> Flow:
@@ -505,14 +487,13 @@ def make_levels(settings: Experiment, asked: LevelSettings, roles: Staffing | No
         if not equals or not isfinite(value):
             raise InputError(f"--serve {text!r} is not CLASS=SHARE; write it as --serve code=90%")
         served[name] = value
-    fairness = (asked.prefill_fairness, asked.decode_fairness)
-    most = roles.mixed / roles.engines if roles else 1.0
     return Levels(
-        *fairness,
-        settings.tpot,
+        prefill_fairness=asked.prefill_fairness,
+        decode_fairness=asked.decode_fairness,
+        tpot=settings.tpot,
         tpot_over=asked.tpot_over.replace("seats", "slots"),
         served=served,
-        prefilling=most,
+        prefilling=roles.mixed / roles.engines if roles else 1.0,
     )
 
 
@@ -521,11 +502,8 @@ def fixed_roles(asked: FleetSettings, engines: int) -> Staffing | None:
     mixed, solo = asked.mixed, asked.solo
     if mixed is None and solo is None:
         return None
-    if solo is None:
-        solo = max(0, engines - (mixed or 0))
-    if mixed is None:
-        mixed = max(0, engines - solo)
-    return fixed_staff(engines, mixed, solo)
+    solo = max(0, engines - (mixed or 0)) if solo is None else solo
+    return fixed_staff(engines, max(0, engines - solo) if mixed is None else mixed, solo)
 
 
 def make_pace(
@@ -545,11 +523,8 @@ def make_pace(
         raise InputError("--solo-step 0; a decode step takes time, give such as 22ms")
     slots = settings.slots or PAPER_SLOTS
     chunk = PAPER_CHUNK if asked.chunk is None else asked.chunk
-    return (
-        EnginePace(slots, chunk, fixed, per_token, 1 / alone, asked.whole_chunks),
-        "step costs as given",
-        (),
-    )
+    pace = EnginePace(slots, chunk, fixed, per_token, 1 / alone, asked.whole_chunks)
+    return pace, "step costs as given", ()
 
 
 def _seconds(flag: str, text: str) -> float:

@@ -73,12 +73,10 @@ class SetUp:
 
     @property
     def seeds(self) -> range:
-        """One where nothing is drawn."""
         first = self.settings.seed
         return range(first, first + (self.options.seeds if self.traffic.drawn else 1))
 
     def case(self, traffic: SearchTraffic | None = None) -> Case:
-        """What runs share, with other traffic where it is given."""
         return Case(self.engine, traffic or self.traffic, self.settings.watchdog, self.asynchronous)
 
     def notes(self, fleet: bool) -> list[str]:
@@ -136,8 +134,6 @@ REQUESTS = 3000  # of a run with the other times, or as many as the first one ha
 
 
 class OtherTimes(NamedTuple):
-    """What one policy, or one kind of fleet, answers with either arrival times."""
-
     name: str
     recorded: bool  # whether the other times are the trace's own
     answer: float
@@ -146,13 +142,10 @@ class OtherTimes(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """Whether a user must see both."""
         return self.answer > 0 and abs(self.other / self.answer - 1) > APART
 
 
 class Question(NamedTuple):
-    """What is asked once more."""
-
     settings: Experiment
     options: SearchSettings
     own: float  # the trace's own rate

@@ -26,8 +26,6 @@ class CostSettings(SettingsModel):
 
 
 class FleetSettings(SettingsModel):
-    """Engines, classes and prices of `plan fluid`."""
-
     classes: tuple[str, ...] = declared(
         FLEET,
         "NAME:prompt=P,output=D,rate=R, and ,patience=10s or ,cached=C if known; repeated",
@@ -46,11 +44,9 @@ class FleetSettings(SettingsModel):
     )
 
     def size(self, run: Experiment) -> int:
-        """Engines, as the flag says or else the experiment file."""
         return (run.engines or 1) if self.engines is None else self.engines
 
     def prices(self, run: Experiment) -> tuple[float, float]:
-        """Of a prompt and of an output token, as flags say or else the experiment file."""
         pairs = ((self.prompt_price, run.prompt_price, 1.0), (self.output_price, run.output_price, 2.0))
         prompt, output = (next(price for price in each if price is not None) for each in pairs)
         return prompt, output

@@ -138,7 +138,6 @@ def plain_cost(texts: CostSettings) -> LinearCost:
 
 
 def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float) -> Situation:
-    """The lengths of the workload and the engine's limits, put together."""
     workload, notes = drawn_workload(settings)
     lost = build.unservable(workload, engine)
     prompts, decodes = served_lengths(workload, engine)
@@ -183,7 +182,6 @@ def gathered(settings: Experiment, engine: Engine, source: str, kv_tokens: float
 
 
 def _burst(workload: Workload, speculation: Speculation) -> float:
-    """Tokens that a decode step delivers, over all steps of the workload."""
     outputs = np.minimum(workload.output, workload.limit).astype(np.float64)
     bursts = np.array([speculation.of(kind.name).tokens(speculation.drafts) for kind in workload.kinds])
     return float(outputs.sum() / (outputs / bursts[workload.kind]).sum())
@@ -219,7 +217,6 @@ def _hazard(running: NDArray[np.float64]) -> LinearHazard:
 
 
 def served_lengths(workload: Workload, engine: Engine) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Prompts and decode iterations of the requests that the engine would take."""
     fits = workload.prompt < engine.longest
     prompts = workload.prompt[fits]
     outputs = np.minimum(workload.output, workload.limit)[fits]
@@ -242,7 +239,6 @@ def drawn_workload(settings: Experiment, drawn: int = DRAWN) -> tuple[Workload, 
 
 
 def named_after(settings: Experiment, workload: Workload) -> str:
-    """Where lengths come from, for the first line."""
     return f"trace {settings.trace}" if settings.trace else f"{workload.name} lengths"
 
 

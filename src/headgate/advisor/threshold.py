@@ -86,21 +86,16 @@ class Crossing:
 
 
 class Saturated(NamedTuple):
-    """Requests per second of either mode with all its slots taken."""
-
     mixed: float
     exclusive: float
 
     @property
     def gain(self) -> float:
-        """What exclusive batches serve more, as a share."""
         return self.exclusive / self.mixed - 1
 
 
 @dataclass(frozen=True)
 class ThresholdPlan:
-    """The answer of `headgate plan threshold`."""
-
     situation: Situation
     costs: PhaseCosts
     thresholds: RefillThresholds
@@ -313,7 +308,6 @@ def _longest(won: Any) -> tuple[int, int] | None:
 
 
 def _bounded(about: Situation, chosen: refills.Threshold, free: Predicted, bound: float) -> GapPlan:
-    """The largest refill, up to the best one, whose gap stays within the bound."""
     running = free.running
     best = max(1, round(chosen.refill / chosen.slots * running))
     for refill in range(best, 0, -1):

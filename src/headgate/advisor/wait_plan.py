@@ -39,8 +39,6 @@ Planned = TypeVar("Planned")
 
 @dataclass(frozen=True)
 class Nested:
-    """Nested WAIT's half of the plan."""
-
     segments: nesting.Segments
     thresholds: inventory.FilledSizes
     whole: inventory.FilledSizes | None
@@ -87,8 +85,6 @@ class Mix:
 
 @dataclass(frozen=True)
 class WaitPlan:
-    """The answer of `headgate plan wait`."""
-
     source: str
     workload: str
     capacity: int
@@ -224,7 +220,6 @@ def _cached(workload: Workload, engine: Engine) -> float:
 
 
 def _pace(lines: inventory.Lines, mix: Mix, engine: Engine) -> inventory.PaceRange:
-    """The iterations that keep up and fit, with one request more of each type."""
     spare = sum(part.peak for part in mix.parts)
     return inventory.pace_within(lines, mix.parts, engine.kv_tokens, engine.running, spare)
 
@@ -256,7 +251,6 @@ def _chosen(
 
 
 def _or_why(make: Callable[[], Planned]) -> tuple[Planned | None, str]:
-    """What comes of it, or why there is none."""
     try:
         return make(), ""
     except InputError as error:
@@ -289,7 +283,6 @@ FEW = 100  # requests in a window below which its survival is not told apart fro
 
 
 def check_wishes(wishes: WaitSettings) -> None:
-    """Numbers that make sense, and none that exclude each other."""
     for name, value, fine, remedy in (
         ("load", wishes.load, wishes.load is None or 0 < wishes.load < 1, "a share above 0 and below 1"),
         ("slack", wishes.slack, 0 <= wishes.slack < inf, "a share, 0 or more"),
@@ -356,7 +349,6 @@ def _rate(settings: Experiment, wishes: WaitSettings, workload: Workload) -> flo
 
 
 def scaled(mix: Mix, factor: float) -> Mix:
-    """The same at another rate."""
     parts = [part._replace(rate=part.rate * factor) for part in mix.parts]
     return replace(mix, parts=parts, rate=mix.rate * factor)
 
@@ -385,7 +377,6 @@ def candidates(mix: Mix, wishes: WaitSettings) -> list[nesting.Segments]:
 
 
 def windows(mix: Mix, every: float) -> list[float]:
-    """Requests per second, window by window."""
     own = (len(mix.arrival) - 1) / _span(mix.arrival)
     return [float(count) / every * mix.rate / own for count in np.bincount(_windows(mix.arrival, every))]
 
@@ -407,7 +398,6 @@ def _span(arrival: Floats) -> float:
 
 
 def check_given(plan: WaitPlan) -> None:
-    """Thresholds that the user gave: the first violated inequality ends the plan."""
     given = read_thresholds("plan wait", plan.wishes.thresholds)
     if not given:
         return

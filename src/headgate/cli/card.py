@@ -58,8 +58,7 @@ def derive(
       headgate simulate --card derived:llama-3.1-70b@h100-sxm:tp4 --clients 64
     """
     from headgate.cost.card import load_card
-    from headgate.cost.derive.derived_card import derive_card
-    from headgate.cost.derive.wanted import WantedCard
+    from headgate.cost.derive.derived_card import WantedCard, derive_card
 
     check_json(json)
     if (model is None) == (config is None):

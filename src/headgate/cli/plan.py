@@ -102,7 +102,7 @@ def speculation(words: Experiment, json: Json = None, report: Report = None) -> 
     """
     from headgate.advisor.drafts import plan_drafts
     from headgate.experiment.run import arrivals_said, assumed
-    from headgate.report.plans.drafts import drafts_page
+    from headgate.report.plans.flags import drafts_page
 
     outputs = Outputs(json, report).checked()
     found = plan_drafts(words)
@@ -179,7 +179,7 @@ def _promised(
     words: Experiment, search: SearchSettings, slo: list[str], check: bool, outputs: Outputs
 ) -> None:
     """The same for a promise: the budget by formula, and what a search says of it."""
-    from headgate.advisor.budget_search import search_flags
+    from headgate.advisor.advice import search_flags
     from headgate.advisor.flags import plan_flags
     from headgate.experiment.run import MIXED, assumed, outside_said, tried_arrivals
     from headgate.report.plans.flags import promised_page

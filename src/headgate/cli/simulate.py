@@ -18,8 +18,7 @@ from headgate.experiment.settings import Experiment
 from headgate.experiment.workers import ON, Workers
 
 if TYPE_CHECKING:
-    from headgate.experiment.run import Maker, Prepared
-    from headgate.experiment.sweep import Axis, SweepTask
+    from headgate.experiment.run import Axis, Maker, Prepared, SweepTask
     from headgate.record.tables import Run
     from headgate.report.runs.scenes import Scene
     from headgate.stats.measured import Measured
@@ -326,11 +325,9 @@ def sweep(
       headgate sweep --policy mixed --trace azure-conv --over scale-rate=1,2,4 --over slots=64,256 --out grid
       headgate sweep --policy mixed --policy eb+ --over rate=4,8,12,16,20 --seeds 50 --on ray:10.0.0.1:6379
     """
-    from headgate.experiment.run import warning
-    from headgate.experiment.sweep import by_place, is_word, parse_grid
-    from headgate.report.runs.load import load_grid
+    from headgate.experiment.run import by_place, is_word, parse_grid, warning
     from headgate.report.runs.page import runs_page, setup
-    from headgate.report.runs.scenes import swept
+    from headgate.report.runs.scenes import load_grid, swept
     from headgate.report.terminal import show
 
     output.check_json(json)
@@ -388,8 +385,15 @@ def make_tasks(
     words: Experiment, axes: Sequence[Axis], policy: list[str] | None, router: list[str] | None, seeds: int
 ) -> list[SweepTask]:
     """The whole grid; every policy is made once at every point, so that mistakes cost nothing."""
-    from headgate.experiment.run import Prepared
-    from headgate.experiment.sweep import MOST, SweepTask, expand_policies, is_word, variants, with_value
+    from headgate.experiment.run import (
+        MOST,
+        Prepared,
+        SweepTask,
+        expand_policies,
+        is_word,
+        variants,
+        with_value,
+    )
 
     of_runs = [axis for axis in axes if is_word(axis)]
     texts = expand_policies(
@@ -428,7 +432,7 @@ def sweep_all(
     tasks: Sequence[SweepTask], folder: Path, workers: Workers, say: Any
 ) -> list[tuple[SweepTask, Run]]:
     """Every run that is not there yet, each into its own folder as soon as it ends."""
-    from headgate.experiment.sweep import carry_out_all
+    from headgate.experiment.run import carry_out_all
     from headgate.record.tables import Run
 
     places = {task.fingerprint: folder / _place(task) for task in tasks}

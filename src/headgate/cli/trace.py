@@ -57,8 +57,7 @@ def trace(
         raise InputError(
             "headgate trace reads one step trace; write headgate trace convert IN OUT to convert"
         )
-    from headgate.record.live_trace import read_live_trace
-    from headgate.record.route_trace import is_route_trace, read_route_trace
+    from headgate.record.live_trace import is_route_trace, read_live_trace, read_route_trace
     from headgate.record.tables import refuse_full
     from headgate.report.runs.page import scene_chapter
     from headgate.report.runs.scenes import scene_of

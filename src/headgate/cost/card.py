@@ -275,7 +275,6 @@ def _shipped() -> Traversable:
 
 
 def _fields(parent: tuple[int | str, ...]) -> list[str]:
-    """The field names one may write at this place of a card."""
     kind: Any = Card
     for part in parent:
         kind = get_args(kind)[1] if get_origin(kind) is dict else kind.model_fields[str(part)].annotation

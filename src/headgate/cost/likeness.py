@@ -78,7 +78,6 @@ def _release(version: str) -> tuple[str, ...]:
 
 
 def _same_gpu(one: str, other: str) -> bool:
-    """NVIDIA H200 and H200 are the same."""
     words, others = set(one.lower().split()), set(other.lower().split())
     return words <= others or others <= words
 

@@ -96,7 +96,6 @@ class OutputHazard:
         return int(lives.known.sum()) / watched if lives.known.any() else None
 
     def mean(self, running: Sequence[int] = (), at: int | None = None) -> float | None:
-        """The mean output in decode iterations, running requests counted."""
         rate = self.exposure(running, at)
         return 1 / rate if rate else None
 
@@ -213,7 +212,6 @@ class Survival(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """The mean output, in decode iterations: the sum of S(t) over all t."""
         return float(self.curve.sum() + self.curve[-1] * (1 - self.ending) / self.ending)
 
     @property

@@ -23,8 +23,6 @@ LONGEST_PATIENCE = 3600.0  # seconds; a class that is more patient than that cou
 
 
 class ClassEstimate(NamedTuple):
-    """One class of requests, as estimated."""
-
     rate: float  # arrivals per second
     prompt: float  # tokens
     output: float  # tokens
@@ -33,13 +31,10 @@ class ClassEstimate(NamedTuple):
 
     @property
     def computed(self) -> float:
-        """Prompt tokens that were work."""
         return self.prompt - self.cached
 
 
 class Decaying:
-    """A sum whose terms fade away."""
-
     __slots__ = ("_at", "_seconds", "_value")
 
     def __init__(self, seconds: float) -> None:

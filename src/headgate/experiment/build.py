@@ -65,7 +65,6 @@ BYTES_EACH = 2000
 
 
 def make_engine(words: Experiment, card: Card) -> Engine:
-    """The card's engine, with what the words change."""
     engine = engine_of_card(
         card,
         slots=words.slots,
@@ -92,7 +91,6 @@ BURSTS = "steps deliver up to 1 + {} tokens of a request: gaps are between deliv
 
 
 def speculating(engine: Engine, card: Card, words: Experiment) -> Engine:
-    """The engine with --speculate; 0 drafts are none."""
     classes = tuple((one.name, _acceptance(one)) for one in words.classes if one.accept is not None)
     every_class = bool(words.classes) and len(classes) == len(words.classes)
     return with_speculation(engine, card, words.speculate or "0", classes, every_class)
@@ -190,13 +188,9 @@ def _drawn(words: Experiment, seed: int) -> Workload:
 
 
 def beside_clients(words: Experiment, workload: Workload, seed: int) -> Workload:
-    """The requests, and those that clients of classes send beside them."""
     shares = [share for share in words.classes if share.clients]
-    return (
-        workload.merge(*(_clients_of(words, share, workload, seed) for share in shares))
-        if shares
-        else workload
-    )
+    own = [_clients_of(words, share, workload, seed) for share in shares]
+    return workload.merge(*own) if own else workload
 
 
 def _clients_of(words: Experiment, share: ClassSettings, beside: Workload, seed: int) -> Workload:
@@ -464,11 +458,9 @@ ALL_FIT = Unservable()
 
 
 def unservable(workload: Workload, engine: Engine) -> Unservable:
-    """Those that do not fit; an error where none does."""
     return Unservable(too_long(workload, engine), len(workload), engine.longest)
 
 
 def servable(workload: Workload, engine: Engine) -> Workload:
-    """The requests that fit; an error where there are none."""
     fits = np.asarray(workload.prompt < engine.longest)
     return workload.subset(fits) if too_long(workload, engine) else workload

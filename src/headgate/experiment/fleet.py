@@ -8,6 +8,7 @@ from math import ceil, isfinite
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import RoutePolicy
@@ -26,7 +27,7 @@ from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.make import router_settings
 from headgate.methods.scaling import FIXED, Scaling, work_of
 from headgate.methods.split.staffing import best_split
-from headgate.record.tables import Run
+from headgate.record.tables import Flags, Run
 from headgate.sim.engine.engine import Engine, Speculation
 from headgate.sim.engine.simulator import PATIENT_DOG
 from headgate.sim.fleet.autoscale import FleetScaler
@@ -54,7 +55,6 @@ def transfer_time(settings: ManyEngines, send: float | None = None) -> Transfer:
 
 
 def prices_of(settings: ManyEngines) -> TokenPrices:
-    """Of a prompt and of an output token, as the settings say."""
     prompt = PRICES.prompt if settings.prompt_price is None else settings.prompt_price
     output = PRICES.output if settings.output_price is None else settings.output_price
     return TokenPrices(prompt, output)
@@ -218,7 +218,6 @@ def outcome_of(run: Callable[[], None]) -> str:
 
 
 def finished(run: Run) -> Run:
-    """The run, or what ended it early as an error."""
     outcome = str(run.meta["outcome"])
     if outcome == "interrupted":
         raise KeyboardInterrupt
@@ -244,7 +243,6 @@ def make_router(
     settings: Mapping[str, Any] | None = None,
     sharing: Callable[[], Sharing | None] = lambda: None,
 ) -> RoutePolicy:
-    """A router by name; chance comes from the seed's stream for routers."""
     given: dict[str, Callable[[], Any]] = {
         "plan": plan if callable(plan) else lambda: plan,
         "engines": lambda: engines,
@@ -263,7 +261,7 @@ PATH_STEPS = 4000
 
 def fleet_plan(engine: Engine, engines: int, workload: Workload, prices: TokenPrices) -> FluidPlan:
     """The fluid plan for these requests: a class per kind, at the rate it comes, on engines of this cost."""
-    flows, (prompt, context) = _flows(workload, engines), _means(workload)
+    flows, (prompt, context) = _flows(workload, engines), mean_lengths(workload)
     if engine.speculation:
         flows, prices = _in_steps(flows, prices, engine.speculation)
     pace = pace_of(engine.cost, _slots(engine, context), engine.batch_tokens, prompt, context)
@@ -281,9 +279,8 @@ def _in_steps(
             "--speculate one, or choose another router such as least-loaded"
         )
     (burst,) = bursts
-    return tuple(replace(flow, output=flow.output / burst) for flow in flows), replace(
-        prices, output=prices.output * burst
-    )
+    stepped = tuple(replace(flow, output=flow.output / burst) for flow in flows)
+    return stepped, replace(prices, output=prices.output * burst)
 
 
 def _flows(workload: Workload, engines: int) -> tuple[Flow, ...]:
@@ -296,20 +293,22 @@ def _flows(workload: Workload, engines: int) -> tuple[Flow, ...]:
         )
     rate = (len(workload) - 1) / span / engines
     outputs = np.minimum(workload.output, workload.limit)
-    flows: list[Flow] = []
-    for number, kind in enumerate(workload.kinds):
-        mine = workload.kind == number
-        if mine.any():
-            prompt, output = float(workload.prompt[mine].mean()), float(outputs[mine].mean())
-            patience = float(workload.patience[mine].mean())
-            impatience = 1 / patience if isfinite(patience) else 0.0
-            flows.append(Flow(kind.name, prompt, output, rate * float(mine.mean()), impatience))
-    return tuple(flows)
+    masks = ((kind.name, workload.kind == number) for number, kind in enumerate(workload.kinds))
+    return tuple(flow_of(workload, outputs, mine, name, rate) for name, mine in masks if mine.any())
+
+
+def flow_of(workload: Workload, outputs: NDArray[Any], mine: Flags, name: str | None, rate: float) -> Flow:
+    """Those requests as a class; `rate` is that of all. Without a name it is called by its mean lengths."""
+    prompt, output = float(workload.prompt[mine].mean()), float(outputs[mine].mean())
+    patience = float(workload.patience[mine].mean())
+    impatience = 1 / patience if isfinite(patience) else 0.0
+    called = f"{prompt:.0f}+{output:.0f}" if name is None else name
+    return Flow(called, prompt, output, rate * float(mine.mean()), impatience)
 
 
 def prefill_engines(engine: Engine, engines: int, workload: Workload) -> int:
     """How many engines should do prompts only: prompts in full steps against outputs in full batches."""
-    prompt, context = _means(workload)
+    prompt, context = mean_lengths(workload)
     output = float(np.minimum(workload.output, workload.limit).mean())
     budget, cost = engine.batch_tokens, engine.cost
     slots = _slots(engine, context)
@@ -320,11 +319,10 @@ def prefill_engines(engine: Engine, engines: int, workload: Workload) -> int:
 
 
 def _slots(engine: Engine, context: float) -> int:
-    """Decodes that run at once, as memory allows."""
     return max(1, min(engine.running, int(engine.kv_tokens / max(context, 1.0))))
 
 
-def _means(workload: Workload) -> tuple[float, float]:
+def mean_lengths(workload: Workload) -> tuple[float, float]:
     """The mean prompt, and the KV tokens a running decode reads at a random moment."""
     outputs = np.minimum(workload.output, workload.limit).astype(np.float64)
     prompts = workload.prompt.astype(np.float64)

@@ -31,6 +31,7 @@ from headgate.workloads.workload import Kind, Workload
 
 Make = Callable[[], BatchPolicy]  # a fresh policy for the world in hand
 Progress = Callable[[int], None]  # worlds done so far
+Laws = Mapping[str, Callable[[Callable[[], Any], Any], None]]  # given what makes a fresh one, and a world
 TOOK_OVER = 12  # the most steps before a fresh policy takes over
 
 
@@ -68,30 +69,20 @@ def try_laws(
     name: str, settings: dict[str, Any], worlds: int, seed: int, progress: Progress = lambda done: None
 ) -> LawTrial:
     """Every law of policies in worlds `seed`, `seed + 1`, ..."""
-
-    def make(at: World) -> BatchPolicy:
-        return make_policy(name, settings, at.engine)[0]
-
-    return _try_worlds(LawTrial(name, worlds, seed), LAWS, world, make, progress)
+    trial = LawTrial(name, worlds, seed)
+    return _try_worlds(trial, LAWS, world, lambda at: make_policy(name, settings, at.engine)[0], progress)
 
 
 def try_router_laws(
     name: str, settings: dict[str, Any], worlds: int, seed: int, progress: Progress = lambda done: None
 ) -> LawTrial:
     """Every law of routers in fleets `seed`, `seed + 1`, ..."""
-
-    def make(at: FleetWorld) -> RoutePolicy:
-        return at.router(name, settings)
-
-    return _try_worlds(LawTrial(name, worlds, seed), ROUTER_LAWS, fleet_world, make, progress)
+    trial = LawTrial(name, worlds, seed)
+    return _try_worlds(trial, ROUTER_LAWS, fleet_world, lambda at: at.router(name, settings), progress)
 
 
 def _try_worlds(
-    trial: LawTrial,
-    laws: Mapping[str, Callable[[Callable[[], Any], Any], None]],
-    drawn: Callable[[int], Any],
-    make: Callable[[Any], Any],
-    progress: Progress,
+    trial: LawTrial, laws: Laws, drawn: Callable[[int], Any], make: Callable[[Any], Any], progress: Progress
 ) -> LawTrial:
     """Every law in every world; where the policy or router fits none, the first says why."""
     trial.verdicts = [Verdict(law, (holds.__doc__ or "").strip()) for law, holds in laws.items()]
@@ -109,12 +100,7 @@ def _try_worlds(
     return trial
 
 
-def _try_all(
-    trial: LawTrial,
-    laws: Mapping[str, Callable[[Callable[[], Any], Any], None]],
-    at: Any,
-    make: Callable[[], Any],
-) -> None:
+def _try_all(trial: LawTrial, laws: Laws, at: Any, make: Callable[[], Any]) -> None:
     """Every law in one world; where the first is broken the others would only say the same."""
     for verdict in trial.verdicts:
         verdict.worlds += 1
@@ -291,12 +277,8 @@ class FleetWorld(NamedTuple):
 
     def serve(self, router: RoutePolicy) -> Run:
         """The whole run; one that ends early breaks a law."""
-        engine = self.setup.engine
-
-        def policy(role: str) -> BatchPolicy:
-            return Mixed(engine.running, engine.batch_tokens)
-
-        return finished(self.setup.run(policy, router, self.workload))
+        slots, budget = self.setup.engine.running, self.setup.engine.batch_tokens
+        return finished(self.setup.run(lambda role: Mixed(slots, budget), router, self.workload))
 
 
 def fleet_world(number: int) -> FleetWorld:

@@ -4,12 +4,16 @@ kind of engine, arrivals, outages, and how much of it the card did not measure.
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from functools import lru_cache, partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,8 +37,9 @@ from headgate.experiment.build import (
     too_long,
 )
 from headgate.experiment.fleet import FleetSetup, outcome_of, prices_of, transfer_time
-from headgate.experiment.settings import Experiment, at_once, renamed_promise, without_clients
-from headgate.methods.make import make_policy, router_parameters, split_name
+from headgate.experiment.settings import Experiment, at_once, experiment, renamed_promise, without_clients
+from headgate.experiment.workers import Workers, as_they_end
+from headgate.methods.make import current_names, make_policy, policy_parameters, router_parameters, split_name
 from headgate.methods.scaling import read_scaling
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
@@ -59,7 +64,6 @@ class Maker:
         self._ready = [first]
 
     def __call__(self) -> BatchPolicy:
-        """A policy that no run has used."""
         return self._ready.pop() if self._ready else make_policy(self.name, self.settings, self.engine)[0]
 
 
@@ -101,7 +105,6 @@ class Prepared:
         self._seeds = {self.words.seed: self.workload}
 
     def fleet(self) -> FleetSetup | None:
-        """The engines and what lies between them; None: one engine without a router."""
         words = self.words
         if words.engines is None:
             return None
@@ -121,7 +124,6 @@ class Prepared:
         return Maker(name, settings, self.engine)
 
     def requests(self, seed: int) -> Workload:
-        """The requests of one seed; every policy meets the same."""
         if seed not in self._seeds:
             self._seeds[seed], _ = make_workload(self.words, seed)
         return self._seeds[seed]
@@ -147,7 +149,12 @@ def carry_out(
     about = _meta(prepared, workload, policy, make.parameters, seed) | {"label": label or policy}
     setup = prepared.fleet()
     if setup is None:
-        run = _one_engine(prepared, make, workload, about, progress)
+        recorder = Recorder([kind.name for kind in workload.kinds])
+        how: dict[str, Any] = {"asynchronous": prepared.asynchronous, "watchdog": prepared.words.watchdog}
+        simulator = Simulator(prepared.engine, make(), workload, (recorder,), progress=progress, **how)
+        outcome = outcome_of(simulator.run)
+        about |= {**cache_record([simulator.replica]), "outcome": outcome}
+        run = Run(about, **by_tenant(recorder.tables(), workload, simulator.arrivals.rows))
     else:
         name, wanted = router or (DEFAULT_ROUTER, {})
         chosen, values = setup.router(name, wanted, workload, seed)
@@ -157,30 +164,6 @@ def carry_out(
     if silent := ran_out(run, workload):
         run.meta["clients_ran_out"] = silent
     return run
-
-
-def _one_engine(
-    prepared: Prepared,
-    make: Callable[[], BatchPolicy],
-    workload: Workload,
-    about: dict[str, Any],
-    progress: Callable[[int], None] | None,
-) -> Run:
-    recorder = Recorder([kind.name for kind in workload.kinds])
-    simulator = Simulator(
-        prepared.engine,
-        make(),
-        workload,
-        (recorder,),
-        asynchronous=prepared.asynchronous,
-        watchdog=prepared.words.watchdog,
-        progress=progress,
-    )
-    outcome = outcome_of(simulator.run)
-    return Run(
-        {**about, **cache_record([simulator.replica]), "outcome": outcome},
-        **by_tenant(recorder.tables(), workload, simulator.arrivals.rows),
-    )
 
 
 def _meta(
@@ -255,7 +238,6 @@ SATURATED = "a queue that never empties"
 
 
 def arrivals_said(settings: Experiment, otherwise: str = CLOSED) -> str:
-    """How requests come; `otherwise` where no setting says so."""
     clients = Counter[str]()
     for share in settings.classes:
         if share.clients:
@@ -298,7 +280,6 @@ def assumed(
 
 
 def card_said(card: Card) -> str:
-    """Its name, its model and its GPU, and how far off it may be where it was not measured."""
     off = f"; derived, throughput ±{100 * throughput_error(card):.0f} %" if card.expected_error else ""
     return f"{card.name} ({card.model} on {card.gpu}{off})"
 
@@ -382,7 +363,6 @@ FORM = "write ENGINE:START:END, with :drain if requests there may end, such as 0
 
 
 def parse_outages(text: str | None, engines: int) -> tuple[Outage, ...]:
-    """From ENGINE:START:END[:drain], separated by commas."""
     outages = tuple(_outage(part.strip()) for part in text.split(",")) if text else ()
     check_outages(outages, engines)
     return outages
@@ -446,3 +426,153 @@ def choose_routers(texts: list[str], prepared: Prepared) -> dict[str, Routed]:
         if setting not in known:
             raise unknown("parameter of any of these routers", setting, known)
     return chosen
+
+
+# -- a grid of runs
+
+NOT_SWEPT = frozenset({"policy", "policies", "set", "classes", "stages", "seed", "routers", "set_router"})
+MOST = 10_000  # runs of one sweep
+
+
+class Axis(NamedTuple):
+    """One axis of the grid: a setting of a run, or a parameter of policies, and its values."""
+
+    word: str
+    values: tuple[Any, ...]
+
+    def text(self, value: Any) -> str:
+        return f"{self.word.replace('_', '-')}={value}"
+
+
+class SweepTask(NamedTuple):
+    """One run: where on the first axis it stands, what it is called there, and all that decides it."""
+
+    at: Any  # None: there is no such axis
+    label: str
+    words: Experiment
+    policy: str
+    settings: dict[str, Any]
+    router: Routed | None
+    seed: int
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for tasks that give the same run."""
+        words = self.words.model_dump(mode="json", exclude={"policy", "policies", "set", "seed"})
+        settings = {key: str(value) for key, value in self.settings.items()}
+        whole = [words, self.policy, settings, self.router, self.seed]
+        file, own, _ = self.policy.partition(".py:")
+        files = (self.words.trace, self.words.card, file + ".py" if own else None)
+        whole += [_content(Path(name)) for name in files if name and Path(name).is_file()]
+        return sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _content(file: Path) -> str:
+    about = file.stat()
+    return _digest(file.absolute(), about.st_mtime_ns, about.st_size)
+
+
+@lru_cache(maxsize=64)
+def _digest(file: Path, changed: int, size: int) -> str:
+    """Read once as long as it does not change."""
+    return sha256(file.read_bytes()).hexdigest()
+
+
+def parse_over(text: str) -> Axis:
+    word, equals, rest = text.partition("=")
+    values = tuple(_value(part.strip()) for part in rest.split(",") if part.strip())
+    if not equals or not word.strip() or not values:
+        raise InputError(f"--over {text!r} is not NAME=VALUE,VALUE,...; write it as --over rate=2,4,8")
+    if len(set(values)) < len(values):
+        raise InputError(f"--over {text!r} has a value twice; drop one of the two")
+    name = word.strip().replace("-", "_")
+    if name in NOT_SWEPT:
+        raise InputError(f"--over {word}: give several --policy, --seeds or --router instead")
+    return Axis(name, values)
+
+
+def parse_grid(texts: Sequence[str]) -> list[Axis]:
+    axes = [parse_over(text) for text in texts]
+    words = [axis.word for axis in axes]
+    twice = next((word for word in words if words.count(word) > 1), None)
+    if twice is not None:
+        raise InputError(f"--over {twice} is there twice; give all its values in one: --over {twice}=2,4,8")
+    return axes
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def is_word(axis: Axis) -> bool:
+    """Whether it is a setting of a run; else it is a parameter of policies."""
+    return axis.word in Experiment.model_fields
+
+
+def expand_policies(policies: Sequence[str], axes: Sequence[Axis]) -> list[str]:
+    """Every policy with every value of the parameters it has; the others once."""
+    for word, values in axes:
+        expanded: list[str] = []
+        known = set(Experiment.model_fields)
+        for text in policies:
+            name, settings = split_name(text)
+            known |= set(policy_parameters(name))
+            (axis,) = current_names(name, {word: None})
+            if axis in current_names(name, settings):
+                raise InputError(f"policy {text!r} sets {word}, which is swept over; drop one of the two")
+            if axis not in policy_parameters(name):
+                expanded.append(text)
+                continue
+            join = "," if settings else ":"
+            expanded += [f"{text}{join}{axis}={value}" for value in values]
+        if expanded == list(policies):
+            raise unknown("setting of a run or parameter of these policies", word, known)
+        policies = expanded
+    return list(policies)
+
+
+def with_value(words: Experiment, axis: Axis, value: Any) -> Experiment:
+    """The same experiment with one word changed, checked as if the user had written it."""
+    kind = Experiment.model_fields[axis.word].annotation
+    value = float(value) if "float" in str(kind) and isinstance(value, int) else value
+    return experiment(words.model_dump(exclude_unset=True) | {axis.word: value})
+
+
+def variants(words: Experiment, axes: Sequence[Axis]) -> dict[str, Experiment]:
+    """Every combination of the axes after the first, by the words that name it ("" when there is none)."""
+    experiments = {"": words}
+    for axis in axes:
+        experiments = {
+            f"{name}, {axis.text(value)}": with_value(one, axis, value)
+            for name, one in experiments.items()
+            for value in axis.values
+        }
+    return experiments
+
+
+def carry_out_all(
+    tasks: Sequence[SweepTask], workers: Workers, command: Sequence[str]
+) -> Iterator[tuple[SweepTask, Run]]:
+    """Every task, in whatever order they end; what has not begun is dropped when the caller stops."""
+    with workers.start(partial(_run, command=command), len(tasks)) as pool:
+        yield from as_they_end(pool, tasks)
+
+
+def _run(task: SweepTask, command: Sequence[str]) -> Run:
+    prepared = Prepared(task.words)
+    run = carry_out(prepared, task.policy, task.settings, task.seed, task.label, None, task.router)
+    run.meta["sweep"] = task.fingerprint
+    run.meta["command"] = list(command)
+    return run
+
+
+def by_place(runs: Sequence[tuple[SweepTask, Run]]) -> dict[Any, dict[str, list[Run]]]:
+    places: dict[Any, dict[str, list[Run]]] = {}
+    for task, run in runs:
+        places.setdefault(task.at, {}).setdefault(task.label, []).append(run)
+    return places

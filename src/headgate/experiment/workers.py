@@ -83,8 +83,6 @@ def as_they_end(pool: WorkerPool[Task, Answer], tasks: Iterable[Task]) -> Iterat
 
 
 class InProcess(WorkerPool[Task, Answer]):
-    """In this process, when it is submitted."""
-
     ahead = 1
 
     def __init__(self, work: Callable[[Task], Answer]) -> None:
@@ -100,8 +98,6 @@ class InProcess(WorkerPool[Task, Answer]):
 
 
 class Processes(WorkerPool[Task, Answer]):
-    """In processes of this machine."""
-
     def __init__(self, work: Callable[[Task], Answer], jobs: int) -> None:
         self._jobs = jobs
         self._pool = ProcessPoolExecutor(jobs, initializer=_share, initargs=(work,))

@@ -31,8 +31,6 @@ COLUMNS = REQUESTS | dict.fromkeys(MORE, int)
 
 
 class OpenStay:
-    """A stay among the decodes that has not ended."""
-
     __slots__ = ("first_tick", "gap", "number", "opened")
 
     def __init__(self, number: int, opened: float, gap: float, first_tick: int) -> None:
@@ -40,8 +38,6 @@ class OpenStay:
 
 
 class OpenRequest:
-    """A request that has not left, and what was noted of it."""
-
     __slots__ = ("admitted", "arrival", "first", "replica", "request", "stay")
 
     def __init__(self, request: Request, arrival: float) -> None:

@@ -26,8 +26,6 @@ STEP, STAY, PLAN, REQUEST = (
 
 
 class Rows:
-    """One below the other, all of one table."""
-
     __slots__ = ("_rows",)
 
     def __init__(self) -> None:

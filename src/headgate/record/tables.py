@@ -197,7 +197,6 @@ class Run:
 
 
 def _check(table: str, columns: Columns) -> None:
-    """Refuse a table with a missing column or with columns of unequal length."""
     missing = [name for name in COLUMNS[table] if name not in columns]
     if missing:
         raise InputError(f"table {table!r} lacks the column {missing[0]!r}; the run is broken, run it again")

@@ -80,8 +80,6 @@ def style_of(place: int, alone: bool = False) -> str:
 
 @dataclass(frozen=True)
 class Mark:
-    """A reference line across the chart: a promise, a bound, an optimum."""
-
     name: str
     value: float
     along: str = "x"  # the axis the value belongs to
@@ -89,8 +87,6 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing with its data."""
-
     x: Axis
     y: Axis
     series: Sequence[Series]
@@ -127,7 +123,6 @@ class Chart:
 
 
 def axes(x: Scale, y: Scale, below: str, beside: str) -> Markup:
-    """Grid lines, tick labels and axis labels."""
     left = min(x.start, x.end)
     parts = ruler(x, _spaced(x), min(y.start, y.end), max(y.start, y.end), below)
     for value, label in y.ticks(6):
@@ -461,7 +456,6 @@ class Bars:
         return f"{self.axis} ({self.unit})" if self.unit else self.axis
 
     def figure(self, title: str, look: str, note: str = "") -> Figure:
-        """With a legend where bars have parts."""
         several = any(len(bar.parts) > 1 for bar in self.items)
         each = [(bar, *part) for bar in self.items for part in bar.parts]
         entries = dict.fromkeys((name, f"block {style}") for _, name, style, _ in each)

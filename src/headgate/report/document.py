@@ -15,7 +15,6 @@ from typing import Any
 
 from headgate.core.build import build_name
 from headgate.core.version import VERSION
-from headgate.report.html.page import Markup
 from headgate.stats.comparison import Difference
 from headgate.stats.figures import Estimate
 
@@ -50,12 +49,10 @@ def valued(text: str, value: float, tone: str = "") -> Cell:
 
 
 def share(value: float) -> Cell:
-    """A share in percent."""
     return valued(percent(value), 100 * value)
 
 
 def span(rate: Estimate) -> Cell:
-    """The interval of a rate, sorted by the rate."""
     return valued(interval(rate), rate.value)
 
 
@@ -87,8 +84,6 @@ class Grid:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names with what is to be said of each."""
-
     rows: tuple[tuple[str, str], ...]
 
     @classmethod
@@ -98,15 +93,11 @@ class Facts:
 
 @dataclass(frozen=True)
 class Listed:
-    """Sentences of equal rank."""
-
     items: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Code:
-    """Lines to copy."""
-
     text: str
 
 
@@ -116,7 +107,7 @@ class Figure:
 
     title: str
     look: str
-    drawing: Markup
+    drawing: str  # SVG
     data: dict[str, Any]  # what the page's script reads: axes, series
     legend: tuple[tuple[str, str], ...] = ()  # name and CSS class of each entry
     wide: bool = False
@@ -136,8 +127,6 @@ SHOWN, FOLDED, PAGE_ONLY = 0, 1, 2
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with what stands under it."""
-
     title: str
     blocks: tuple[Block, ...]
     depth: int = SHOWN  # FOLDED: details, folded away on a page; PAGE_ONLY: and not on a terminal
@@ -161,8 +150,6 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Page:
-    """The whole report."""
-
     title: str
     about: str  # one line under the title
     chapters: tuple[Chapter, ...]
@@ -204,7 +191,6 @@ def plan_page(
 
 
 def number(value: float) -> str:
-    """Four digits that matter."""
     if math.isnan(value):
         return "-"
     if value == 0:
@@ -213,22 +199,18 @@ def number(value: float) -> str:
 
 
 def whole(value: float) -> str:
-    """Without decimals."""
     return "-" if math.isnan(value) else f"{value:,.0f}"
 
 
 def percent(share: float) -> str:
-    """A share in percent."""
     return "-" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def signed(percent: float) -> str:
-    """A change in percent; no decimals where they would not matter."""
     return f"{percent:+,.0f}" if abs(percent) >= 99.95 else f"{percent:+.1f}"
 
 
 def interval(estimate: Estimate, scale: float = 1.0) -> str:
-    """An interval, a dash when there is none."""
     if estimate.low is None or estimate.high is None:
         return "-"
     return f"[{number(estimate.low * scale)}, {number(estimate.high * scale)}]"
@@ -250,7 +232,6 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def timed(seconds: float) -> str:
-    """In seconds or milliseconds, with four digits."""
     scale, unit = time_unit(seconds)
     return f"{number(seconds * scale)} {unit}"
 
@@ -262,7 +243,6 @@ def fine_time(seconds: float) -> str:
 
 
 def plural(count: int, one: str) -> str:
-    """So many of them."""
     return f"{count:,} {one}{'' if count == 1 else 's'}"
 
 

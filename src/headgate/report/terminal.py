@@ -99,7 +99,6 @@ def _text(text: str = "", style: str = "") -> Text:
 
 
 def _said(text: str, width: int, style: str = "", reach: int | None = None) -> Iterator[Text]:
-    """A paragraph; the style may end at a place in it."""
     from rich.console import Console
 
     whole = _text(text)

@@ -65,7 +65,6 @@ class MetricRow:
 
     @property
     def winner(self) -> str | None:
-        """The best policy, None when no other can be told from it."""
         return self.best if self.apart else None
 
 
@@ -108,7 +107,6 @@ class Comparison:
     bound: float | None = None  # requests/s that no policy exceeds, where it is known
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for strict JSON: what is not known is None."""
         plain = asdict(self)
         del plain["cautions"]
         for plain_row, row in zip(plain["rows"], self.rows, strict=True):
@@ -356,12 +354,10 @@ ALONE = "not at all for the longest gap (one seed: no interval)"
 
 
 def _kept(run: Metrics) -> float:
-    """Share of the requests whose promises were kept, NaN when nothing was promised."""
     return run.goodput.share.value if run.goodput else math.nan
 
 
 def _lost(run: Metrics) -> float:
-    """Share of all requests of the run that were abandoned, aborted or refused."""
     counts = run.counts
     lost = counts.abandoned + counts.aborted + counts.refused
     return lost / counts.total if counts.total else math.nan

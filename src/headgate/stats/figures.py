@@ -41,7 +41,6 @@ class Estimate:
         return replace(self, low=max(self.low, least), high=min(self.high, most))
 
     def as_share(self) -> Estimate:
-        """The same with an interval that stays between 0 and 1."""
         return self.cut(0.0, 1.0)
 
 
@@ -95,7 +94,6 @@ class Spread:
 
     @classmethod
     def of_values(cls, values: Floats) -> Spread:
-        """One value per seed, around their mean."""
         mean = float(np.mean(values)) if len(values) else math.nan
         return cls(mean, values - mean)
 

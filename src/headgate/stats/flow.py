@@ -142,7 +142,6 @@ def _verdict(run: Run, times: Floats) -> Stationarity:
 
 
 def _stay(run: Run) -> float:
-    """Mean seconds of a request in the system; 0 where none has left."""
     stays = run.requests["finished"] - run.requests["arrival"]
     left = stays[~np.isnan(stays)]
     return float(left.mean()) if len(left) else 0.0
@@ -189,7 +188,6 @@ def _two(value: float, sign: str = "") -> str:
 
 
 def peak(run: Run) -> int:
-    """Most requests in the system at one moment."""
     requests = run.requests
     left = requests["finished"][~np.isnan(requests["finished"])]
     times = np.concatenate((requests["arrival"], left))

@@ -15,8 +15,7 @@ from headgate.stats.flow import Window, choose, unservable_rows
 from headgate.stats.gaps import Gaps, Sample
 
 if TYPE_CHECKING:
-    from headgate.stats.fleet import FleetFigures
-    from headgate.stats.metrics import Metrics
+    from headgate.stats.metrics import FleetFigures, Metrics
 
 
 class Measured:
@@ -72,7 +71,6 @@ class Measured:
 
     @cached_property
     def trend(self) -> flow.Stationarity:
-        """Whether the run is stationary, and if not, in which way."""
         return flow.judge(self.run)
 
     @cached_property
@@ -84,7 +82,7 @@ class Measured:
     @cached_property
     def fleet(self) -> FleetFigures | None:
         """Its engines one by one; None for a run of one engine without a router."""
-        from headgate.stats.fleet import compute_fleet
+        from headgate.stats.metrics import compute_fleet
 
         return compute_fleet(self)
 
@@ -201,5 +199,4 @@ def weights(run: Run) -> Floats:
 
 
 def promised(kind: dict[str, Any]) -> bool:
-    """Whether this kind was promised anything."""
     return kind.get("first_token") is not None or kind.get("between_tokens") is not None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.core.policy import End
+from headgate.core.request import OUTPUT_SERVICE
 from headgate.cost.card import recorded_card
 from headgate.cost.model import Chunk, Shape
 from headgate.record.tables import ENDS, Flags, Floats, Integers, Run
@@ -27,7 +29,6 @@ from headgate.stats.measured import (
     weighed,
     weights,
 )
-from headgate.stats.tenants import TenantFigures, compute_tenants
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,6 @@ class Standing:
 
 @dataclass(frozen=True)
 class KindMetrics:
-    """The same figures for one kind of request."""
-
     name: str
     first_token: float | None  # promises, in seconds
     between_tokens: float | None
@@ -156,7 +155,6 @@ class Metrics:
         return tuple(name for name, latency in means.items() if latency.mean.rough)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for strict JSON: what is not known is None."""
         plain: dict[str, Any] = without_nan(asdict(self))
         for name in ("prefix_cache", "value_kept", "tenants", "bursts"):
             if getattr(self, name) in (None, False):
@@ -192,7 +190,6 @@ def summarise(run: Run | Measured, window: str = "middle") -> Metrics:
 
 
 def compute_metrics(measured: Measured) -> Metrics:
-    """The figures themselves; `Measured.metrics` keeps them."""
     run, chosen, latencies = measured.run, measured.window, measured.latencies
     sample, longest, promises = measured.gap_sample, measured.longest, measured.promises
     requests, (begin, end) = run.requests, run.span()
@@ -339,7 +336,6 @@ def _engine(run: Run, window: Window) -> EngineUse:
 
 
 def _share(part: Floats, whole: float) -> float:
-    """The sum of a part as a share of the whole, NaN of nothing."""
     return float(part.sum()) / whole if whole else math.nan
 
 
@@ -350,7 +346,6 @@ def _largest(values: Floats) -> float:
 
 
 def without_nan(value: Any) -> Any:
-    """The same with None for every number that is not finite."""
     if isinstance(value, dict):
         return {name: without_nan(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -399,3 +394,239 @@ def _saved(run: Run, cached: Integers) -> Floats | None:
             prices[pair] = seconds(whole) - seconds(rest)
         saved[row] = prices[pair]
     return saved
+
+
+# -- what tenants got, and how far one got ahead of another that waited
+
+MOST = 12  # tenants listed one by one; the rest are one row
+MOMENTS = 20_000  # at which service is compared, at most
+
+
+@dataclass(frozen=True)
+class TenantShare:
+    """One tenant over the whole run; `service` are the prompt tokens and twice the output tokens it got."""
+
+    name: str
+    requests: int
+    service: float
+    service_share: float
+    kept: float  # share of its promised requests, of those that are measured; NaN without any
+
+
+@dataclass(frozen=True)
+class TenantFigures:
+    """Every tenant by service, the largest first, and the two that were furthest apart while both waited.
+
+    `apart` is the most tokens of service by which one gained on the other in any stretch of time in which
+    both had a request that waited for admission: what fair queueing bounds.
+    """
+
+    tenants: tuple[TenantShare, ...]
+    rest: TenantShare | None  # those beyond `MOST`, summed
+    apart: float  # NaN: no two ever waited at the same time
+    ahead: str  # which gained
+    behind: str
+
+
+def compute_tenants(run: Run, window: Window, promises: Promises | None) -> TenantFigures | None:
+    """None where the run does not say whose its requests are, or all are of one."""
+    if "tenant" not in run.requests:
+        return None
+    known, places = np.unique(run.requests["tenant"], return_inverse=True)
+    numbers = known.tolist()
+    if len(numbers) < 2:
+        return None
+    service_of = _service(run)
+    served = np.bincount(places, weights=service_of)
+    order = [numbers[place] for place in np.argsort(-served, kind="stable")]
+    names, total = run.tenants, float(served.sum()) or math.nan
+
+    def share(name: str, mine: Flags) -> TenantShare:
+        service = float(service_of[mine].sum())
+        kept = _kept(run, window, promises, mine)
+        return TenantShare(name, int(mine.sum()), service, service / total, kept)
+
+    def named(number: int) -> str:
+        return (names[number] or "-") if number < len(names) else str(number)
+
+    shown, others = order[:MOST], order[MOST:]
+    rows = {number: run.requests["tenant"] == number for number in shown}
+    apart, ahead, behind = _furthest(run, rows)
+    return TenantFigures(
+        tenants=tuple(share(named(number), rows[number]) for number in shown),
+        rest=share(f"{len(others)} others", np.isin(run.requests["tenant"], others)) if others else None,
+        apart=apart,
+        ahead="" if math.isnan(apart) else named(ahead),
+        behind="" if math.isnan(apart) else named(behind),
+    )
+
+
+def _service(run: Run) -> Floats:
+    """Of each request, once it has its first token."""
+    rows = run.requests
+    started = np.isfinite(rows["first_token"])
+    return np.where(started, rows["prompt"] + OUTPUT_SERVICE * rows["output"], 0).astype(np.float64)
+
+
+def _kept(run: Run, window: Window, promises: Promises | None, mine: Flags) -> float:
+    if promises is None:
+        return math.nan
+    classes = np.array([promised(kind) for kind in run.kinds])[run.requests["kind"].astype(np.int64)]
+    judged = mine & classes & window.keep & promises.judged
+    return float(promises.met[judged].mean()) if judged.any() else math.nan
+
+
+def _furthest(run: Run, rows: dict[int, Flags]) -> tuple[float, int, int]:
+    """The most that one tenant gained on another while both waited, which gained, and on which."""
+    requests, end = run.requests, run.span()[1]
+    times = np.unique(np.concatenate([requests[name] for name in ("arrival", "admitted", "first_token")]))
+    times = np.unique(np.append(times[~np.isnan(times)], end))
+    if len(times) > MOMENTS:
+        times = times[np.linspace(0, len(times) - 1, MOMENTS).astype(np.int64)]
+    served = {number: served_by(run, mine, times) for number, mine in rows.items()}
+    waits = {number: _waits(run, mine, times) for number, mine in rows.items()}
+    furthest, ahead, behind = math.nan, -1, -1
+    for one, other in combinations(rows, 2):
+        both = waits[one] & waits[other]
+        lead = served[one] - served[other]
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], both, [False])).astype(np.int8)))
+        for begin, stop in zip(edges[::2], edges[1::2], strict=True):
+            # what the stretch up to its end brought counts too: the moment after the last is its end
+            stretch = lead[begin : min(stop + 1, len(lead))]
+            gain = float((stretch - np.minimum.accumulate(stretch)).max())
+            loss = float((np.maximum.accumulate(stretch) - stretch).max())
+            for most, first, second in ((gain, one, other), (loss, other, one)):
+                if not most <= furthest:
+                    furthest, ahead, behind = most, first, second
+    return furthest, ahead, behind
+
+
+def served_by(run: Run, mine: Flags, times: Floats, output: float = OUTPUT_SERVICE) -> Floats:
+    """Service by then: a prompt with its first token, outputs evenly from there to the last."""
+    rows, end = run.requests, run.span()[1]
+    got = mine & np.isfinite(rows["first_token"])
+    first = rows["first_token"][got]
+    last = np.where(np.isnan(rows["finished"][got]), end, rows["finished"][got])
+    pace = output * rows["output"][got] / np.maximum(last - first, 1e-9)
+    prompts = _summed(first, rows["prompt"][got].astype(np.float64), times)
+    # a ramp is its pace times (time - first) less the same from its last token on
+    begun = _summed(first, pace, times) * times - _summed(first, pace * first, times)
+    ended = _summed(last, pace, times) * times - _summed(last, pace * last, times)
+    return np.asarray(prompts + begun - ended)
+
+
+def _summed(moments: Floats, values: Floats, times: Floats) -> Floats:
+    """The values whose moment has come by each time."""
+    order = np.argsort(moments, kind="stable")
+    sums = np.concatenate(([0.0], np.cumsum(values[order])))
+    return np.asarray(sums[np.searchsorted(moments[order], times, side="right")])
+
+
+def _waits(run: Run, mine: Flags, times: Floats) -> Flags:
+    """Whether some request has arrived and was not admitted, from each time to the next."""
+    rows, end = run.requests, run.span()[1]
+    left = np.where(np.isnan(rows["admitted"]), rows["finished"], rows["admitted"])[mine]
+    came = _summed(rows["arrival"][mine], np.ones(int(mine.sum())), times)
+    gone = _summed(np.where(np.isnan(left), np.inf, left), np.ones(int(mine.sum())), times)
+    return np.asarray((came - gone > 0) & (times < end))
+
+
+# -- fleets, engine by engine
+
+
+@dataclass(frozen=True)
+class Range:
+    least: float
+    mean: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Floats | Integers) -> Range:
+        if not len(values):
+            return cls(math.nan, math.nan, math.nan)
+        return cls(float(values.min()), float(values.mean()), float(values.max()))
+
+
+@dataclass(frozen=True)
+class RolePool:
+    role: str
+    engines: int
+    busy: Range  # share of the time in steps, however full
+    decodes: Range  # that run at once, mean over the time
+    requests: Range  # served to their end there; those of a prefill engine end elsewhere
+    kv_peak: Range  # tokens
+
+
+@dataclass(frozen=True)
+class FleetFigures:
+    """What one sees only with many engines. Revenue is per second of the window, of the whole fleet."""
+
+    engines: int
+    router: str
+    pools: tuple[RolePool, ...]
+    busy: tuple[float, ...]  # engine by engine
+    requests: tuple[int, ...]
+    revenue: float  # of requests served to their end; NaN where no prices are known
+    revenue_per_engine: float
+    kind_revenue: dict[str, float]
+    prices: dict[str, float]  # of a prompt and an output token
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(without_nan(asdict(self)))
+
+
+def compute_fleet(measured: Measured) -> FleetFigures | None:
+    """The figures of a fleet; None for a run of one engine without a router. `Measured.fleet` keeps them."""
+    run, window = measured.run, measured.window
+    replicas = len(np.unique(run.steps["replica"]))
+    engines = run.meta.get("engines") or (replicas if replicas > 1 else 0)
+    if not engines:
+        return None
+    roles = np.array(run.meta.get("roles") or ["any"] * engines)
+    busy, decodes = _busy(run, window, engines)
+    peak = np.zeros(engines)
+    np.maximum.at(peak, run.steps["replica"], run.steps["kv"].astype(np.float64))
+    done = run.requests["replica"][run.completed()]
+    served = np.bincount(done[done >= 0], minlength=engines)
+    pools = tuple(
+        RolePool(role, int(mine.sum()), *(Range.of(column[mine]) for column in (busy, decodes, served, peak)))
+        for role in dict.fromkeys(roles.tolist())
+        if len(mine := roles == role)
+    )
+    by_kind = _revenue(run, window)
+    total = sum(by_kind.values()) if by_kind else math.nan
+    return FleetFigures(
+        engines=engines,
+        router=str(run.meta.get("router", "")),
+        pools=pools,
+        busy=tuple(busy.tolist()),
+        requests=tuple(served.tolist()),
+        revenue=total,
+        revenue_per_engine=total / engines,
+        kind_revenue=by_kind,
+        prices=dict(run.meta.get("prices") or {}),
+    )
+
+
+def _busy(run: Run, window: Window, engines: int) -> tuple[Floats, Floats]:
+    """The share of the window that each engine spent in steps, and its mean number of decodes in it."""
+    start, end = run.steps["start"], run.steps["start"] + run.steps["seconds"]
+    inside = np.clip(end, window.low, window.high) - np.clip(start, window.low, window.high)
+    seconds = window.seconds if window.seconds > 0 else math.nan
+    spent = np.bincount(run.steps["replica"], inside, minlength=engines)
+    served = np.bincount(run.steps["replica"], inside * run.steps["decodes"], minlength=engines)
+    return np.asarray(spent / seconds, np.float64), np.asarray(served / seconds, np.float64)
+
+
+def _revenue(run: Run, window: Window) -> dict[str, float]:
+    """Per second, by kind: prompt and output tokens of the requests that finished in the window."""
+    prices = run.meta.get("prices")
+    if not prices or window.seconds <= 0:
+        return {}
+    requests, rows = run.requests, window.counted
+    worth = prices["prompt"] * requests["prompt"][rows] + prices["output"] * requests["output"][rows]
+    kinds = np.bincount(requests["kind"][rows].astype(np.int64), worth, minlength=len(run.kinds))
+    return {
+        str(kind.get("name", "")): float(amount) / window.seconds
+        for kind, amount in zip(run.kinds, kinds.tolist(), strict=True)
+    }

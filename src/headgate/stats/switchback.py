@@ -49,7 +49,6 @@ def bin_of(seconds: float) -> int:
 
 
 def middle_of(bins: Floats | float) -> Floats:
-    """The time that a bin, or a place between two, stands for."""
     return np.asarray(LOWEST * np.exp((np.asarray(bins, np.float64) - 0.5) * GRAIN))
 
 
@@ -101,7 +100,6 @@ class Metric:
     higher_is_better: bool = False
 
     def shown(self, value: float) -> str:
-        """As people read it."""
         if self.share:
             return f"{100 * value:.1f} %"
         if self.under == "seconds":
@@ -237,7 +235,6 @@ def _half(critical: float, variance: float) -> float:
 
 
 def quantile(bins: Floats, share: float) -> float:
-    """Of a log histogram, interpolated within the bin."""
     counts = np.cumsum(bins)
     wanted = share * counts[-1]
     place = int(np.searchsorted(counts, wanted))

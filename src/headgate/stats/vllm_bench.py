@@ -94,7 +94,6 @@ def _most_tokens(run: Run, gaps: Gaps, begin: float) -> float:
 
 
 def _most_requests(run: Run, begin: float) -> int:
-    """Most requests in the system during some part of one second of the clock."""
     finished = np.where(np.isnan(run.requests["finished"]), run.span()[1], run.requests["finished"])
     came, gone = np.floor(run.requests["arrival"] - begin), np.floor(finished - begin) + 1
     change = _by_second([came, gone], [np.ones(len(came)), -np.ones(len(gone))])

@@ -154,9 +154,7 @@ def summarise(arrival: Real, prompt: Whole, output: Whole) -> Summary:
 
 
 def _lengths(values: Whole) -> LengthFigures:
-    return LengthFigures(
-        float(values.mean()), *(float(point) for point in np.percentile(values, (50, 90, 99)))
-    )
+    return LengthFigures(float(values.mean()), *np.percentile(values, (50, 90, 99)).tolist())
 
 
 def _dispersion(arrival: Real) -> float:

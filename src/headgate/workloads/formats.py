@@ -26,7 +26,6 @@ class BadFieldError(ValueError):
 
 
 def seconds(value: object, what: str) -> float:
-    """A time of at least zero."""
     number = _number(value, what)
     if number < 0:
         raise BadFieldError(f"{what} is {value}, before the start")
@@ -85,7 +84,6 @@ def tokens(value: object, what: str) -> int:
 
 
 def tokens_or_none(value: object, what: str) -> int:
-    """A number of tokens, 0 included."""
     return 0 if value in (0, "0") else tokens(value, what)
 
 
@@ -212,7 +210,6 @@ def choose(path: str, text: str, name: str | None) -> str:
 
 
 def rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:
-    """Every row of the file that is not blank."""
     if name in (AIPERF, GUIDELLM, VLLM):
         for number, start, prompt, output in requests_of(path, text, name):
             yield number, Fields(start, prompt, output, None)
@@ -228,12 +225,10 @@ def _tenant_column(name: str, chosen: Format) -> str:
 
 
 def is_json_lines(text: str) -> bool:
-    """Whether a file holds JSON, not CSV."""
     return text.lstrip().startswith("{")
 
 
 def header_of(text: str) -> Sequence[str]:
-    """The columns that the first line names."""
     first = text.lstrip().splitlines()[0]
     return list(_record(first) or ()) if is_json_lines(text) else _stripped(first.split(_separator(first)))
 
@@ -323,7 +318,6 @@ Triple = tuple[int, object, object, object]  # number, arrival in seconds or nan
 
 
 def recognised(text: str) -> str | None:
-    """Which of these tools wrote it; None: none of them."""
     if not is_json_lines(text):
         return None
     line = _record(text.lstrip().split("\n", 1)[0]) or {}
@@ -338,7 +332,6 @@ def recognised(text: str) -> str | None:
 
 
 def requests_of(path: str, text: str, name: str) -> Iterator[Triple]:
-    """Every request of such a file, in the file's order."""
     if name == AIPERF:
         yield from _aiperf(text)
         return
@@ -462,7 +455,6 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def as_text(path: str | os.PathLike[str], content: bytes) -> str:
-    """The content as text; the path is for the error alone."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -223,7 +223,6 @@ def _rounded(drawn: npt.NDArray[np.float64]) -> Whole:
 
 
 def _lengths_in(path: str | os.PathLike[str], column: str | None) -> list[int]:
-    """The lengths in a file; a first line that is not a number is a header."""
     rows = csv.reader(as_text(path, read_bytes(path)).splitlines())
     place, lengths, first = 0, [], True
     try:

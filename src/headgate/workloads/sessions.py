@@ -25,8 +25,6 @@ class SharedPrefix(NamedTuple):
 
 
 class Talk:
-    """A conversation under way."""
-
     def __init__(self, left: int, when: float, system: list[Piece], key: int) -> None:
         self.left, self.when = left, when  # turns to come, and when the newest came
         self.system, self.key = system, key

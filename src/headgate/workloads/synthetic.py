@@ -228,7 +228,6 @@ def _stream(recipe: Recipe, name: str, number: int, kind: str = "") -> np.random
 
 
 def _arrivals(recipe: Recipe) -> Real:
-    """Arrival times of every request: each stage starts at the last arrival of the one before."""
     generator = stream(recipe.seed, "arrivals")
     start, parts = 0.0, []
     for number, stage in enumerate(recipe.stages):

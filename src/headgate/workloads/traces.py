@@ -205,7 +205,6 @@ def _table(
 
 
 def _cached(row: Mapping[str, object], prompt: int) -> int:
-    """Cached tokens as recorded; the last token of a prompt is computed in any case."""
     recorded = row.get("cached", 0)
     return min(recorded, prompt - 1) if isinstance(recorded, int) else 0
 
@@ -362,7 +361,6 @@ _FILES = {  # and the format of each
 
 
 def bundled(name: str) -> Workload:
-    """The bundled trace of this name; see BUNDLED."""
     if name not in _FILES:
         raise unknown("bundled trace", name, BUNDLED)
     file, format = _FILES[name]
@@ -371,5 +369,4 @@ def bundled(name: str) -> Workload:
 
 
 def bundled_format(name: str) -> str:
-    """The format in which a bundled trace is kept."""
     return _FILES[name][1]

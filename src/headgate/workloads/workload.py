@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -224,7 +224,7 @@ class Workload:
         part: dict[str, Any] = {name: values[rows] for name, values in self.columns().items()}
         if self.contents is not None:
             part["contents"] = self.contents.subset(rows)
-        return self._with(part)
+        return replace(self, **part)
 
     def between(self, start: float, end: float) -> Workload:
         """The requests that arrive from `start` to just before `end`, the clock set to zero at `start`."""
@@ -256,19 +256,17 @@ class Workload:
             if most is not None:
                 changed[name] = np.minimum(changed[name], min(most, LONGEST))
         changed["cached"] = np.minimum(changed["cached"], changed["prompt"] - 1)
-        return self._with(changed)
+        return replace(self, **changed)
 
     def merge(self, *others: Workload) -> Workload:
         """All requests of all workloads by arrival; ties keep the order given, so closed loops take turns."""
         parts = (self, *others)
-        place = {kind: 0 for part in parts for kind in part.kinds}
-        place.update((kind, number) for number, kind in enumerate(place))
+        kinds = _numbered(kind for part in parts for kind in part.kinds)
+        tenants = _numbered(name for part in parts for name in part.tenants)
         joined = {name: np.concatenate([part.columns()[name] for part in parts]) for name in RULES}
         joined["kind"] = np.concatenate(
-            [np.array([place[kind] for kind in part.kinds])[part.kind] for part in parts]
+            [np.array([kinds[kind] for kind in part.kinds])[part.kind] for part in parts]
         )
-        tenants = {name: 0 for part in parts for name in part.tenants}
-        tenants.update((name, number) for number, name in enumerate(tenants))
         joined["tenant"] = np.concatenate(
             [np.array([tenants[name] for name in part.tenants])[part.tenant] for part in parts]
         )
@@ -280,7 +278,7 @@ class Workload:
         names = "+".join(dict.fromkeys(part.name for part in parts if part.name))
         return Workload(
             **{name: values[order] for name, values in joined.items()},
-            kinds=tuple(place),
+            kinds=tuple(kinds),
             tenants=tuple(tenants),
             name=names,
             origin={"merged": [dict(part.origin) for part in parts]},
@@ -289,7 +287,7 @@ class Workload:
 
     def arriving(self, times: npt.ArrayLike) -> Workload:
         """The same requests in an open loop, arriving at these times."""
-        return self._with({**self.columns(), "arrival": times, "clients": np.zeros(len(self))})
+        return replace(self, **dict[str, Any](arrival=times, clients=np.zeros(len(self))))
 
     def all_at_once(self) -> Workload:
         """The same requests, all present at the start."""
@@ -312,7 +310,7 @@ class Workload:
             raise InputError(f"the stages have {named} requests, the workload {len(self)}; make them agree")
         schedule = np.repeat([many for _, many in stages], [requests for requests, _ in stages])
         schedule = np.append(schedule, np.full(len(self) - named, stages[-1][1]))
-        return self._with({**self.columns(), "arrival": np.zeros(len(self)), "clients": schedule})
+        return replace(self, **dict[str, Any](arrival=np.zeros(len(self)), clients=schedule))
 
     def summary(self) -> Summary:
         """Its size in numbers: requests, span, rate, burstiness, lengths."""
@@ -324,11 +322,8 @@ class Workload:
         columns: dict[str, npt.NDArray[Any]] = dict(self.columns())
         if self.contents is not None:
             columns |= {column: getattr(self.contents, name) for name, column in SHARED.items()}
-        write(
-            path,
-            columns,
-            {"kinds": kinds, "tenants": self.tenants, "name": self.name, "origin": dict(self.origin)},
-        )
+        header = {"kinds": kinds, "tenants": self.tenants, "name": self.name, "origin": dict(self.origin)}
+        write(path, columns, header)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Workload:
@@ -354,12 +349,13 @@ class Workload:
         except (KeyError, TypeError, ValueError):
             raise foreign(path) from None
 
-    def _with(self, columns: Mapping[str, Any]) -> Workload:
-        return replace(self, **columns)
-
     def _open_only(self, what: str) -> None:
         if self.clients.any():
             raise InputError(f"a closed loop has no arrival times, so no {what}; choose its clients instead")
+
+
+def _numbered(names: Iterable[Hashable]) -> dict[Any, int]:
+    return {name: number for number, name in enumerate(dict.fromkeys(names))}
 
 
 def _priorities(kinds: Sequence[Kind], kind: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -450,7 +446,6 @@ class Contents:
 
 
 def private(prompts: Whole) -> Contents:
-    """Requests that share nothing."""
     return Contents.of([(PRIVATE, tokens)] for tokens in prompts.tolist())
 
 
@@ -521,7 +516,6 @@ FORMAT = "headgate workload 1"
 def write(
     path: str | os.PathLike[str], columns: Mapping[str, npt.NDArray[Any]], header: Mapping[str, object]
 ) -> None:
-    """Writes columns and header exactly to `path`; numpy itself would append .npz to other names."""
     text = json.dumps({"format": FORMAT, **header}, default=str)
     try:
         with open(path, "wb") as file:

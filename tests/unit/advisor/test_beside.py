@@ -203,9 +203,9 @@ def test_the_value_kept_in_overload_is_shown_where_classes_have_weights():
 
 
 def test_a_run_that_stops_in_overload_has_no_value_and_says_why(monkeypatch):
-    def stops(case, engine, contender, *about):
+    def stops(case, contender, *about):
         if contender.policy == "keep":
-            return served(case, engine, contender, *about)
+            return served(case, contender, *about)
         raise RunError("policy Mixed starves at 3.000 s")
 
     served = beside._served

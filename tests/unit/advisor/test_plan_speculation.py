@@ -14,7 +14,7 @@ from headgate.cost.model import Shape
 from headgate.experiment.build import make_engine, speculation_notes
 from headgate.experiment.run import Prepared, carry_out
 from headgate.experiment.settings import experiment, refuse_conflicts
-from headgate.report.plans.drafts import answer, drafts_page
+from headgate.report.plans.flags import answer, drafts_page
 from headgate.stats.measured import Measured
 
 CLASSES = [

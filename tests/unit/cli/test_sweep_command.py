@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from headgate.experiment.sweep import carry_out_all
+from headgate.experiment.run import carry_out_all
 
 SMALL = ["--requests", 60, "--prompt", 60, "--output", 20, "--slots", 16, "--jobs", 1]
 
@@ -65,7 +65,7 @@ def test_it_goes_on_where_it_stopped(headgate, tmp_path, monkeypatch):
             yield found
 
     with monkeypatch.context() as patched:
-        patched.setattr("headgate.experiment.sweep.carry_out_all", broken)
+        patched.setattr("headgate.experiment.run.carry_out_all", broken)
         said = headgate(*command)
     assert said.code == 130 and "2 of 3 runs stand in grid" in said.err and "--out grid goes on" in said.err
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "grid").rglob("run.json")}

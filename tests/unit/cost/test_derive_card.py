@@ -6,9 +6,16 @@ import pytest
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card, parse_card
-from headgate.cost.derive.derived_card import card_named, derive_card, parse
+from headgate.cost.derive.derived_card import (
+    SUM_CONSTANT,
+    SUM_PER_REQUEST,
+    WantedCard,
+    card_named,
+    derive_card,
+    most_running,
+    parse,
+)
 from headgate.cost.derive.transformer import MODELS
-from headgate.cost.derive.wanted import SUM_CONSTANT, SUM_PER_REQUEST, WantedCard, most_running
 from headgate.cost.likeness import Likeness, doubts, error_bar, refusals, throughput_error
 from headgate.cost.model import Shape
 

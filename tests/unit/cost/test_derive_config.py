@@ -10,9 +10,8 @@ import pytest
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.cost.derive.derived_card import derive_card
+from headgate.cost.derive.derived_card import WantedCard, derive_card
 from headgate.cost.derive.transformer import MODELS, parse_config, read_config
-from headgate.cost.derive.wanted import WantedCard
 
 LLAMA = {
     "model_type": "llama",

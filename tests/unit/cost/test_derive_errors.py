@@ -9,8 +9,8 @@ import pytest
 
 from headgate.cost.card import load_card
 from headgate.cost.derive.derived_card import DATA_SHEET, HELD_OUT, OTHER_GPU, OVER_PCIE
-from headgate.cost.fit.family import seconds
 from headgate.cost.fit.fit import measure
+from headgate.cost.fit.solve import seconds
 from headgate.sim.engine.engine import engine_of_card
 from studies.cards.derived import (
     CALIBRATED,

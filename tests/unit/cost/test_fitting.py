@@ -14,9 +14,8 @@ from made_up import ABOUT, cells, exact, table, timed
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.cost.fit.family import Law, host_can_show, offered, offered_floors
 from headgate.cost.fit.fit import Fitted, fit
-from headgate.cost.fit.solve import Problem, unseen
+from headgate.cost.fit.solve import Law, Problem, host_can_show, offered, offered_floors, unseen
 from headgate.cost.fit.steps import StepTable, concat
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import Shape

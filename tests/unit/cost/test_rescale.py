@@ -10,9 +10,9 @@ import pytest
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card, parse_card
-from headgate.cost.derive.correct import shapes, table
+from headgate.cost.derive.derived_card import shapes, table
 from headgate.cost.derive.rescale import rescale
-from headgate.cost.fit.family import seconds
+from headgate.cost.fit.solve import seconds
 from headgate.cost.fit.steps import StepTable
 
 GRID = Path(__file__).resolve().parents[3] / "studies" / "h200" / "results" / "grid"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headgate.live.calibrate.step_log import Composition, StepLog, composition
+from headgate.live.calibrate.campaign import Composition, StepLog, composition
 
 
 def output(

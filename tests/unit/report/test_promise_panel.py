@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import headgate
 from headgate.report.html.page import render
-from headgate.report.runs.groups import promise_panel
+from headgate.report.runs.grids import promise_panel
 from headgate.report.runs.page import runs_page
 from headgate.report.runs.scenes import scene_of
 from headgate.stats.measured import Measured

@@ -12,8 +12,7 @@ import pytest
 from headgate.report.runs.page import runs_page
 from headgate.report.runs.scenes import gather
 from headgate.stats.measured import Measured, weights
-from headgate.stats.metrics import summarise
-from headgate.stats.tenants import MOST, compute_tenants
+from headgate.stats.metrics import MOST, compute_tenants, summarise
 from small_runs import make_run, request
 
 KINDS = [

@@ -16,6 +16,7 @@ from headgate.advisor.capacity.trials import Case, Chosen, Contender
 from headgate.advisor.set_up import SearchPlan, SetUp, offered_rate, set_up, without_load
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError, RunError
+from headgate.core.policy import BatchPolicy
 from headgate.experiment.library import simulate, simulate_fleet
 from headgate.experiment.run import DEFAULT_ROUTER
 from headgate.experiment.settings import ClassSettings, Experiment
@@ -26,8 +27,7 @@ from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.stats.figures import Estimate, Spread
 from headgate.stats.flow import FILLS, STAYS
-from headgate.stats.metrics import summarise, without_nan
-from headgate.stats.tenants import served_by
+from headgate.stats.metrics import served_by, summarise, without_nan
 
 REQUESTS = 1500  # of the promised classes, of a run
 WARM_UP = 0.2  # of the time in which they come: clients begin all at once
@@ -245,7 +245,6 @@ def most_beside(
     both = np.append(others[0], prompts), np.append(others[1], outputs - 1)
 
     def total(share: float) -> float:
-        """Requests a second where the class has that share of them."""
         weights = np.append(
             np.full(len(others[0]), (1 - share) / len(others[0])),
             np.full(len(prompts), share / len(prompts)),
@@ -299,11 +298,8 @@ def _run_all(
 
 
 def _run_one(case: Case, rate: float, engines: int, batch: str, router: str, trial: _Trial) -> BesideOutcome:
-    contender = trial.contender
-    slots, budget = contender.limits or (case.engine.running, case.engine.batch_tokens)
-    engine = case.engine._replace(running=slots, batch_tokens=budget)
     try:
-        run = _served(case, engine, contender, rate, trial.seed, engines, router)
+        run = _served(case, trial.contender, rate, trial.seed, engines, router)
     except RunError as error:
         return BesideOutcome(inf, f"the run stopped: {error}", ())
     kept = measure(run, case.traffic.levels)
@@ -329,22 +325,17 @@ def _run_one(case: Case, rate: float, engines: int, batch: str, router: str, tri
 
 
 def _served(
-    case: Case, engine: Engine, contender: Contender, rate: float, seed: int, engines: int, router: str
+    case: Case, contender: Contender, rate: float, seed: int, engines: int = 1, router: str = ""
 ) -> Run:
-    requests = case.traffic.at(rate, seed)
+    engine, requests = case.limited(contender.limits), case.traffic.at(rate, seed)
     about: dict[str, Any] = {"asynchronous": case.asynchronous, "watchdog": case.watchdog}
+
+    def policy(role: str = "") -> BatchPolicy:
+        return make_policy(contender.policy, contender.settings, engine)[0]
+
     if engines == 1:
-        policy, _ = make_policy(contender.policy, contender.settings, engine)
-        return simulate(engine, policy, requests, **about)
-    return simulate_fleet(
-        engine,
-        lambda role: make_policy(contender.policy, contender.settings, engine)[0],
-        router,
-        requests,
-        engines=engines,
-        seed=seed,
-        **about,
-    )
+        return simulate(engine, policy(), requests, **about)
+    return simulate_fleet(engine, policy, router, requests, engines=engines, seed=seed, **about)
 
 
 def _tokens(run: Run, mine: np.ndarray[Any, np.dtype[np.bool_]]) -> float:
@@ -378,7 +369,6 @@ def _together(name: str, own: Sequence[BesideOutcome], levels: Sequence[str], bo
 
 
 def _still_fills(found: Sequence[PolicyBeside]) -> list[str]:
-    """One line where runs are so short that what was begun before they were measured counts."""
     short = [each for each in found if each.seconds < STAYS * each.stay]
     return [FILLS.format(short[0].seconds, short[0].stay)] if short else []
 
@@ -411,12 +401,8 @@ def values_in_overload(
 
 
 def _value_at(case: Case, rate: float, seed: int, named: tuple[str, Contender]) -> tuple[float, str]:
-    """The value, or why the run stopped."""
-    contender = named[1]
-    slots, budget = contender.limits or (case.engine.running, case.engine.batch_tokens)
-    engine = case.engine._replace(running=slots, batch_tokens=budget)
     try:
-        run = _served(case, engine, contender, rate, seed, 1, "")
+        run = _served(case, named[1], rate, seed)
     except RunError as error:
         return nan, str(error)
     value = summarise(run).value_kept

@@ -101,7 +101,6 @@ def file_of(folder: Path, engine: Engine, traffic: SearchTraffic, rest: object) 
 
 @cache
 def _of_code() -> str:
-    """Everything that may change an answer."""
     digest = hashlib.sha256()
     package = Path(str(files("headgate")))
     for folder in COUNTS.split():

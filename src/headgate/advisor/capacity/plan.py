@@ -72,8 +72,6 @@ class Declined(NamedTuple):
 
 @dataclass(frozen=True)
 class CapacityPlan(SearchPlan):
-    """The answer of `headgate plan capacity`."""
-
     ideal: Bound
     limited: Bound  # with the engine's limits
     found: tuple[PolicyRate, ...]
@@ -224,7 +222,6 @@ def at_the_edge(found: Sequence[PolicyRate]) -> list[str]:
 
 
 def given_up(found: Sequence[PolicyRate]) -> list[str]:
-    """One line for each length of runs after which policies were dropped."""
     lengths = sorted({each.dropped for each in found if each.dropped})
     names = {n: ", ".join(each.policy for each in found if each.dropped == n) for n in lengths}
     return [
@@ -286,8 +283,6 @@ TIGHT = 0.02  # half of an interval, and what twice the length may change, as sh
 
 
 class Searched(NamedTuple):
-    """What runs of one length gave."""
-
     traffic: SearchTraffic
     found: tuple[PolicyRate, ...]
     left: int  # searches that were interrupted
@@ -296,7 +291,6 @@ class Searched(NamedTuple):
     def declined(
         self, found: PolicyRate, load: float | None = None, lasting: bool = False
     ) -> Declined | None:
-        """Why nothing can be said of it, or of the engines that the load needs."""
         return declined(found, self.traffic.requests, self.stay, load, lasting)
 
 
@@ -324,7 +318,6 @@ class Lengthening:
         return self.start.settings.requests is not None or self.start.traffic.recorded
 
     def search(self, progress: Progress) -> Searched:
-        """The first length that is enough, or the longest."""
         traffic, before = self.start.traffic, None
         while True:
             found = self._at(traffic, before, progress)
@@ -335,7 +328,6 @@ class Lengthening:
             traffic, before = replace(traffic, requests=min(MOST, wanted)), found
 
     def _done(self, before: Searched | None, found: Searched) -> bool:
-        """Whether the answer is as good as it is wanted."""
         if self.brief:
             best = max(found.found, key=lambda each: each.rate.value)
             return found.declined(best, self.load, lasting=True) is None
@@ -385,6 +377,5 @@ class Lengthening:
 
 
 def _moved(before: Sequence[PolicyRate], found: Sequence[PolicyRate]) -> bool:
-    """Whether some rate changed by more than it should."""
     pairs = zip(before, found, strict=False)
     return any(abs(new.rate.value - old.rate.value) > TIGHT * new.rate.value for old, new in pairs)

@@ -155,16 +155,12 @@ class Fewest:
 
 
 class RunRatio(Protocol):
-    """What a run says to a search."""
-
     @property
     def ratio(self) -> float:
         """Of the worst level to its limit; not at most 1: it is missed."""
 
 
 class Asking(Protocol):
-    """A `Search` or a `Fewest`: values to try, one after the other."""
-
     tried: dict[Any, float]
     spent: float
 
@@ -183,15 +179,12 @@ Answer = TypeVar("Answer", bound=RunRatio)
 
 
 class AnswerMemory(Protocol[Given, Answer]):
-    """Answers that are known from before, and a place to keep new ones."""
-
     def get(self, task: Given, /) -> Answer | None: ...
 
     def put(self, task: Given, answer: Answer, /) -> None: ...
 
 
 def _timed(run: Callable[[Task], Answer], task: Task) -> tuple[Answer, float]:
-    """Its answer, and the CPU seconds it took."""
     began = process_time()
     return run(task), process_time() - began
 
@@ -269,7 +262,6 @@ class _Searching(Generic[Key, Task, Answer]):
     spent: dict[Any, float] = field(default_factory=lambda: defaultdict(float))
 
     def run(self) -> Iterator[None]:
-        """Yields after every answer."""
         pending: dict[Future[tuple[Answer, float]], tuple[int, TriedValue[Key, Task, Answer]]] = {}
         for key, search in self.searches.items():
             self.spent[key[0]] += search.spent
@@ -314,7 +306,6 @@ class _Searching(Generic[Key, Task, Answer]):
         self.ready += [(place, trial) for place in missing]
 
     def _ended(self, trial: TriedValue[Key, Task, Answer]) -> None:
-        """One of its runs; after the last one the search goes on."""
         trial.left -= 1
         if not trial.left and not trial.whole:
             self.searches[trial.key].tell(trial.value, trial.ratio)

@@ -78,7 +78,6 @@ class SearchTraffic:
 
     @property
     def drawn(self) -> bool:
-        """Whether anything depends on the seed."""
         return not self.recorded or bool(self.classes)
 
     def at(self, rate: float, seed: int) -> Workload:
@@ -120,7 +119,6 @@ class SearchTraffic:
         return Requests.of(prompts[fits], outputs - 1)
 
     def sharing_said(self, engine: Engine) -> str:
-        """Whether prompts are found in the prefix cache; empty where none share anything."""
         rows = self.trace or self.at_rate.at(1.0, self.words.seed)
         if not engine.prefix_cache or (rows.contents is None and not rows.cached.any()):
             return ""
@@ -152,7 +150,6 @@ class SearchTraffic:
         return replace(workload, kind=trace.kind[drawn], kinds=trace.kinds, priority=trace.priority[drawn])
 
     def _classed(self, workload: Workload, seed: int) -> Workload:
-        """Each request gets a class at random, by the shares."""
         if not self.classes:
             return workload
         shares = np.cumsum([share for _, share in self.classes])
@@ -235,7 +232,6 @@ def _check_recorded(words: Experiment, trace: Workload | None) -> None:
 
 
 def own_rate(trace: Workload, remedy: str = "drop --as-recorded") -> float:
-    """Requests per second of a trace as recorded."""
     span = float(trace.arrival[-1] - trace.arrival[0])
     if not span > 0:
         raise InputError(f"the trace has no arrival times, or only one, so its rate is unknown; {remedy}")
@@ -303,7 +299,6 @@ def promise(levels: Sequence[Level], kind: str, known: Slo) -> Slo:
 
 
 def _first_token(levels: Sequence[Level], kind: str, known: float | None = None) -> float | None:
-    """The closest promised TTFT of a class."""
     mine = (level.limit for level in levels if level.metric == "ttft" and level.kind in ("", kind))
     return min(mine, default=known)
 
@@ -362,16 +357,15 @@ def requests_kept(found: Measured, levels: Sequence[Level]) -> Flags:
 
 
 def _times(found: Measured, metric: str, levels: Sequence[Level]) -> Floats:
-    """One figure of every request; NaN where it has none."""
     if metric == "gap":
         return found.longest
     if metric == "envelope":
-        slos = [
-            Slo(kind.get("first_token"), background=bool(kind.get("background"))) for kind in found.run.kinds
-        ]
-        names = [str(kind.get("name", "")) for kind in found.run.kinds]
-        first = [promise(levels, name, slo).first_token for name, slo in zip(names, slos, strict=True)]
-        limits = np.array([inf if limit is None else limit for limit in first])[found.run.requests["kind"]]
+        first = []
+        for kind in found.run.kinds:
+            own = () if kind.get("background") else levels
+            limit = _first_token(own, str(kind.get("name", "")), kind.get("first_token"))
+            first.append(inf if limit is None else limit)
+        limits = np.array(first)[found.run.requests["kind"]]
         return np.where(found.run.completed(), envelopes(found.run, found.gaps, limits), np.nan)
     return getattr(found.latencies, metric)  # type: ignore[no-any-return]
 

@@ -21,8 +21,6 @@ from headgate.sim.engine.engine import Engine
 
 
 class RateTrial(NamedTuple):
-    """One run: a policy at a rate with a seed."""
-
     policy: str
     settings: dict[str, Any]
     limits: tuple[int, int] | None  # slots and tokens of a step, where they are not the engine's
@@ -40,16 +38,17 @@ class RateOutcome(NamedTuple):
 
 
 class Case(NamedTuple):
-    """All that runs share."""
-
     engine: Engine
     traffic: SearchTraffic
     watchdog: float
     asynchronous: bool = False
 
+    def limited(self, limits: tuple[int, int] | None) -> Engine:
+        slots, budget = limits or (self.engine.running, self.engine.batch_tokens)
+        return self.engine._replace(running=slots, batch_tokens=budget)
+
     def run(self, task: RateTrial) -> RateOutcome:
-        slots, budget = task.limits or (self.engine.running, self.engine.batch_tokens)
-        engine = self.engine._replace(running=slots, batch_tokens=budget)
+        engine = self.limited(task.limits)
         policy, _ = make_policy(task.policy, task.settings, engine)
         requests = self.traffic.at(task.rate, task.seed)
         try:
@@ -61,7 +60,6 @@ class Case(NamedTuple):
 
 
 def longest_stay(run: Run) -> float:
-    """Seconds from the arrival to the end of a request."""
     stays = run.requests["finished"] - run.requests["arrival"]
     return float(np.nanmax(stays)) if np.isfinite(stays).any() else 0.0
 
@@ -83,7 +81,6 @@ def named_policy(text: str, common: Mapping[str, Any]) -> tuple[str, dict[str, A
 
 
 def remembered(folder: Path | None, case: Case) -> AnswerFile[RateTrial, RateOutcome] | None:
-    """What the folder knows of the case; None without a folder."""
     if folder is None:
         return None
     file = file_of(folder, case.engine, case.traffic, (case.watchdog, case.asynchronous))
@@ -105,8 +102,6 @@ def search_rates(
     progress: Progress,
     memory: AnswerMemory[RateTrial, RateOutcome] | None = None,
 ) -> Answers:
-    """Every search to its end, each for one policy and seed."""
-
     def tasks(key: tuple[str, int], rate: float) -> list[RateTrial]:
         return [RateTrial(*chosen[key[0]], seed=key[1], rate=rate)]
 

@@ -11,9 +11,8 @@ from scipy.optimize import lsq_linear  # type: ignore[import-untyped]
 
 from headgate.core.errors import InputError
 from headgate.cost.card import Card, ExpectedError, Number, Provenance
-from headgate.cost.fit.family import seconds
 from headgate.cost.fit.fit import measure
-from headgate.cost.fit.solve import level
+from headgate.cost.fit.solve import level, seconds
 from headgate.cost.fit.steps import DECODE, KINDS, Cuts, Floats, Rows, StepTable, cut
 from headgate.cost.laws.terms import HostTerms
 from headgate.cost.laws.work import HOST, WorkTerms
@@ -109,7 +108,6 @@ def _unseen(problem: _Problem, law: WorkTerms, table: StepTable, way: str) -> Fl
 
 
 def _loss(regions: dict[str, dict[str, float]]) -> float:
-    """Median error and error of the sum, kinds alike."""
     kinds = [figures for kind, figures in regions.items() if kind != "all"]
     return float(np.mean([figures["median"] + abs(figures["total"]) for figures in kinds]))
 
@@ -271,7 +269,6 @@ def _numbers(known: Provenance, terms: WorkTerms, source: str) -> dict[str, Numb
     for field in fields(terms):
         value = getattr(terms, field.name)
         if isinstance(value, float) and value:
-            found[f"work.{field.name}"] = Number(
-                value=value, origin="measured", source=f"rescaled by {source}"
-            )
+            number = Number(value=value, origin="measured", source=f"rescaled by {source}")
+            found[f"work.{field.name}"] = number
     return found

@@ -46,7 +46,6 @@ class Corrections:
     """What an engine loses against operators timed alone, from a calibrated card.
 
     `compute` stretches matrix products, `kv` the reading of KV, `mixed` that reading beside prompts again.
-
     `per_layer` and `constant` are seconds for what has no law: norms, rotations, gaps between kernels.
     """
 
@@ -56,16 +55,12 @@ class Corrections:
     per_layer: float = 14e-6
     constant: float = 0.04e-3
 
-    def values(self) -> list[float]:
-        return [self.compute, self.kv, self.mixed, self.per_layer, self.constant]
-
 
 OF_H200 = Corrections(1.18, 0.955, 1.32)  # from cal-h200-qwen3-8b
 NONE = Corrections()
 
 
 def corrections(values: Sequence[float]) -> Corrections:
-    """From a list, to four digits."""
     return Corrections(*(float(f"{value:.4g}") for value in values))
 
 

@@ -10,14 +10,15 @@ from scipy.optimize import least_squares, nnls  # type: ignore[import-untyped]
 
 from headgate.core.errors import InputError
 from headgate.cost.card import Card, GridCell, Provenance, Region
-from headgate.cost.fit.family import MEANING, Law, seconds
-from headgate.cost.fit.solve import ChosenLaw, Problem, choose, unseen
+from headgate.cost.fit.solve import MEANING, ChosenLaw, Law, Problem, choose, seconds, unseen
 from headgate.cost.fit.steps import DECODE, KINDS, About, Floats, StepTable, cut
 from headgate.cost.fit.steps import FEWEST as FEWEST_TIMED
 from headgate.cost.laws.terms import DraftTerms, HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 
 LARGEST_GRAPH = "largest CUDA graph"  # the setting that names it
+ON_CARD = ("name", "gpu", "model", "kv_tokens", "block", "max_model_len", "max_running", "max_batch_tokens")
+BEHIND_IT = ("source", "date", "versions", "settings", "model_shape")  # of `About`, as above
 RESAMPLES = 200
 SEED = 20_261_115
 GOOD = 0.03
@@ -42,17 +43,10 @@ class Fitted:
     drafting: DraftTerms | None = None  # None: no step verified drafts
 
     def card(self) -> Card:
-        about, table = self.about, self.table
+        table = self.table
         return Card(
-            name=about.name,
-            gpu=about.gpu,
-            model=about.model,
+            **{name: getattr(self.about, name) for name in ON_CARD},
             description=f"Calibrated: {len(table)} steps in {len(np.unique(table.part))} parts.",
-            kv_tokens=about.kv_tokens,
-            block=about.block,
-            max_model_len=about.max_model_len,
-            max_running=about.max_running,
-            max_batch_tokens=about.max_batch_tokens,
             work=self.terms,
             host=self.host,
             speculation=self.drafting,
@@ -87,17 +81,12 @@ class Fitted:
         return text
 
     def _provenance(self) -> Provenance:
-        about = self.about
         return Provenance(
-            source=about.source,
+            **{name: getattr(self.about, name) for name in BEHIND_IT},
             measured=HOW,
-            date=about.date,
-            versions=about.versions,
             residuals=self.quality.regions,
             assumptions=_assumptions(self.choice.law, self.table),
             extrapolated=_extrapolated(self.table),
-            settings=about.settings,
-            model_shape=about.model_shape,
             intervals=self.intervals,
             chosen=[f"{_added(tried.law)}: {100 * tried.loss:.2f} %" for tried in self.choice.path],
             grid=_grid(self.table, self.quality),
@@ -342,8 +331,7 @@ def fit_host(table: StepTable, terms: WorkTerms, graph: int = 0) -> HostTerms | 
 def waiting(table: StepTable) -> Whole:
     """Decode steps after decode steps, in an engine that was ahead before and after them."""
     quiet = (table.kind[:-1] == DECODE) & (table.before[:-1] == DECODE) & (table.before[1:] == DECODE)
-    found: Whole = np.flatnonzero(quiet & table.busy[:-1] & table.busy[1:])
-    return found
+    return np.flatnonzero(quiet & table.busy[:-1] & table.busy[1:])
 
 
 def _columns(table: StepTable, graph: int) -> tuple[Floats, Whole]:

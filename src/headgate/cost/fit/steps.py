@@ -53,8 +53,7 @@ class StepTable:
 
     @property
     def tokens(self) -> Floats:
-        total: Floats = self.decodes + self.prefill
-        return total
+        return self.decodes + self.prefill
 
     def take(self, rows: Rows | NDArray[np.intp]) -> StepTable:
         return replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
@@ -213,21 +212,15 @@ class Cuts:
         return len(self.starts)
 
     def sums(self, rows: Floats) -> Floats:
-        found: Floats = np.add.reduceat(rows, self.starts, axis=0)
-        return found
+        return np.asarray(np.add.reduceat(rows, self.starts, axis=0))
 
 
 def cut(table: StepTable, together: int = TOGETHER) -> Cuts:
     """The pieces of a table, decode steps up to `together` at a time; 1 leaves them single."""
     starts = _fine(table)
-    if together > 1:
-        starts = _merged(table, starts, together)
-    return Cuts(
-        starts,
-        np.add.reduceat(table.seconds, starts),
-        np.maximum.reduceat(table.kind, starts),
-        _mostly(table, starts),
-    )
+    starts = _merged(table, starts, together) if together > 1 else starts
+    seconds, kind = np.add.reduceat(table.seconds, starts), np.maximum.reduceat(table.kind, starts)
+    return Cuts(starts, seconds, kind, _mostly(table, starts))
 
 
 def _fine(table: StepTable) -> Starts:
@@ -263,8 +256,7 @@ def _mostly(table: StepTable, starts: Starts) -> NDArray[np.int32]:
     piece = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(table))))
     order = np.lexsort((table.seconds, piece))  # the longest row of each piece comes last
     last = np.append(starts[1:], len(table)) - 1
-    found: NDArray[np.int32] = table.part[order[last]]
-    return found
+    return np.asarray(table.part[order[last]])
 
 
 def single(table: StepTable, pieces: Cuts) -> Starts:

@@ -67,7 +67,6 @@ class MixedAcceptance(NamedTuple):
     parts: tuple[tuple[float, Acceptance], ...]
 
     def tokens(self, drafts: int) -> float:
-        """Tokens that a decode step delivers on average."""
         return sum(share * law.tokens(drafts) for share, law in self.parts)
 
 
@@ -146,20 +145,6 @@ def _smooth(values: list[float]) -> list[float]:
     low, high = size - size // 8, np.minimum(size + size // 8, len(values))
     means: list[float] = ((sums[high] - sums[low - 1]) / (high - low + 1)).tolist()
     return means
-
-
-def longest_losing(cost: WorkCost, drafting: DraftTerms, accept: Accepts) -> float:
-    """Context per request beyond which k drafts never lose, however large the batch: KV is read once for all.
-
-    With p, d and c for a token, a decode and a token of context, and tau tokens a step:
-    (p (1 + k) + d - tau (p + d)) / (c (tau - 1)).
-    """
-    terms, tau = cost.terms, accept.tokens(drafting.drafts)
-    token, decode = terms.per_token, terms.per_decode
-    drafts = drafting.drafts * drafting.draft_per_decode
-    lost = token * (1 + drafting.drafts) + decode + drafts - tau * (token + decode)
-    saved = terms.per_context * (tau - 1)
-    return lost / saved if saved else inf
 
 
 def _step(cost: WorkCost, decodes: int, context: float) -> float:

@@ -67,8 +67,6 @@ class TileTerms(Terms):
 
 
 class Parts(NamedTuple):
-    """Where the time of a batch goes, in seconds."""
-
     constant: float
     linear: float
     other: float  # non-linear work, by token
@@ -106,7 +104,6 @@ def batch_parts(terms: TileTerms, chunks: Iterable[Chunk], positions: Iterable[i
 
 
 def batch_seconds(terms: TileTerms, chunks: Iterable[Chunk], positions: Iterable[int]) -> float:
-    """How long that batch takes."""
     return batch_parts(terms, chunks, positions).total
 
 

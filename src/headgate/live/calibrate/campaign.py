@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.cost.fit.fit import Fitted, fit
-from headgate.cost.fit.steps import About, StepTable
-from headgate.live.calibrate.engine import WantedEngine, about, core_of, start
+from headgate.cost.fit.steps import About, StepTable, shape_class
+from headgate.cost.likeness import shape_of
 from headgate.live.calibrate.probe import FEED, Ground, Probe, ProbeWalk, grid
-from headgate.live.calibrate.step_log import StepLog
 
 SAVE_EVERY = 20.0  # seconds
 STANDSTILL = 20_000  # steps with nothing in them, in a row: about twenty seconds
@@ -34,7 +36,7 @@ Report = Callable[[int, int, str], None]
 class Campaign:
     """One engine, one walk of several passes, one file of steps."""
 
-    llm: Any  # an engine that `calibrate.engine.start` made
+    llm: Any  # an engine that `start` made
     ground: Ground  # what the engine allows; its KV is read from the engine
     steps_file: Path  # where the steps are written, again and again
     seconds: float  # for all of it, filling the pools included
@@ -170,7 +172,6 @@ class Campaign:
         return fitted.quality.good_enough(GOOD)
 
     def _warm_up(self) -> None:
-        """Kernels are compiled at their first use."""
         engine = self.llm.llm_engine
         for prompt, requests in WARM_UP:
             for _ in range(min(requests, self.ground.decodes)):
@@ -223,3 +224,234 @@ def measured(
     campaign = Campaign(llm, wide.with_kv(said.kv_tokens), steps_file, seconds, passes, seed, heat, report)
     table = campaign.run(said)
     return table, said, campaign.outcome, campaign.cut_short
+
+
+# -- a vLLM engine in this process, to be measured
+
+SCHEDULER = "headgate.vllm.scheduler"
+SETTINGS = {"policy": "vllm", "watchdog": "1h", "metrics": False}  # the probe takes over when all is ready
+
+
+@dataclass(frozen=True)
+class WantedEngine:
+    """What engine to start. Everything that changes step times should be as it will be when serving."""
+
+    model: str  # a name or folder vLLM knows, or a config.json whose weights are then made up
+    slots: int  # requests that may run at once (`max_num_seqs`)
+    budget: int  # tokens in one step (`max_num_batched_tokens`)
+    longest: int  # tokens of one request (`max_model_len`)
+    dummy: bool = False  # make weights up; the times of dense models do not depend on them
+    graphs: int | None = None  # largest batch with a CUDA graph; None: as vLLM decides
+    more: Mapping[str, Any] = field(default_factory=dict)  # further arguments of vLLM's `LLM`
+
+
+def start(wanted: WantedEngine) -> Any:
+    """The engine, with our scheduler inside."""
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler must be within reach
+    model, dummy = wanted.model, wanted.dummy
+    if Path(model).name == "config.json" and Path(model).is_file():
+        model, dummy = str(Path(model).parent), True
+    words: dict[str, Any] = {
+        "model": model,
+        "skip_tokenizer_init": True,
+        "load_format": "dummy" if dummy else "auto",
+        "max_model_len": wanted.longest,
+        "max_num_seqs": wanted.slots,
+        "max_num_batched_tokens": wanted.budget,
+        "enable_prefix_caching": False,
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        "seed": 0,
+        "scheduler_cls": SCHEDULER,
+        "additional_config": {"headgate": dict(SETTINGS)},
+    }
+    if wanted.graphs is not None:
+        words["compilation_config"] = {"max_cudagraph_capture_size": wanted.graphs}
+    try:
+        from vllm import LLM
+    except ImportError as error:
+        raise InputError(f"vLLM cannot be imported ({error}); install it, 0.26 to 0.33") from None
+    return LLM(**{**words, **wanted.more})
+
+
+def core_of(llm: Any) -> Any:
+    return llm.llm_engine.engine_core.engine_core
+
+
+def about(llm: Any, wanted: WantedEngine, name: str, decodes: int) -> About:
+    """What the card is to say of the engine; `decodes` is the largest batch that is measured."""
+    import torch
+    import vllm
+
+    config, scheduler = llm.llm_engine.vllm_config, core_of(llm).scheduler
+    graphs = config.compilation_config.max_cudagraph_capture_size
+    settings = {
+        "dtype": str(config.model_config.dtype).removeprefix("torch."),
+        "weights": "made up" if config.load_config.load_format == "dummy" else "loaded",
+        "asynchronous scheduling": str(bool(config.scheduler_config.async_scheduling)),
+        "V2 model runner": str(bool(getattr(config, "use_v2_model_runner", False))),
+        "largest CUDA graph": "none" if config.model_config.enforce_eager else str(graphs),
+        "prefix caching": str(bool(config.cache_config.enable_prefix_caching)),
+        "tensor parallel": str(config.parallel_config.tensor_parallel_size),
+        "quantization": str(config.model_config.quantization),
+    }
+    return About(
+        name=name,
+        gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else "none (CPU)",
+        model=str(wanted.more.get("served_model_name", Path(wanted.model).name)),
+        kv_tokens=int(scheduler._headgate.ledger.kv_total),
+        max_model_len=wanted.longest,
+        max_running=decodes,
+        max_batch_tokens=wanted.budget,
+        block=int(scheduler.block_size),
+        versions={"vllm": vllm.__version__, "torch": torch.__version__},
+        settings=settings,
+        model_shape=shape_of(config.model_config.hf_text_config),
+        date=datetime.now(UTC).date().isoformat(),
+        source="headgate calibrate",
+    )
+
+
+# -- one row per step, written by a listener outside the scheduler
+
+SETTLE = 2  # steps after a disturbance that do not count: one may be under way, one was composed late
+
+
+class Composition(NamedTuple):
+    decodes: int = 0
+    context: int = 0  # KV tokens the decodes read, those they write included
+    prefill: int = 0
+    behind: int = 0
+    prompts: int = 0
+    attention: float = 0.0  # sum over pieces of prompts of tokens * (start + tokens / 2)
+
+
+class StepRow(NamedTuple):
+    composed: float  # when schedule() was entered
+    start: float  # when it began to count: the end of the step before it, or `composed` where none was
+    end: float  # when its tokens were there
+    ahead: bool  # it was composed before the step before it had ended
+    before: int  # shape class of that step; 0: the engine stood idle
+    kept: bool
+    label: str
+    held: Composition
+
+
+class _Open(NamedTuple):
+    composed: float
+    follows: bool  # a step before it was still to end, or had just ended with others waiting
+    kept: bool
+    label: str
+    held: Composition
+
+
+class StepLog:
+    """Wraps schedule() and update_from_output() of one scheduler.
+
+    A step takes from the end of the step before it to its own end; under asynchronous scheduling it is
+    composed while that one runs, without it the composing is part of its time. After a stand-still it takes
+    from its own schedule() on. Its end is when update_from_output() is entered: what the engine does
+    with the tokens then overlaps with the next step, or is part of it.
+    """
+
+    def __init__(self, scheduler: Any, clock: Callable[[], float] = perf_counter) -> None:
+        self.rows: list[StepRow] = []
+        self.empty = 0  # steps with nothing in them, in a row
+        self.label: Callable[[], str] = lambda: "all"
+        self._clock = clock
+        self._open: deque[_Open | None] = deque()  # composed, tokens not there yet; first in, first out
+        self._last_end: float | None = None  # None: the engine stood idle, or was held up
+        self._last_class = 0
+        self._ignore = 0
+        self._scheduler = scheduler
+        self._schedule, self._update = scheduler.schedule, scheduler.update_from_output
+        scheduler.schedule, scheduler.update_from_output = self._scheduled, self._updated
+
+    def close(self) -> None:
+        """The scheduler is as it was; what wrapped it later must have gone before."""
+        self._scheduler.schedule, self._scheduler.update_from_output = self._schedule, self._update
+
+    def disturbed(self) -> None:
+        """The host does something that is no part of serving: the steps around it do not count."""
+        self._ignore = SETTLE
+        self._last_end = None
+        self._open = deque(each and each._replace(kept=False, follows=False) for each in self._open)
+
+    def table(self) -> StepTable:
+        rows = [row for row in self.rows if row.kept]
+        labels = tuple(dict.fromkeys(row.label for row in rows)) or ("all",)
+        place = {label: number for number, label in enumerate(labels)}
+        columns: dict[str, Any] = {
+            name: np.array([getattr(row.held, name) for row in rows], dtype=np.float64)
+            for name in Composition._fields
+        }
+        columns |= {
+            "seconds": np.array([row.end - row.start for row in rows]),
+            "before": np.array([row.before for row in rows], dtype=np.int8),
+            "busy": np.array([row.ahead for row in rows], dtype=bool),
+            "part": np.array([place[row.label] for row in rows], dtype=np.int32),
+        }
+        return StepTable.from_columns(columns, labels)
+
+    def times(self) -> dict[str, Any]:
+        """When each step that counts was composed and ended, beside its shape: for a closer look."""
+        rows = [row for row in self.rows if row.kept]
+        times = {name: [getattr(row, name) for row in rows] for name in ("composed", "start", "end")}
+        times |= {name: [getattr(row.held, name) for row in rows] for name in ("decodes", "prefill")}
+        return {name: np.array(column) for name, column in times.items()}
+
+    def _scheduled(self, *args: Any, **words: Any) -> Any:
+        composed = self._clock()
+        output = self._schedule(*args, **words)
+        if not output.num_scheduled_tokens:
+            self.empty += 1
+            if not any(self._open):
+                self._last_end = None
+            self._open.append(None)
+            return output
+        self.empty = 0
+        follows = any(self._open) or self._last_end is not None
+        self._open.append(_Open(composed, follows, not self._ignore, self.label(), composition(output)))
+        self._ignore = max(0, self._ignore - 1)
+        return output
+
+    def _updated(self, *args: Any, **words: Any) -> Any:
+        end = self._clock()
+        row = self._open.popleft()
+        if row is not None:
+            last = self._last_end if row.follows else None
+            start = row.composed if last is None else last
+            ahead = last is not None and row.composed < last
+            before = 0 if last is None else self._last_class
+            self.rows.append(StepRow(row.composed, start, end, ahead, before, row.kept, row.label, row.held))
+            self._last_end = end
+            self._last_class = int(shape_class(row.held.decodes, row.held.prefill))
+        result = self._update(*args, **words)
+        if not any(self._open) and not self._scheduler.has_unfinished_requests():
+            self._last_end = None
+        return result
+
+
+def composition(output: Any) -> Composition:
+    """Of one SchedulerOutput. A request that has put something out and gets one token decodes."""
+    tokens = output.num_scheduled_tokens
+    decodes = context = prefill = behind = prompts = 0
+    attention = 0.0
+    pieces = [(tokens[new.req_id], new.num_computed_tokens) for new in output.scheduled_new_reqs]
+    cached = output.scheduled_cached_reqs
+    resumed = cached.resumed_req_ids
+    for name, computed, put_out in zip(
+        cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
+    ):
+        if put_out and tokens[name] == 1 and name not in resumed:
+            decodes += 1
+            context += computed + 1
+        else:
+            pieces.append((tokens[name], computed))
+    for piece, start in pieces:
+        prompts += 1
+        prefill += piece
+        behind += start
+        attention += piece * (start + piece / 2)
+    return Composition(decodes, context, prefill, behind, prompts, attention)

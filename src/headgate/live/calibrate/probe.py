@@ -28,8 +28,6 @@ class DecodePool(NamedTuple):
 
 
 class ProbeMove(NamedTuple):
-    """Steps of one shape."""
-
     decodes: int = 0
     pools: tuple[str, ...] = ()  # whose decodes
     prompts: tuple[int, ...] = ()  # which of the cell's own prompts, by place
@@ -52,7 +50,6 @@ class ProbeWalk(NamedTuple):
     cells: tuple[ProbeCell, ...]
 
     def ordered(self, order: Sequence[int]) -> ProbeWalk:
-        """The same cells in the order of a permutation (or a part of one, or several in a row)."""
         return self._replace(cells=tuple(self.cells[place] for place in order))
 
 
@@ -223,7 +220,6 @@ class Ground:
     quick: bool = False  # every other cell of the large families only
 
     def with_kv(self, tokens: int) -> Ground:
-        """The same for an engine whose KV is known by now."""
         return replace(self, kv_tokens=tokens)
 
     @property
@@ -302,7 +298,6 @@ class _Builder:
         self.most = self.counts[SHORT] + self.counts[MIDDLE]
 
     def decode(self) -> Iterator[ProbeCell]:
-        """Decodes alone, by number and context."""
         ladder = [each for each in self._some(DECODES) if each <= self.most]
         for kind in (SHORT, MIDDLE):
             for number in _with_largest(ladder, self.counts[kind]):

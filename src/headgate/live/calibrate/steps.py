@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
@@ -35,10 +35,14 @@ def steps_of_trace(path: str | Path) -> tuple[StepTable, dict[str, Any]]:
     told.settle()
     if not told.rows:
         raise InputError(f"trace {path}: no step in it; let the engine serve some requests first")
-    columns = {name: [row[name] for row in told.rows] for name in told.rows[0]}
-    parts = [row // LABEL_EVERY for row in range(len(told.rows))]
-    labels = [f"steps from {LABEL_EVERY * part}" for part in range(parts[-1] + 1)]
-    return StepTable.from_columns({**columns, "part": parts}, labels), header
+    return _table(told.rows, "steps"), header
+
+
+def _table(rows: Sequence[Mapping[str, float]], what: str, **more: list[bool]) -> StepTable:
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    parts = [row // LABEL_EVERY for row in range(len(rows))]
+    labels = [f"{what} from {LABEL_EVERY * part}" for part in range(parts[-1] + 1)]
+    return StepTable.from_columns({**columns, "part": parts, **more}, labels)
 
 
 class _TraceSteps:
@@ -100,7 +104,6 @@ class _TraceSteps:
             self._todo.pop(id, None)
 
     def _pieces(self, tokens: int, done: list[int]) -> list[tuple[int, int]]:
-        """Tokens, and what lies behind them, of each prompt in a step."""
         found: list[tuple[int, int]] = []
         for id in [*done, *(id for id in self._todo if id not in done)]:
             todo = self._todo.get(id, 0)
@@ -154,11 +157,8 @@ def steps_of_passes(path: str | Path) -> StepTable:
     rows = [row for row in _passes(path) if row["seconds"] > 0]
     if not rows:
         raise InputError(f"passes {path}: no timed pass in it; let the server serve some requests first")
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    parts = [row // LABEL_EVERY for row in range(len(rows))]
-    labels = [f"passes from {LABEL_EVERY * part}" for part in range(parts[-1] + 1)]
     busy = [False] * len(rows)  # nothing is told of the host
-    return replace(StepTable.from_columns({**columns, "part": parts, "busy": busy}, labels), exact=True)
+    return replace(_table(rows, "passes", busy=busy), exact=True)
 
 
 def _passes(path: str | Path) -> Iterator[dict[str, float]]:
@@ -188,15 +188,8 @@ def _pass(line: bytes, place: str) -> dict[str, float]:
     each = max(1, prompts)
     # Exact for one prompt. The spread is that of whole prompts, so it counts where nothing lies behind them.
     pairs = tokens * (behind + tokens / 2) / each + (0.0 if behind else prompts * spread / 2)
-    return {
-        "seconds": seconds,
-        "decodes": decodes,
-        "context": context,
-        "prefill": tokens,
-        "behind": behind,
-        "prompts": prompts,
-        "attention": pairs,
-    }
+    row = {"seconds": seconds, "decodes": decodes, "context": context, "prefill": tokens, "behind": behind}
+    return row | {"prompts": prompts, "attention": pairs}
 
 
 # -- from `vllm bench serve --save-detailed`

@@ -39,7 +39,6 @@ def write(page: doc.Page, path: str | Path) -> Path:
 
 
 def render(page: doc.Page) -> str:
-    """The whole file."""
     numbers = count(1)
     several = len(page.chapters) > 1
     head = tag(
@@ -94,7 +93,6 @@ def _verdict(text: str) -> Markup:
 
 
 def _section(section: doc.Section, numbers: Iterator[int]) -> Markup | None:
-    """None where nothing stands in it."""
     inside: list[Markup] = []
     drawn = (block.make() if isinstance(block, doc.Drawn) else (block,) for block in section.blocks)
     blocks = chain.from_iterable(drawn)
@@ -140,7 +138,7 @@ def _figure(figure: doc.Figure, number: int) -> Markup:
         tag("figcaption", tag("h4", figure.title), tag("p", figure.look, class_="look"), *above),
         tag("div", *entries, class_="legend") if entries else None,
         tag("div", *zoom, class_="zoom") if zoom else None,
-        tag("div", figure.drawing, class_="plot", tabindex="0" if timeline else None),
+        tag("div", Markup(figure.drawing), class_="plot", tabindex="0" if timeline else None),
         *below,
         tag("div", *tools, class_="tools"),
         tag("script", embedded(figure.data), type="application/json"),
@@ -204,14 +202,12 @@ def tag(element: str, /, *children: str | None, **attributes: object) -> Markup:
 
 
 def join(*parts: str | None) -> Markup:
-    """Parts one after the other, escaped where they are not markup."""
     return Markup(
         "".join(part if isinstance(part, Markup) else escape(part, quote=False) for part in parts if part)
     )
 
 
 def position(value: float) -> str:
-    """A coordinate, to a tenth of a pixel."""
     return f"{value:.1f}".removesuffix(".0")
 
 

@@ -58,7 +58,6 @@ def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> do
 
 
 def answer(advice: Advice) -> str:
-    """One sentence: policy, flags, engines, the load it holds, what gives way first."""
     best, rate = advice.best, advice.best.found.rate
     if not rate.value:
         levels = "; ".join(str(level) for level in advice.levels if level.statistic)
@@ -104,7 +103,6 @@ def _also_plain(advice: Advice) -> str:
 
 
 def other_said(advice: Advice) -> str:
-    """Both answers where the arrival times decide, else ""."""
     said = apart_said(advice.other, "holds")
     if not said or advice.load is None:
         return said
@@ -180,7 +178,6 @@ def _shorts(found: Sequence[PolicyRate]) -> doc.Grid:
 
 
 def serve_line(advice: Advice, each: Advised, model: str) -> doc.Code:
-    """What to paste to run it; promises of classes need a settings file."""
     sglang = ["--engine sglang"] if advice.served_by.title == "SGLang" else []
     parts = [f"headgate serve {quote(model)}", *sglang, f"--policy {quote(each.policy)}"]
     parts += [f"--set {quote(f'{key}={value}')}" for key, value in each.settings.items()]
@@ -193,7 +190,6 @@ def serve_line(advice: Advice, each: Advised, model: str) -> doc.Code:
 
 
 def drafting(advice: Advice) -> DraftTerms:
-    """What its drafts take."""
     cost = advice.start.engine.cost
     assert isinstance(cost, WorkCost)
     assert cost.drafting is not None

@@ -46,7 +46,6 @@ def capacity_page(plan: CapacityPlan, command: Sequence[str]) -> doc.Page:
 
 
 def _verdict(plan: CapacityPlan) -> str:
-    """The best policy, and those without a significant difference from it."""
     best = max(plan.found, key=lambda each: each.rate.value)
     if not best.rate.value:
         return "No policy keeps these levels at any rate: ask for less."
@@ -88,7 +87,6 @@ def apart_said(other: OtherTimes | None, holds: str, unit: str = "requests/s") -
 
 
 def asked(levels: Sequence[Level], classes: Sequence[tuple[str, float]]) -> dict[str, str]:
-    """The service levels, what is only promised, and the classes."""
     facts = {"Levels": "; ".join(str(level) for level in levels if level.statistic)}
     known = [str(level) for level in levels if not level.statistic]
     if known:
@@ -128,7 +126,6 @@ def _rates(found: Sequence[PolicyRate], worth: Mapping[str, float]) -> doc.Grid:
 
 
 def rate_bars(done: str, found: Sequence[PolicyRate], most: float, look: str) -> doc.Figure:
-    """A bar for the rate of each policy, beside λ*."""
     bars = [
         Bar(each.policy, ((done, f"c{n % COLOURS}", each.rate.value),), each.rate.low, each.rate.high)
         for n, each in enumerate(found)
@@ -167,7 +164,6 @@ def _beside_facts(plan: BesidePlan) -> dict[str, str]:
 
 
 def left_said(plan: BesidePlan) -> str:
-    """The best policy that keeps every level, and what it leaves."""
     where = "one engine" if plan.engines == 1 else f"{plan.engines} engines"
     if not plan.bound:
         return f"Nothing is left to {plan.name} on {where}: the requests with a promise alone are too many."
@@ -233,7 +229,6 @@ def engines_page(plan: EnginesPlan, command: Sequence[str]) -> doc.Page:
 
 
 def _fewest(plan: EnginesPlan) -> str:
-    """The smallest fleet, and how far it is from the bound."""
     enough = [each for each in plan.found if each.engines is not None]
     if not enough and plan.interrupted:
         return "Interrupted before any fleet was found to be enough."

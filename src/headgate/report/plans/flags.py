@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Any
 
-from headgate.advisor.budget_search import FlagsTried
+from headgate.advisor.advice import FlagsTried
 from headgate.advisor.capacity.plan import apart
 from headgate.advisor.capacity.traffic import Level
+from headgate.advisor.drafts import SIZES, DraftsPlan, DraftsRun
 from headgate.advisor.flags import (
     LIMITED,
     NO_PLUG_IN,
@@ -29,7 +31,6 @@ LINE = 76  # characters of a line to paste
 
 
 def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[doc.Section] = ()) -> doc.Page:
-    """Each flag with its reason, and the whole command; then the check, where there was one."""
     about = plan.situation
     rows = (doc.row(each.text, doc.Cell(each.why, tone="prose")) for each in plan.flags)
     blocks: list[doc.Block] = [f"{plan.card.model} on {plan.card.gpu}; {lengths(about)}"]
@@ -60,7 +61,6 @@ def _command(plan: FlagsPlan, words: Sequence[str]) -> tuple[doc.Block, ...]:
 
 
 def unnamed(model: str) -> str:
-    """What the placeholder in lines to paste stands for."""
     return f"{UNNAMED} stands for {model}, which has no name here that vLLM could load: put yours."
 
 
@@ -101,7 +101,6 @@ def promised_page(
 
 
 def _against_own(tried: FlagsTried) -> str:
-    """What the best flags hold, and how vLLM's own stand to them."""
     best, own = tried.best, tried.own
     mine = best.found.rate.value
     if tried.declined:
@@ -118,7 +117,6 @@ def _against_own(tried: FlagsTried) -> str:
 
 
 def sglang_said(made: Mapping[str, tuple[str, Mapping[str, Any]]], engine: Engine) -> list[str]:
-    """SGLang's flags for each of the policies that were run, by what the user called them."""
     lines = []
     for text, (policy, parameters) in made.items():
         words = sglang_words(policy, parameters, engine.running, engine.batch_tokens)
@@ -127,7 +125,6 @@ def sglang_said(made: Mapping[str, tuple[str, Mapping[str, Any]]], engine: Engin
 
 
 def check_section(runs: Sequence[Checked], load: str, plan: FlagsPlan) -> doc.Section:
-    """The simulated runs, one line each."""
     promised = any(run.metrics.goodput for run in runs)
     rows = []
     for run in runs:
@@ -156,3 +153,81 @@ def check_section(runs: Sequence[Checked], load: str, plan: FlagsPlan) -> doc.Se
             away = f"{counts.refused:,} of {counts.total:,} requests"
             said += f" {LIMITED}: with --max-num-queued-tokens, where vLLM answers 503 to {away}."
     return doc.Section("Simulated", (doc.Grid("", heads, tuple(rows), (said,)),))
+
+
+# -- `plan speculation`: which k at this load, what each gains, and vLLM's schedule of k by batch size
+
+CARE = (
+    "Runs are finite. Acceptance is taken to be the same at every load, and the drafter's own prompts and KV "
+    "are not simulated."
+)
+DENSE = (
+    "A dense model reads its weights once whatever the batch: drafts are nearly free in small batches and "
+    "cost their whole work in large ones, so gains fall as the batch grows."
+)
+EXPERTS = (
+    "A mixture of experts reads more experts for more tokens: in small batches drafts need experts of their "
+    "own, in large ones all are read anyway, so gains grow with the batch until the GPU's arithmetic is busy."
+)
+
+
+def drafts_page(plan: DraftsPlan, command: Sequence[str]) -> doc.Page:
+    rows = [_row(plan, run) for run in plan.runs]
+    heads: tuple[str, ...] = ("drafts\na step", "tokens\na step", "decodes\nat once", "TPOT\nms")
+    heads += ("gap p99\nms", "TTFT\nms", "output\ntokens/s", "busy", "gain")
+    if any(run.kept is not None for run in plan.runs):
+        heads += ("promises\nkept",)
+    sizes = [
+        doc.row(k, *(doc.valued(f"{value:.2f}", value) for value in values), _loses(plan, k))
+        for k, values in plan.gains.items()
+    ]
+    by_size = doc.Grid("", ("drafts", *(f"batch\n{size}" for size in SIZES), "slower\nfrom"), tuple(sizes))
+    words: tuple[doc.Block, ...] = ("No batch size gains by drafts: leave speculation off.",)
+    if max(k for _, _, k in plan.ranges):
+        words = (
+            doc.Code(f"--speculative-config '{json.dumps(plan.config())}'"),
+            "With data parallelism vLLM ignores the schedule. The drafter's own name (model) is to be added.",
+        )
+    sections = (
+        doc.Section("At this load", (doc.Grid("", heads, tuple(rows)),)),
+        doc.Section(
+            f"Tokens a second by batch size, at {plan.context:,.0f} tokens of context",
+            (by_size, EXPERTS if plan.experts else DENSE),
+        ),
+        doc.Section("For vLLM", words),
+    )
+    about = f"card {plan.card.name}, {plan.workload}"
+    return doc.plan_page(
+        "Speculation", about, answer(plan), sections, plan.notes, command, CARE, answer_first=True
+    )
+
+
+def answer(plan: DraftsPlan) -> str:
+    best, none = plan.best, plan.runs[0]
+    most = "at most " if plan.at_most else ""
+    if not best.drafts:
+        others = max(plan.runs[1:], key=lambda run: plan.gain(run))
+        return (
+            f"Leave speculation off at this load: the best of 1 to {plan.runs[-1].drafts} drafts gains {most}"
+            f"{100 * (plan.gain(others) - 1):.0f} %."
+        )
+    return (
+        f"Speculate with {doc.plural(best.drafts, 'draft')} a step: TPOT {1000 * best.tpot:.3g} instead of "
+        f"{1000 * none.tpot:.3g} ms, {doc.number(best.output_rate)} instead of "
+        f"{doc.number(none.output_rate)} output tokens/s, a gain of {most}"
+        f"{100 * (plan.gain(best) - 1):.0f} %; gaps between deliveries are "
+        f"{1000 * best.gap:.3g} instead of {1000 * none.gap:.3g} ms (p99)."
+    )
+
+
+def _row(plan: DraftsPlan, run: DraftsRun) -> doc.Row:
+    tokens, batch = doc.valued(f"{run.tokens:.2f}", run.tokens), doc.valued(f"{run.batch:.1f}", run.batch)
+    times = (1000 * value for value in (run.tpot, run.gap, run.first_token))
+    gain, kept = plan.gain(run), () if run.kept is None else (f"{100 * run.kept:.1f} %",)
+    shares = (f"{100 * run.busy:.0f} %", doc.valued(f"{gain:.2f}", gain))
+    return doc.row(run.drafts, tokens, batch, *times, run.output_rate, *shares, *kept)
+
+
+def _loses(plan: DraftsPlan, k: int) -> str:
+    size = plan.loses_from[k]
+    return "never" if size is None else f"{size:,}"

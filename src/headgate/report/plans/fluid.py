@@ -27,7 +27,6 @@ CHANCE = "A fluid has no randomness: real fleets earn a little less."
 
 
 def fluid_page(answer: FluidAnswer, level: str | None, command: Sequence[str]) -> doc.Page:
-    """Which requests are served, how engines are split, what it is worth, and what the next one adds."""
     bars = doc.Drawn(lambda: (_served(answer), _occupancies(answer)))
     said = [_revenue(answer), _next(answer), _router(answer), _prices(answer.plan), _per_second(answer)]
     sections = [
@@ -163,7 +162,6 @@ def _per_second(answer: FluidAnswer) -> str:
 
 
 def _levels(answer: FluidAnswer) -> list[str]:
-    """What each service level costs at the margin."""
     found = []
     for name, price in answer.plan.shadows.levels.items():
         what = LEVELS.get(name, f"share of {name.removeprefix('served.')} served")

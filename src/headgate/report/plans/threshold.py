@@ -27,7 +27,6 @@ CAUTION = (
 
 
 def threshold_page(plan: ThresholdPlan, command: Sequence[str]) -> doc.Page:
-    """Facts, thresholds, both modes side by side, and the verdict."""
     sections = (
         doc.Section("", (_facts(plan),)),
         doc.Section("Thresholds", (_thresholds(plan), doc.Drawn(lambda: (_curve(plan), _rates(plan))))),
@@ -39,7 +38,6 @@ def threshold_page(plan: ThresholdPlan, command: Sequence[str]) -> doc.Page:
 
 
 def choice(plan: ThresholdPlan) -> str:
-    """Which mode to run at this load, in one sentence."""
     where, more = _where(plan), f"{100 * abs(plan.gain):.1f} %"
     if plan.keeps_up:
         most = plan.saturated
@@ -120,7 +118,6 @@ def _gap(plan: ThresholdPlan) -> str:
 
 
 def lengths(about: Situation) -> str:
-    """Mean lengths, and what a decode reads."""
     found = about.lengths
     cached = f" ({doc.percent(found.cached / found.prompt)} cached)" if found.uncached else ""
     means = f"prompt {doc.number(found.prompt)}{cached}, output {doc.number(found.output + 1)} tokens"
@@ -152,7 +149,6 @@ def _facts(plan: ThresholdPlan) -> doc.Facts:
 
 
 def _trend(trend: HazardTrend) -> str:
-    """Whether long outputs are more likely to end, and how sure that is."""
     line = trend.line
     chances = f"Mann-Kendall p = {trend.ranks.chance:.2g}, regression p = {trend.slope_chance:.2g}"
     fitted = f"{line.base:.3g} {'-' if line.slope < 0 else '+'} {abs(line.slope):.3g} per token of age"
@@ -174,7 +170,6 @@ def _thresholds(plan: ThresholdPlan) -> doc.Grid:
 
 
 def _modes(plan: ThresholdPlan) -> doc.Grid:
-    """One line per figure, mixed and exclusive batches beside each other."""
     fields = {
         "requests/s with so many at once": "rate",
         "tokens/s, prompt and output": "tokens",

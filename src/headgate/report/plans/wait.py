@@ -15,7 +15,6 @@ WIDE = 78  # columns of a command
 
 
 def wait_page(plan: WaitPlan, command: Sequence[str]) -> doc.Page:
-    """Facts, both tables of thresholds, the memory, and the policies to copy."""
     rules = (f"{name}: {_list(sizes)}" for name, sizes in plan.rules.items())
     known: tuple[doc.Block, ...] = (_types(plan), _full(plan), _whole(plan), *rules)
     sections = (

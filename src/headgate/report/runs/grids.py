@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+
+import numpy as np
 
 from headgate.core.fleet import PREFILL
+from headgate.core.request import ENVELOPE, GAP, MEAN
+from headgate.experiment.fleet import decode_targets
+from headgate.methods.fluid.plan import Path
+from headgate.record.tables import Run
+from headgate.report.charts import COLOURS, Axis, Bar, Bars, Chart, Floats, Mark, Series, over_time
 from headgate.report.document import (
     BEST,
     LEVEL,
@@ -14,6 +21,7 @@ from headgate.report.document import (
     TIED,
     Cell,
     Facts,
+    Figure,
     Grid,
     Row,
     change,
@@ -27,12 +35,13 @@ from headgate.report.document import (
     valued,
     whole,
 )
+from headgate.report.runs.scenes import compared
+from headgate.report.runs.timeline import engine_name
 from headgate.stats.comparison import BETTER, WORSE, Comparison
 from headgate.stats.comparison import MetricRow as Compared
 from headgate.stats.figures import Figures
-from headgate.stats.fleet import FleetFigures
-from headgate.stats.measured import Measured
-from headgate.stats.metrics import EngineUse, Metrics, PrefixHits
+from headgate.stats.measured import Measured, between_kind, promised
+from headgate.stats.metrics import EngineUse, FleetFigures, Metrics, PrefixHits
 
 TONES = {BETTER: "words good", WORSE: "words bad"}
 SHORT = {"request throughput": "requests", "total token throughput": "tokens"}  # "p99 ITL": ITL, p99
@@ -51,7 +60,6 @@ def overview(found: Comparison, head: str) -> Grid:
 
 
 def differences(found: Comparison, head: str) -> Grid:
-    """Every difference from the baseline with its interval."""
     rows: list[Row] = []
     for line in found.rows:
         scale, unit = _unit(line)
@@ -108,7 +116,6 @@ def _pairing(found: Comparison) -> tuple[str, ...]:
 
 
 def latencies(metrics: Mapping[str, Metrics]) -> Grid:
-    """TTFT, TPOT, ITL and E2E of every run, each in its own unit."""
     alone, rows = len(metrics) == 1, []
     for name, found in metrics.items():
         gap = "gap of deliveries" if found.bursts else "ITL"
@@ -128,7 +135,6 @@ def _latency(name: str, found: Figures) -> Row:
 
 
 def run_facts(found: Measured) -> Facts:
-    """What is one number in a run, with its unit."""
     metrics = found.metrics
     engine, counts, why = metrics.engine, metrics.counts, found.trend.said.removeprefix("Not stationary: ")
     rates = {"Requests": metrics.request_rate, "Output tokens": metrics.output_rate}
@@ -159,7 +165,6 @@ def run_facts(found: Measured) -> Facts:
 
 
 def _hits(hits: PrefixHits) -> str:
-    """The share of prompt tokens that were found, what that saved, and evictions."""
     parts = f"{percent(hits.all.share)} of prompt tokens found"
     if len(hits.engines) > 1:
         shares = [found.share for found in hits.engines.values()]
@@ -194,7 +199,6 @@ def prefix_grid(metrics: Mapping[str, Metrics], by_engine: bool = False) -> list
 
 
 def _memory(engine: EngineUse) -> str:
-    """Mean and peak KV, as shares where the size is known."""
     if math.isnan(engine.kv_tokens):
         return f"{number(engine.kv_mean)} tokens, peak {number(engine.kv_peak)}"
     mean, peak = percent(engine.kv_mean / engine.kv_tokens), percent(engine.kv_peak / engine.kv_tokens)
@@ -202,7 +206,6 @@ def _memory(engine: EngineUse) -> str:
 
 
 def rates(runs: Mapping[str, Measured]) -> Grid:
-    """What each run served, and whether it came to rest."""
     rows = []
     for name, measured in runs.items():
         found = measured.metrics
@@ -217,7 +220,6 @@ def rates(runs: Mapping[str, Measured]) -> Grid:
 
 
 def engines(metrics: Mapping[str, Metrics]) -> Grid:
-    """How each run used the engine."""
     rows = []
     for name, found in metrics.items():
         engine = found.engine
@@ -259,3 +261,319 @@ def _earned(found: FleetFigures) -> list[str]:
         each = ", ".join(f"{name or '-'} {number(value)}" for name, value in found.kind_revenue.items())
         notes.append(f"{found.router}: revenue {number(found.revenue)} /s: {each}.")
     return notes
+
+
+# -- by class of request, by tenant and by engine
+
+COLUMNS = 160  # of a picture over time
+VALUE = "Value kept: {} (the weights of kept promises over those of all promised requests)."
+APART = (
+    "Service: prompt tokens and twice the output tokens. Apart: the most by which one tenant gained on "
+    "another while both had requests waiting{}."
+)
+MOST_BARS = 16  # engines drawn one by one
+MOST_RUNS = 3  # whose occupancy is drawn
+
+
+def class_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
+    if not any(len(found.kinds) > 1 for found in metrics.values()):
+        return []
+    heads: tuple[str, ...] = ("class", head, "requests\nmeasured", "promised\nTTFT, tokens")
+    heads += ("TTFT\nmean, ms", "TTFT\np99, ms", "TPOT\nmean, ms", "TPOT\np99, ms")
+    heads += ("E2E\nmean, s", "longest gap\nms", "goodput")
+    rows = []
+    for place in range(max(len(found.kinds) for found in metrics.values())):
+        for name, found in metrics.items():
+            if place >= len(found.kinds):
+                continue
+            kind = found.kinds[place]
+            promised = ", ".join(map(_promise, (kind.first_token, kind.between_tokens))).replace("-, -", "-")
+            if kind.between_kind != GAP and kind.between_tokens is not None:
+                promised += f" {kind.between_kind}"
+            times = (kind.ttft.mean.value, kind.ttft.p99, kind.tpot.mean.value, kind.tpot.p99)
+            cells = (*(1000 * value for value in times), kind.e2e.mean.value, 1000 * kind.longest_gap)
+            good = share(kind.goodput.share.value if kind.goodput else np.nan)
+            rows.append(row(kind.name or "-", name, kind.measured, Cell(promised), *cells, good))
+    grid = Grid("", heads, tuple(rows), grouped=True, minor=(heads[2], heads[8], heads[9], heads[3]))
+    return [_nameless(grid) if len(metrics) == 1 else grid]
+
+
+def worth_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
+    """What classes are worth, and what that meant, where one has a weight or is background work."""
+    rows, kept = [], []
+    for name, found in metrics.items():
+        for kind in found.kinds:
+            if (standing := kind.standing) is None:
+                continue
+            weight = "by priority" if standing.weight is None else f"{standing.weight:g}"
+            good = share(kind.goodput.share.value if kind.goodput else np.nan)
+            worth = "background" if standing.background else weight
+            rows.append(row(kind.name or "-", name, worth, good, standing.evictions, standing.token_rate))
+        if found.value_kept is not None:
+            alone = "" if len(metrics) == 1 else f"{name} "
+            kept.append(f"{alone}{percent(found.value_kept)}")
+    if not rows:
+        return []
+    heads = ("class", head, "weight", "promises\nkept", "evictions", "tokens\nper s")
+    grid = Grid("", heads, tuple(rows), (VALUE.format("; ".join(kept)),) if kept else ())
+    return [_nameless(grid) if len(metrics) == 1 else grid]
+
+
+def _nameless(grid: Grid) -> Grid:
+    """Without the column that names the run: there is only one."""
+    rows = tuple((each[0], *each[2:]) for each in grid.rows)
+    return replace(grid, heads=(grid.heads[0], *grid.heads[2:]), rows=rows, grouped=False)
+
+
+def class_figures(runs: Mapping[str, Measured]) -> list[Figure]:
+    if not any(len(found.metrics.kinds) > 1 for found in runs.values()):
+        return []
+    waits = _waits({name: found.metrics for name, found in runs.items()})
+    return [*waits, *(_occupancy(name, found.run) for name, found in list(runs.items())[:MOST_RUNS])]
+
+
+def _promise(value: float | None) -> str:
+    if value is None:
+        return "-"
+    scale, unit = time_unit(value)
+    return f"{value * scale:g} {unit}"
+
+
+def _waits(metrics: Mapping[str, Metrics]) -> list[Figure]:
+    late, kept = [], []
+    for colour, (name, found) in enumerate(metrics.items()):
+        style = f"c{colour % COLOURS}"
+        for kind in found.kinds:
+            label = f"{kind.name or '-'}, {name}"
+            if not np.isnan(kind.ttft.p99):
+                late.append(Bar(label, (("p99 TTFT", style, kind.ttft.p99),)))
+            if kind.goodput is not None and not np.isnan(kind.goodput.share.value):
+                good = kind.goodput.share
+                low, high = (None if end is None else 100 * end for end in (good.low, good.high))
+                kept.append(Bar(label, (("kept", style, 100 * good.value),), low, high))
+    figures = []
+    if late:
+        scale, unit = time_unit(min(bar.length for bar in late))
+        late = [Bar(bar.name, tuple((*part[:2], part[2] * scale) for part in bar.parts)) for bar in late]
+        look = "Whether one class pays for the other."
+        figures.append(Bars("p99 TTFT", unit, _sorted(late)).figure("First tokens by class", look))
+    if kept:
+        look = "Requests that got what their class was promised; the thin line is the interval."
+        figures.append(Bars("promises kept", "%", _sorted(kept)).figure("Goodput by class", look))
+    return figures
+
+
+def _sorted(bars: Sequence[Bar]) -> list[Bar]:
+    return sorted(bars, key=lambda bar: bar.name)
+
+
+def occupancy(run: Run, edges: Floats) -> dict[str, tuple[Floats, Floats]]:
+    """By kind: how many are between slot and first token, and how many decode, on average in each column."""
+    requests, (_, end) = run.requests, run.span()
+    found = {}
+    for place, kind in enumerate(run.kinds):
+        mine = requests["kind"] == place
+        admitted, first, finished = (requests[name][mine] for name in ("admitted", "first_token", "finished"))
+        last = np.where(np.isnan(finished), end, finished)
+        prefilling = _present(admitted, np.where(np.isnan(first), last, first), edges)
+        found[str(kind.get("name") or "-")] = prefilling, _present(first, last, edges)
+    return found
+
+
+def _present(since: Floats, until: Floats, edges: Floats) -> Floats:
+    """How many were there on average between two edges: the time each spent, over the width."""
+    known = ~np.isnan(since)
+    begin, end = np.sort(since[known]), np.sort(until[known])
+
+    def spent(moments: Floats) -> Floats:
+        sums = np.concatenate(([0.0], np.cumsum(moments)))
+        count = np.searchsorted(moments, edges)
+        return np.asarray(count * edges - sums[count])
+
+    return np.asarray(np.diff(spent(begin) - spent(end)) / np.diff(edges))
+
+
+def _columns(run: Run) -> tuple[Floats, Floats]:
+    low, high = run.span()
+    edges = np.linspace(low, max(high, low + 1e-9), COLUMNS + 1)
+    return edges, (edges[:-1] + edges[1:]) / 2
+
+
+def _occupancy(name: str, run: Run) -> Figure:
+    edges, middle = _columns(run)
+    series = [
+        Series(kind, middle, decoding, place)
+        for place, (kind, (_, decoding)) in enumerate(occupancy(run, edges).items())
+    ]
+    targets = decode_targets(run)
+    marks = [Mark(f"LP target: {kind} {number(value)}", value, "y") for kind, value in targets.items()]
+    look = "Which class holds the engine's slots, and whether that settles."
+    if marks:
+        look = "Whether each class settles at what the linear program would have it hold (dashed)."
+    chart = Chart(Axis("time since the start", "s"), Axis("decoding", "requests", low=0.0), series, marks)
+    return chart.figure(f"Decoding by class: {name}", look)
+
+
+def tenant_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
+    rows, apart = [], []
+    for name, found in metrics.items():
+        if (figures := found.tenants) is None:
+            continue
+        for each in (*figures.tenants, *([figures.rest] if figures.rest else ())):
+            portion = share(each.service_share)
+            rows.append(row(each.name, name, each.requests, each.service, portion, share(each.kept)))
+        if not np.isnan(figures.apart):
+            alone = "" if len(metrics) == 1 else f"{name}, "
+            ahead = f"{figures.ahead} ahead of {figures.behind}"
+            apart.append(f"{alone}{number(figures.apart)} tokens, {ahead}")
+    if not rows:
+        return []
+    heads = ("tenant", head, "requests", "service\ntokens", "share", "promises\nkept")
+    said = APART.format(f": {'; '.join(apart)}" if apart else "; no two ever had")
+    grid = Grid("", heads, tuple(rows), (said,))
+    return [_nameless(grid) if len(metrics) == 1 else grid]
+
+
+def tenant_figures(metrics: Mapping[str, Metrics]) -> list[Figure]:
+    bars = [
+        Bar(f"tenant {each.name}, {name}", (("service", f"c{colour % COLOURS}", each.service),))
+        for colour, (name, found) in enumerate(metrics.items())
+        if found.tenants is not None
+        for each in found.tenants.tenants
+    ]
+    look = "Equal bars: equal shares of the engine."
+    figure = Bars("service", "tokens", _sorted(bars)).figure("Service by tenant", look)
+    return [figure] if bars else []
+
+
+def path_line(name: str, found: Measured, path: Path) -> str:
+    """Decodes per engine over the window that is measured, of the fluid path and of the run."""
+    assert found.fleet is not None  # it has a router
+    ours = sum(pool.engines * pool.decodes.mean for pool in found.fleet.pools) / found.fleet.engines
+    begin = found.run.span()[0]
+    window = np.linspace(found.window.low - begin, found.window.high - begin, COLUMNS)
+    fluid = float(np.interp(window, path.time, path.decoding.sum(axis=1)).mean())
+    return (
+        f"Fluid path from an empty fleet, (24) to (32): {number(fluid)} decodes per engine in the measured "
+        f"time; {name}: {number(ours)} ({100 * (ours / fluid - 1):+.0f} %). The path's steps are "
+        "those of full engines; engines with room are faster and hold fewer."
+    )
+
+
+def fleet_figures(runs: Mapping[str, Run], paths: Mapping[str, Path]) -> list[Figure]:
+    held = {name: run for name, run in runs.items() if len(_engines(run)) > 1}
+    return [*_fleet_over_time(held, paths), *(_busy(name, run) for name, run in held.items())] if held else []
+
+
+def _engines(run: Run) -> list[int]:
+    return [int(number) for number in np.unique(run.steps["replica"])]
+
+
+def _fleet_over_time(runs: Mapping[str, Run], paths: Mapping[str, Path]) -> list[Figure]:
+    """Engines that run prompts, and slots in use: their mean, least and most over the engines.
+
+    Beside runs under a plan, the plan's fluid path.
+    """
+    prefilling, slots = [], []
+    for colour, (name, run) in enumerate(runs.items()):
+        edges, middle = _columns(run)
+        prompts, decodes = [], []
+        for engine in _engines(run):
+            rows = run.steps["replica"] == engine
+            start, seconds = (run.steps[word][rows].astype(float) for word in ("start", "seconds"))
+            prompts.append(over_time(start, seconds, (run.steps["prefill"][rows] > 0) * 1.0, edges).mean)
+            decodes.append(over_time(start, seconds, run.steps["decodes"][rows].astype(float), edges).mean)
+        prefilling.append(Series(name, middle, np.sum(prompts, axis=0), colour))
+        low, mean, high = (getattr(np, name)(decodes, axis=0) for name in ("min", "mean", "max"))
+        slots += [Series(name, middle, mean, colour, "band", low, high), Series(name, middle, mean, colour)]
+        if path := paths.get(name):
+            fluid, place = f"{name}, fluid path", len(runs) + colour
+            since = middle - edges[0]
+            engines, beside = len(_engines(run)), ((prefilling, path.prefilling), (slots, path.decoding))
+            for series, level in beside:
+                line = np.interp(since, path.time, level.sum(axis=1))
+                line = engines * line if series is prefilling else line
+                series.append(Series(fluid, middle, line, place))
+    time = Axis("time since the start", "s")
+    first = Chart(time, Axis("engines running prompts", "engines", low=0.0), prefilling)
+    second = Chart(time, Axis("decoding", "requests per engine", low=0.0), slots)
+    prefills = "How much of the fleet prefills, and whether that swings."
+    uneven = "A wide band means some engines idle while others are full."
+    taking = first.figure("Engines that take prompts", prefills)
+    return [taking, second.figure("Slots in use across the fleet", uneven)]
+
+
+def _busy(name: str, run: Run) -> Figure:
+    """Every engine's time by phase; the first of a large fleet."""
+    bars = []
+    low, high = run.span()
+    steps = run.steps
+    decodes, prompts = steps["decodes"] > 0, steps["prefill"] > 0
+    phases = {"prefill": prompts & ~decodes, "decode": decodes & ~prompts, "mixed": decodes & prompts}
+    for engine in _engines(run)[:MOST_BARS]:
+        mine = steps["replica"] == engine
+        parts = tuple(
+            (phase, phase, 100 * float(steps["seconds"][mine & rows].sum()) / max(high - low, 1e-9))
+            for phase, rows in phases.items()
+        )
+        bars.append(Bar(engine_name(run, engine), parts))
+    note = f"The first {MOST_BARS} of {len(_engines(run))} engines." if len(_engines(run)) > MOST_BARS else ""
+    look = "Engines of one role should look alike; a short bar is an engine that waits for work."
+    return Bars("time in steps", "% of the run", bars).figure(f"What each engine did: {name}", look, note)
+
+
+# -- promises, by class
+
+KEPT = 0.95  # a promise that fewer requests get is shown as broken
+HEADS = ("kept", "both", "promised", "TTFT\nin time", "tokens\nin time", "requests")
+NOTE = (
+    f"Requests after warm-up and before cool-down. Kept: at least {100 * KEPT:.0f} % of the requests got "
+    "every promise; requests that were refused, or left, did not. Tokens in time: requests with every gap "
+    "between two tokens within the promise, or their mean where TPOT was promised."
+)
+DUE = "Where an envelope was promised: requests with token j by the promised TTFT and j times the envelope."
+BETWEEN = {GAP: "gaps", MEAN: "TPOT", ENVELOPE: "envelope"}
+
+
+def promise_panel(runs: Mapping[str, Measured]) -> Iterator[Grid]:
+    """One row for every run and class that was promised anything; nothing where none was."""
+    rows = [line for name, found in runs.items() for line in _rows(name, found)]
+    if rows:
+        head = compared(found.run for found in runs.values()).head
+        due = any(between_kind(kind) == ENVELOPE for found in runs.values() for kind in found.run.kinds)
+        yield Grid("", (head, "class", *HEADS), tuple(rows), (NOTE, DUE) if due else (NOTE,))
+
+
+def _rows(name: str, found: Measured) -> Iterator[Row]:
+    promises, latencies = found.promises, found.latencies
+    if promises is None:
+        return
+    for position, kind in enumerate(found.run.kinds):
+        mine = (found.run.requests["kind"] == position) & found.window.keep & promises.judged
+        if not promised(kind) or not mine.any():
+            continue
+        first, between = kind.get("first_token"), kind.get("between_tokens")
+        both = float(promises.met[mine].mean())
+        limits = (within("TTFT", first), within(BETWEEN[between_kind(kind)], between))
+        kept = Cell("yes", tone="words good") if both >= KEPT else Cell("no", tone="words bad")
+        cells = (kept, valued(percent(both), 100 * both), Cell(", ".join(filter(None, limits)), tone="words"))
+        in_time = (
+            _in_time(latencies.ttft[mine], first, 0.0),
+            _in_time(found.between_tokens[mine], between, 1.0),
+        )
+        yield row(name, str(kind.get("name") or "all"), *cells, *in_time, int(mine.sum()))
+
+
+def within(name: str, limit: float | None) -> str:
+    if limit is None:
+        return ""
+    scale, unit = time_unit(limit)
+    return f"{name} ≤ {scale * limit:g} {unit}"
+
+
+def _in_time(times: np.ndarray, limit: float | None, unknown: float) -> Cell:
+    """The share within the limit; `unknown` is what requests without such a time count as."""
+    if limit is None:
+        return Cell("-")
+    share = float(np.where(np.isnan(times), unknown, times <= limit).mean())
+    return valued(percent(share), 100 * share)

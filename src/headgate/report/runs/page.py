@@ -13,9 +13,16 @@ from headgate.experiment.fleet import recorded_path
 from headgate.experiment.run import engine_kind, said, warning
 from headgate.record.tables import Run
 from headgate.report import document as doc
-from headgate.report.runs import grids, groups
-from headgate.report.runs.load import against_load, comparable, distributions, load_grid
-from headgate.report.runs.scenes import RATE, Scene, what_differs
+from headgate.report.runs import grids
+from headgate.report.runs.scenes import (
+    RATE,
+    Scene,
+    against_load,
+    comparable,
+    distributions,
+    load_grid,
+    what_differs,
+)
 from headgate.report.runs.timeline import ROWS, gauge_blocks, timeline
 from headgate.report.runs.verdict import load_verdict, scene_verdict
 from headgate.stats.comparison import Comparison
@@ -26,7 +33,6 @@ MOST_CHAPTERS = 4  # scenes shown in full; of more, the highest loads
 
 
 def runs_page(scenes: Sequence[Scene], command: Sequence[str] = (), title: str = "") -> doc.Page:
-    """The whole report."""
     line = comparable(scenes)
     chapters = [loads_chapter(line)] if line else []
     shown = list(scenes)
@@ -53,27 +59,26 @@ def _title(names: Sequence[str], scenes: Sequence[Scene], runs: int) -> str:
 
 
 def scene_chapter(scene: Scene, rows: int = ROWS) -> doc.Chapter:
-    """Verdict, tables, distributions, timeline, gauges, classes, fleet."""
     found, head, first, runs = scene.comparison, scene.compared.head, scene.first, scene.tables
     machine = "What the engines did" if scene.engines > 1 else "What the engine did"
     pools = {name: one.fleet for name, one in first.items() if one.fleet is not None}
     paths = {name: path for name, run in runs.items() if (path := recorded_path(run))}
     fleet: list[doc.Block] = [grids.fleets(pools)] if pools else []
-    fleet += [groups.path_line(name, first[name], path) for name, path in paths.items()]
-    by_class: list[doc.Block] = [*groups.class_grid(scene.metrics, head)]
-    by_class += groups.worth_grid(scene.metrics, head)
-    by_tenant: list[doc.Block] = [*groups.tenant_grid(scene.metrics, head)]
+    fleet += [grids.path_line(name, first[name], path) for name, path in paths.items()]
+    by_class: list[doc.Block] = [*grids.class_grid(scene.metrics, head)]
+    by_class += grids.worth_grid(scene.metrics, head)
+    by_tenant: list[doc.Block] = [*grids.tenant_grid(scene.metrics, head)]
     prefix_by_engine = tuple(grids.prefix_grid(scene.metrics, by_engine=True))
     sections = [
         doc.Section("", tuple(_numbers(scene))),
-        doc.Section("Promises", (doc.Drawn(lambda: groups.promise_panel(first)),)),
+        doc.Section("Promises", (doc.Drawn(lambda: grids.promise_panel(first)),)),
         doc.Section("How long requests wait", (doc.Drawn(lambda: distributions(scene.runs)),)),
         doc.Section(machine, (doc.Drawn(lambda: filter(None, (timeline(list(runs.items()), rows),))),)),
-        doc.Section("By class", (*by_class, doc.Drawn(lambda: groups.class_figures(first)))),
-        doc.Section("By tenant", (*by_tenant, doc.Drawn(lambda: groups.tenant_figures(scene.metrics)))),
+        doc.Section("By class", (*by_class, doc.Drawn(lambda: grids.class_figures(first)))),
+        doc.Section("By tenant", (*by_tenant, doc.Drawn(lambda: grids.tenant_figures(scene.metrics)))),
         doc.Section("Prefix cache", tuple(grids.prefix_grid(scene.metrics))),
         doc.Section("Prefix cache by engine", prefix_by_engine, doc.PAGE_ONLY),
-        doc.Section("The fleet", (*fleet, doc.Drawn(lambda: groups.fleet_figures(runs, paths)))),
+        doc.Section("The fleet", (*fleet, doc.Drawn(lambda: grids.fleet_figures(runs, paths)))),
         doc.Section("What the policies estimated", (doc.Drawn(lambda: gauge_blocks(runs)),)),
     ]
     if isinstance(found, Comparison):
@@ -145,7 +150,6 @@ def _bounded(scene: Scene, bound: float) -> str:
 
 
 def loads_chapter(scenes: Sequence[Scene]) -> doc.Chapter:
-    """Everything against load."""
     values = [scene.load.short for scene in scenes]
     section = doc.Section("Every load", (load_grid(scenes), doc.Drawn(lambda: against_load(scenes))))
     tried = sum(len(scene.runs) - 1 for scene in scenes if isinstance(scene.comparison, Comparison))
@@ -214,7 +218,6 @@ def made(runs: Sequence[Run], command: Sequence[str] = ()) -> Facts:
 
 
 def warnings(runs: Iterable[Run]) -> tuple[str, ...]:
-    """Runs that lean on a card beyond what it measured, and runs that did not come to their end."""
     found: list[str] = []
     for run in runs:
         label, outcome = run.meta.get("label", "run"), run.meta.get("outcome", "finished")

@@ -107,7 +107,6 @@ def some_engines(run: Run, replicas: Sequence[int], most: int) -> list[int]:
 
 
 def engine_name(run: Run, replica: int) -> str:
-    """An engine of a fleet, with its role where it has one."""
     roles = run.meta.get("roles")
     known = isinstance(roles, list) and 0 <= replica < len(roles) and roles[replica] != "any"
     return f"engine {replica} ({roles[replica]})" if known and roles else f"engine {replica}"

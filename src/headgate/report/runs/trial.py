@@ -13,7 +13,7 @@ from headgate.live.trial.book import ArmFound, Findings, by_round
 from headgate.live.trial.trial import Outcome
 from headgate.report import document as doc
 from headgate.report.charts import Axis, Chart, Series
-from headgate.report.runs.groups import BETWEEN, within
+from headgate.report.runs.grids import BETWEEN, within
 from headgate.stats.switchback import (
     CANNOT_TELL,
     FEWEST_ROUNDS,
@@ -70,7 +70,6 @@ def trial_page(
 
 
 def answer(findings: Findings) -> str:
-    """One sentence for each arm."""
     return " ".join(_answer(findings, found) for found in findings.found)
 
 
@@ -160,13 +159,12 @@ def _row(findings: Findings, verdict: Verdict) -> doc.Row:
     if word == CANNOT_TELL and verdict.rounds_missing is not None:
         word += f", ~{ceil(findings.minutes(verdict.rounds_missing))} min more"
     tone = "words" if verdict.better is None else "words good" if verdict.better else "words bad"
-    scale = 100.0
     unit = " points" if metric.share else " %"
     return doc.row(
         metric.title,
         doc.valued(metric.shown(change.baseline), change.baseline),
         doc.valued(metric.shown(change.arm), change.arm),
-        doc.valued(doc.signed(scale * change.value) + unit, scale * change.value),
+        doc.valued(doc.signed(100 * change.value) + unit, 100 * change.value),
         doc.Cell(_ends(metric, change)),
         doc.Cell(word, tone=tone),
     )

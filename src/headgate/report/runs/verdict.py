@@ -35,7 +35,6 @@ MATTER = {"goodput": "the share of kept promises"} | {
 
 
 def scene_verdict(scene: Scene) -> str:
-    """Of a comparison, or of a single run."""
     found = scene.comparison
     if isinstance(found, Comparison):
         return comparison_verdict(found, scene.compared)
@@ -46,7 +45,6 @@ def scene_verdict(scene: Scene) -> str:
 
 
 def run_verdict(name: str, run: Run, metrics: Metrics) -> str:
-    """What one run served, how soon, and whether it came to its end."""
     outcome, ended = str(run.meta.get("outcome", "finished")), ""
     if outcome != "finished":
         ended = f"The run ended early ({outcome}); these are its results so far. "
@@ -91,7 +89,6 @@ def comparison_verdict(found: Comparison, of: Compared = POLICIES) -> str:
 
 
 def _judged(found: Comparison) -> list[str]:
-    """Policies whose throughput is compared with the baseline's."""
     if found.baseline in found.doubts:
         return []
     return [name for name in found.policies[1:] if name not in found.doubts]
@@ -227,14 +224,12 @@ def _told(rows: Mapping[str, MetricRow], metric: str) -> MetricRow | None:
 
 
 def price(rows: Mapping[str, MetricRow], winner: str) -> str:
-    """What else changes with a gain; "" when nothing can be said."""
     each = (_price(rows[metric], winner, name) for metric, name in MATTER.items() if _told(rows, metric))
     told = list(filter(None, each))
     return f", with {listed(told)}" if told else ""
 
 
 def _price(row: MetricRow, winner: str, name: str) -> str:
-    """What happens to another figure; "" when nothing can be said."""
     other = row.others[winner]
     if other.verdict == SAME:
         return f"no difference seen in {name}"
@@ -251,7 +246,6 @@ def _change(name: str, other: Difference) -> str:
 
 
 def percents(other: Difference) -> str:
-    """Its interval, in brackets; "" where there is none."""
     low, high = other.percent.low, other.percent.high
     return "" if low is None or high is None else f" (95 % interval {low:+.1f} to {high:+.1f} %)"
 

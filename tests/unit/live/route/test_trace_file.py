@@ -11,7 +11,7 @@ from fake_engines import Call, stream
 from headgate.cli import app
 from headgate.core.errors import InputError
 from headgate.core.policy import End
-from headgate.record.route_trace import is_route_trace, read_route_trace
+from headgate.record.live_trace import is_route_trace, read_route_trace
 from headgate.record.tables import ENDS, Run
 from headgate.stats.metrics import summarise
 from headgate.workloads.traces import read_trace

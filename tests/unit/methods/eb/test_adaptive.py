@@ -11,7 +11,7 @@ from headgate.core.plan import check
 from headgate.core.policy import End, Steps
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.model import Shape, StepCost
-from headgate.experiment.sweep import Axis, expand_policies
+from headgate.experiment.run import Axis, expand_policies
 from headgate.methods.eb.adaptive import AdaptiveExclusive
 from headgate.methods.eb.costs import IterationCost, Lengths
 from headgate.methods.eb.prediction import prefill_steps, whole_steps
