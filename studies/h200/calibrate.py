@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -50,6 +50,8 @@ def options(argv: list[str]) -> argparse.Namespace:
     add("--quick", action="store_true", help="a smaller grid")
     add("--seed", type=int, default=0)
     add("--memory", type=float, default=0.92, help="share of the GPU's memory to use")
+    add("--graphs", type=int, default=0, help="largest CUDA graph in tokens (0: as many as slots)")
+    add("--drafts", type=int, default=0, help="of a drafter of one layer in a step; none is accepted")
     return parser.parse_args(argv)
 
 
@@ -77,31 +79,51 @@ class Says:
             print(f"{now - self._began:6.1f} s  cell {done} of {total}: {doing}", flush=True)
 
 
+def speculation(asked: argparse.Namespace, folder: Path) -> dict[str, object]:
+    """All drafts are rejected, so that a decode gets one token a step and the probe's walk stays the same."""
+    drafter = str(replace(SHAPES[asked.model], layers=1).write(folder))
+    found = {"method": "draft_model", "model": drafter, "num_speculative_tokens": asked.drafts}
+    if asked.model.startswith("tiny"):  # vLLM has no synthetic acceptance without a GPU
+        return found
+    return {
+        **found,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [0.0] * asked.drafts,
+    }
+
+
 def main(argv: list[str]) -> None:
-    """Start, measure, fit."""
+    """Start, measure, fit; with drafts the steps are measured only."""
     began = perf_counter()
     asked = options(argv)
+    written = f"{asked.model}.k{asked.drafts}" if asked.drafts else asked.model
     more = shrunk(asked)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     asked.out.mkdir(parents=True, exist_ok=True)
-    ground = Ground(asked.slots, asked.budget, 1 << 24, asked.longest, min(asked.passes, 2), asked.quick)
+    visits, width = min(asked.passes, 2), 1 + asked.drafts
+    ground = Ground(asked.slots, asked.budget, 1 << 24, asked.longest, visits, asked.quick, width)
     with tempfile.TemporaryDirectory() as place:
         model = SHAPES[asked.model].write(Path(place) / asked.model)
-        graphs = None if asked.model.startswith("tiny") else asked.slots
+        graphs = None if asked.model.startswith("tiny") else asked.graphs or asked.slots
         wanted = WantedEngine(str(model), ground.slots, asked.budget, asked.longest, True, graphs, more)
+        if asked.drafts:
+            more["speculative_config"] = speculation(asked, Path(place) / "drafter")
         llm = start(wanted)
         print(f"engine ready after {perf_counter() - began:.0f} s", flush=True)
         said = about(llm, wanted, asked.name or f"h200-{asked.model}", asked.slots)
         ground = ground.with_kv(said.kv_tokens)
-        file = asked.out / f"{asked.model}.steps.npz"
+        file = asked.out / f"{written}.steps.npz"
         heat = 1.0 if isinstance(SHAPES[asked.model], models.MoeShape) else 0.0
         campaign = Campaign(llm, ground, file, asked.seconds, asked.passes, asked.seed, heat, Says())
         print(f"{said}\npools: {campaign.walk.pools}; {campaign.each} cells a pass", flush=True)
         table = campaign.run(said)
     print(f"{len(table)} steps in {campaign.steps_file}: {campaign.outcome}", flush=True)
-    np.savez_compressed(asked.out / f"{asked.model}.times.npz", **campaign.log.times())
-    (asked.out / f"{asked.model}.about.json").write_text(json.dumps(asdict(said), indent=2) + "\n")
+    np.savez_compressed(asked.out / f"{written}.times.npz", **campaign.log.times())
+    (asked.out / f"{written}.about.json").write_text(json.dumps(asdict(said), indent=2) + "\n")
+    if asked.drafts:
+        print("a card needs steps without drafts, too: headgate calibrate --from-steps A --from-steps B ...")
+        return
     try:
         fitted = fit(table, said)
     except InputError as error:

@@ -18,9 +18,10 @@ from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.experiment.library import simulate, simulate_fleet
 from headgate.methods.mixed.mixed import Mixed
 from headgate.record.recorder import Recorder
-from headgate.sim.engine.bursts import bursts_of
+from headgate.sim.engine.bursts import FORGET, bursts_of
 from headgate.sim.engine.engine import Engine, Speculation
 from headgate.sim.engine.simulator import Simulator
+from headgate.workloads.workload import Workload
 from worlds import POLICIES, TESTING, Log, engines, sharing, workloads
 
 MAKE = POLICIES | TESTING
@@ -191,6 +192,27 @@ def test_prefix_cache(engine, workload, asynchronous):
     assert logs[0].events == logs[1].events
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_long_run_forgets_its_ticks(asynchronous):
+    """What is kept for each tick does not grow with the run, and what is dropped is not missed."""
+    engine = Engine(WorkCost(GPU, drafting=DRAFTS), 1600, 800, 64, 3, 16)
+    engine = engine._replace(speculation=Speculation(3, Acceptance(0.3), 3))
+    rows = np.arange(400)
+    requests = Workload.of(20 + rows * 7 % 90, 20 + rows * 13 % 250, arrival=rows * 30.0)
+    fast = SpecLog()
+    simulator = Simulator(engine, _mixed(engine), requests, (fast,), asynchronous=asynchronous)
+    simulator.run()
+    ledger = simulator.replica.ledger
+    assert ledger.tick > 3 * FORGET
+    assert len(ledger.growth) == len(simulator.replica.blocks.growers) <= FORGET + 300
+    _nothing_is_left(simulator)
+    if not asynchronous:
+        plain = SpecLog()
+        PlainSpeculation(engine, _mixed(engine), requests, (plain,)).run()
+        assert [step[:2] for step in fast.steps] == [step[:2] for step in plain.steps]
+        assert fast.events == plain.events
+
+
 def _roomy(policy, engine):
     """With a budget that holds the drafts of all decodes, as an engine's must."""
     for part in ("plain", "mixed"):  # keep has eb+ in it, and that has mixed
@@ -208,8 +230,9 @@ def _mixed(engine):
 def _nothing_is_left(simulator) -> None:
     replica = simulator.replica
     assert replica.blocks.free == replica.blocks.total
-    assert not any(replica.blocks.growers[replica.ledger.tick :])
-    assert not any(replica.ledger.growth[replica.ledger.tick :])
+    assert replica.blocks.past == replica.ledger.past
+    assert not any(replica.blocks.growers[replica.ledger.tick - replica.blocks.past :])
+    assert not any(replica.ledger.growth[replica.ledger.tick - replica.ledger.past :])
     assert replica.ledger.context == 0
 
 
@@ -234,8 +257,6 @@ def test_without_accepted_drafts_steps_are_tokens():
         speculation=Speculation(3, Acceptance(0.0)),
         batch_tokens=512 * 4,
     )
-    from headgate.workloads.workload import Workload
-
     requests = Workload.of([100, 40, 300] * 20, [20, 50, 7] * 20, arrival=np.arange(60) * 1.5)
     for asynchronous in (False, True):
         plain = simulate(engine, "mixed", requests, asynchronous=asynchronous)
@@ -246,8 +267,6 @@ def test_without_accepted_drafts_steps_are_tokens():
 
 @pytest.mark.parametrize("router", ["round-robin", "least-loaded", "split:prefill=1"])
 def test_fleets_serve_all(router):
-    from headgate.workloads.workload import Workload
-
     cost = WorkCost(GPU, drafting=DRAFTS)
     engine = Engine(cost, 6000, 4096, 512, 16, speculation=Speculation(3, Acceptance(0.6, 4.0), 3))
     rows = np.arange(120)
@@ -259,8 +278,6 @@ def test_fleets_serve_all(router):
 
 
 def test_one_engine_of_a_fleet_is_the_simulator():
-    from headgate.workloads.workload import Workload
-
     cost = WorkCost(GPU, drafting=DRAFTS)
     engine = Engine(cost, 3000, 4096, 512, 8, speculation=Speculation(3, Acceptance(0.6, 4.0), 3))
     rows = np.arange(80)
@@ -290,7 +307,6 @@ def test_known_deliveries(monkeypatch):
     """Prompt 100 and bursts 4, 1, 3 on the H200 card: known answers of the design."""
     import headgate
     from headgate.sim.engine.bursts import Bursts
-    from headgate.workloads.workload import Workload
 
     monkeypatch.setattr(Bursts, "draw", lambda self, id, steps: ([4, 1, 3] + [1] * steps)[:steps])
     engine = headgate.card_engine("cal-h200-qwen3-8b")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,7 +20,8 @@ from real import SLOTS, Ask, Real, engine
 
 from headgate.cost.card import load_card
 from headgate.cost.fit.fit import fit
-from headgate.cost.fit.steps import About, StepTable
+from headgate.cost.fit.steps import About, StepTable, concat
+from headgate.cost.laws.terms import DraftTerms
 from headgate.experiment.library import simulate
 from headgate.live.calibrate.campaign import Campaign, WantedEngine, about, composition
 from headgate.live.calibrate.probe import FEED, Ground
@@ -32,6 +34,7 @@ GROUND = Ground(decodes=8, budget=256, kv_tokens=1 << 20, longest=512, passes=2,
 NOISE = 0.03  # of a step, standard deviation
 STALLS = 0.01  # share of steps that take ten times as long
 WITHIN = 0.05  # of the real engine's time
+TERMS = DraftTerms(3, draft=6e-4, draft_per_decode=5e-5, speculating=9e-4, method="draft_model")
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
@@ -77,16 +80,25 @@ class Paced:
 
     def _takes(self, output: Any) -> float:
         held = composition(output)
-        tokens = held.decodes + held.prefill
-        seconds = 2e-3 + 2e-5 * tokens + 2e-7 * (held.context + held.behind) + 1e-3 * (held.prefill > 0)
+        tokens = held.decodes + held.prefill + held.drafts
+        drafting = TERMS.draft * held.drafts / max(1, held.decodes) + TERMS.draft_per_decode * held.drafts
+        drafting += TERMS.speculating * (held.drafts > 0)
+        seconds = (
+            drafting + 2e-3 + 2e-5 * tokens + 2e-7 * (held.context + held.behind) + 1e-3 * (held.prefill > 0)
+        )
         stalled = 10 if self._rng.random() < self._stalls else 1
         return float(seconds * stalled * self._rng.lognormal(0.0, self._noise))
 
 
 def campaign(
-    real: Real, folder: Path, clock: Callable[[], float], seconds: float = 60.0, passes: int = 2
+    real: Real,
+    folder: Path,
+    clock: Callable[[], float],
+    seconds: float = 60.0,
+    passes: int = 2,
+    width: int = 1,
 ) -> Campaign:
-    ground = GROUND.with_kv(int(real.scheduler._headgate.ledger.kv_total))
+    ground = replace(GROUND, kv_tokens=int(real.scheduler._headgate.ledger.kv_total), width=width)
     return Campaign(real.llm, ground, folder / "steps.npz", seconds, passes, clock=clock)
 
 
@@ -119,6 +131,30 @@ def test_walk_card_and_simulation(real: Real, tmp_path: Path) -> None:
     assert card == fitted.card()
     real_seconds, simulated = served(real, card.cost)
     assert simulated == pytest.approx(real_seconds, rel=WITHIN)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_what_drafts_take(tmp_path: Path, asynchronous: bool) -> None:
+    """One engine for each number of drafts; what the card says of them is what their steps took."""
+    model, drafter = (tiny.model(tmp_path / name) for name in ("llama", "drafter"))
+    words = {"max_num_seqs": GROUND.slots, "max_num_batched_tokens": GROUND.budget, "max_model_len": 512}
+    tables = []
+    for k in (0, 1, 3):
+        drafts = {"method": "draft_model", "model": str(drafter), "num_speculative_tokens": k}
+        with engine(model, asynchronous, **words, **({"speculative_config": drafts} if k else {})) as real:
+            clock = Paced(NOISE, STALLS)
+            made = campaign(real, tmp_path, lambda clock=clock: clock.now, passes=1, width=1 + k)
+            said = about_it(real)
+            with clock.pacing(real.scheduler):
+                tables.append(made.run(said))
+            made.leave()
+            assert made.outcome == "1 passes"
+    assert [int(np.max(table.drafts / np.maximum(table.decodes, 1))) for table in tables] == [0, 1, 3]
+    found = fit(concat(tables), said).card().speculation
+    assert found is not None and (found.drafts, found.method) == (3, "draft_model")
+    assert found.draft == pytest.approx(TERMS.draft, rel=0.25)
+    assert found.draft_per_decode == pytest.approx(TERMS.draft_per_decode, rel=0.25)
+    assert found.speculating == pytest.approx(TERMS.speculating, rel=0.35)
 
 
 def test_on_its_own_clock_no_time_is_counted_twice(real: Real, tmp_path: Path) -> None:

@@ -415,17 +415,30 @@ def _passed(file: str, like: str | None) -> _MeasuredSteps:
 
 
 def _saved(files: list[str], like: str | None) -> _MeasuredSteps:
-    """Steps that an earlier calibration kept, with what it wrote beside them."""
-    from headgate.cost.fit.steps import About, StepTable, concat
+    """Steps that earlier calibrations kept, with what the first wrote beside them."""
+    from headgate.cost.fit.fit import METHOD
+    from headgate.cost.fit.steps import StepTable, concat
 
     table = concat(StepTable.load(file) for file in files)
-    beside = Path(files[0].removesuffix(".steps.npz") + ".about.json")
-    if like is None and beside.is_file():
-        try:
-            return _MeasuredSteps(table, About(**json_module.loads(beside.read_text(encoding="utf-8"))))
-        except (TypeError, ValueError):
-            raise InputError(f"{beside}: not what headgate calibrate wrote; pass --like CARD") from None
-    return _MeasuredSteps(table, _facts(table, like))
+    known = [about for file in files if (about := _beside(file)) is not None]
+    about = _facts(table, like) if like is not None or not known or _beside(files[0]) is None else known[0]
+    methods = [other.settings[METHOD] for other in known if METHOD in other.settings]
+    if methods:
+        about = replace(about, settings={**about.settings, METHOD: methods[0]})
+    return _MeasuredSteps(table, about)
+
+
+def _beside(steps: str) -> About | None:
+    """What was written beside a file of steps about the engine, if anything was."""
+    from headgate.cost.fit.steps import About
+
+    file = Path(steps.removesuffix(".steps.npz") + ".about.json")
+    if not file.is_file():
+        return None
+    try:
+        return About(**json_module.loads(file.read_text(encoding="utf-8")))
+    except (TypeError, ValueError):
+        raise InputError(f"{file}: not what headgate calibrate wrote; pass --like CARD") from None
 
 
 def _facts(table: StepTable, like: str | None) -> About:

@@ -178,7 +178,7 @@ class Ledger:
 
     __slots__ = (
         "_fresh", "_retired", "admitted", "context", "decoding", "growth", "held", "kv_free", "kv_shared",
-        "kv_total", "limits", "now", "prefilling", "rolling", "tick", "ticked", "waiting",
+        "kv_total", "limits", "now", "past", "prefilling", "rolling", "tick", "ticked", "waiting",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, kv_total: int) -> None:
@@ -197,6 +197,7 @@ class Ledger:
         self.rolling = 0  # decodes that share the tick
         self.context = 0  # KV tokens they hold
         self.growth: list[int] | None = None  # tokens that each tick brings; None: one for each of them
+        self.past = 0  # ticks that `growth` has forgotten
         self._fresh: dict[int, Entry] = {}  # of those, the ones that joined since the newest tick
         self._retired: dict[int, Entry] = {}  # decodes that have all their tokens
 
@@ -246,7 +247,8 @@ class Ledger:
         if self.growth is None:
             self.context += count * self.rolling
         else:
-            for tokens in self.growth[self.tick : self.tick + count]:
+            begin = self.tick - self.past
+            for tokens in self.growth[begin : begin + count]:
                 self.context += tokens
         self.tick += count
         self.ticked = now

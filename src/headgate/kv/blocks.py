@@ -21,14 +21,15 @@ NO_RING: Final = 1 << 60  # ticks before an index comes again
 class Blocks:
     """A pool of KV blocks shared by the requests of one engine."""
 
-    __slots__ = ("free", "growers", "ring", "size", "total")
+    __slots__ = ("free", "growers", "past", "ring", "size", "total")
 
     def __init__(self, total: int, size: int) -> None:
         self.size = size
         self.total = total
         self.free = total
-        self.growers = [0] * size  # blocks that the rolling set takes when tick % ring is the index
+        self.growers = [0] * size  # blocks that the rolling set takes when (tick - past) % ring is the index
         self.ring = size
+        self.past = 0  # ticks that are forgotten
 
     def of(self, tokens: int) -> int:
         """Blocks that hold that many tokens."""
@@ -52,7 +53,7 @@ class Blocks:
 
     def due(self, tick: int) -> int:
         """Blocks the rolling set takes in the step that begins at `tick`."""
-        return self.growers[tick % self.ring]
+        return self.growers[(tick - self.past) % self.ring]
 
     def affordable(self, tick: int, steps: int, rolling: int) -> int:
         """How many of the next `steps` steps fit into memory if no request joins or leaves."""
@@ -60,12 +61,14 @@ class Blocks:
         rounds = min(steps // self.ring, free // rolling)
         free -= rounds * rolling
         paid = rounds * self.size
+        tick -= self.past
         while paid < steps and self.growers[(tick + paid) % self.ring] <= free:
             free -= self.growers[(tick + paid) % self.ring]
             paid += 1
         return paid
 
     def grow(self, tick: int, steps: int, rolling: int) -> None:
+        tick -= self.past
         if steps == 1:
             self.take(self.growers[tick % self.ring])
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -15,6 +16,7 @@ from studies.h200.promises.load import BATCH, BATCH_OUTPUT, BATCH_PROMPT, CHAT, 
 AHEAD = 5.0  # seconds before the first arrival: processes start and write their requests
 OK = b"HTTP/1.1 200"
 EVENT = b'data: {"'
+WORD = re.compile(rb"w\d")  # each token begins with one; nothing else in an answer does
 BODIES = 64  # prompts of a process's closed loops, sent again and again (no prefix cache)
 STAGGER = 0.02  # seconds between the first requests of two of its clients
 Row = tuple[float, int, int, str]  # arrival, prompt, output, class
@@ -157,7 +159,7 @@ async def _one(port: int, at: float, body: bytes, begin: float) -> Answer:
                 else:
                     gaps.append(now - last)
                 last = now
-                tokens.append(data.count(EVENT))
+                tokens.append(max(data.count(EVENT), len(WORD.findall(data))))  # drafts share an event
             whole = whole or b"data: [DONE]" in data
     except (asyncio.CancelledError, OSError, asyncio.IncompleteReadError):
         pass

@@ -39,6 +39,7 @@ def summary(answers: Sequence[Answer], ttft: float, tbt: float, warm: float, sec
         "gaps_in_time": _mean(gaps <= tbt),
         "requests_with_gaps_in_time": _mean(worst <= tbt),
         "ttft": _quantiles(first),
+        "tpot": _quantiles([_tpot(each) for each in mine if each.whole and len(each.tokens) > 1]),
         "gap": {**_quantiles(gaps), "worst": float(gaps.max()) if len(gaps) else None},
         "served_per_second": sum(warm <= end <= seconds for end in ended) / (seconds - warm),
         "unfinished": int((~whole).sum()),
@@ -47,6 +48,11 @@ def summary(answers: Sequence[Answer], ttft: float, tbt: float, warm: float, sec
         **({"batch": _batch(batch)} if batch else {}),
         "tokens_per_second": _rates(answers, warm, seconds),
     }
+
+
+def _tpot(answer: Answer) -> float:
+    """Seconds a token after the first delivery; with drafts a delivery has several."""
+    return sum(answer.gaps) / sum(answer.tokens[1:])
 
 
 def by_class(answers: Sequence[Answer], promises: Mapping[str, tuple[float, float]], warm: float) -> Line:
@@ -77,23 +83,25 @@ def _rates(answers: Sequence[Answer], warm: float, seconds: float) -> Line:
 def _batch(answers: Sequence[Answer]) -> Line:
     """What became of the requests without promises."""
     first = np.array([inf if each.first is None else each.first for each in answers])
-    tokens = sum(len(each.gaps) + (each.first is not None) for each in answers)
+    readings = sum(len(each.gaps) + (each.first is not None) for each in answers)
     return {
         "requests": len(answers),
         "ttft": _quantiles(first),
         "without_a_token": int(np.isinf(first).sum()),
         "unfinished": sum(not each.whole for each in answers),
-        "readings_with_tokens": tokens,
+        "readings_with_tokens": readings,
     }
 
 
 def raw(answers: Sequence[Answer]) -> Line:
-    """Arrival, first token, worst gap and number of gaps of each request, for whoever wants to look again."""
+    """Arrival, first token, gaps and tokens of each request, for another look."""
     return {
         "arrival": [round(each.arrival, 4) for each in answers],
         "first": [None if each.first is None else round(each.first, 4) for each in answers],
         "worst_gap": [round(max(each.gaps, default=0.0), 4) for each in answers],
         "gaps": [len(each.gaps) for each in answers],
+        "decoding": [round(sum(each.gaps), 4) for each in answers],
+        "tokens": [sum(each.tokens) for each in answers],
         "whole": [int(each.whole) for each in answers],
         "class": [each.kind for each in answers],
     }

@@ -1,6 +1,7 @@
 """The results with the simulator's prediction: `python -m studies.h200.promises.table FILE...`.
 
-With `--classes` before the files: loads of several classes, without a prediction.
+With `--classes` before the files: loads of several classes, without a prediction. With `--drafts CARD`: runs
+with speculation, throughput and TPOT beside those the simulator has by that card.
 
 The simulator serves the same arrivals and lengths on the calibrated card, asynchronously; its first tokens
 come without HTTP.
@@ -64,7 +65,10 @@ def predict(line: Line, setup: Line) -> float:
 def replay(load: Load, arm: str, setup: Line, truth: StepCost | None = None) -> Run:
     """The requests on the simulated engine; `truth` is what steps take if it is not what the card says."""
     budget, slots = setup["budget"] or PLAIN_BUDGET, setup["slots"] or PLAIN_SLOTS
-    engine = card_engine(setup["card"], slots=slots, budget=budget)
+    if setup.get("drafts"):
+        budget -= slots  # vLLM keeps a token of each slot for a drafter of its own weights
+    speculate = f"{setup['drafts']}:accept={setup['accept']}" if setup.get("drafts") else None
+    engine = card_engine(setup["card"], slots=slots, budget=budget, speculate=speculate)
     engine = engine._replace(cost=engine.cost.graphed(setup["graph"] or PLAIN_GRAPH))
     ttft, tbt = duration(setup["ttft"]), duration(setup["tbt"])
     left = Settings(delivery=setup.get("delivery", 0)).within(tbt)  # what the plug-in told its policy
@@ -72,7 +76,7 @@ def replay(load: Load, arm: str, setup: Line, truth: StepCost | None = None) -> 
     workload = Workload.of(load.prompt, load.output, arrival=load.arrival, limit=load.output, kinds=kinds)
     policy, _ = make_policy(*split_name("mixed" if arm == "plain" else arm), engine)
     engine = engine._replace(cost=truth or engine.cost)
-    return simulate(engine, policy, workload, asynchronous=True)
+    return simulate(engine, policy, workload, asynchronous=setup.get("asynchronous", True))
 
 
 def kept(run: Run, setup: Line, begin: float) -> float:
@@ -92,7 +96,8 @@ def read(files: Iterable[str]) -> list[tuple[Line, Line]]:
         for row in Path(file).read_text(encoding="utf-8").splitlines():
             line = json.loads(row)
             if "setup" in line:
-                setup = line["setup"]
+                synchronous = any(", synchronous scheduling" in row for row in line["log"])
+                setup = {**line["setup"], "asynchronous": not synchronous}
             else:
                 found.append((line, setup))
     return found
@@ -123,6 +128,50 @@ def table(files: Iterable[str]) -> str:
         ]
         rows.append((*cells, ttft, gap, f"{served:.1f}", str(len(runs))))
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def drafted(card: str, files: Iterable[str]) -> str:
+    """Runs with speculation beside the simulator's by that card: tokens a second in the window, and TPOT."""
+    head = ("workload", "requests/s", "arm", "k, accept", "thousand tokens/s", "predicted", "TPOT p50 (ms)")
+    rows: list[tuple[str, ...]] = [(*head, "predicted"), ("---",) * 8]
+    for line, setup in read(files):
+        load = draw(line["workload"], line["rate"], line["seconds"], line["seed"])
+        run = replay(load, line["arm"], setup, true_cost(card, setup))
+        rate, tpot = simulated(run, setup["warm"], line["seconds"])
+        real = sum(line["tokens_per_second"].values()), line["tpot"]["p50"]
+        rows.append(
+            (
+                line["workload"],
+                f"{line['rate']:g}",
+                f"`{line['arm']}`",
+                f"{setup['drafts']}, {setup['accept']}",
+                f"{real[0] / 1000:.2f}",
+                f"{rate / 1000:.2f} ({100 * (rate / real[0] - 1):+.1f} %)",
+                f"{1000 * real[1]:.2f}",
+                f"{1000 * tpot:.2f} ({100 * (tpot / real[1] - 1):+.1f} %)",
+            )
+        )
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def true_cost(card: str, setup: Line) -> StepCost:
+    """What steps with drafts take by that card; policies went by the card that the server was given."""
+    speculate = f"{setup['drafts']}:accept={setup['accept']}"
+    return card_engine(card, speculate=speculate).cost.graphed(setup["graph"] or PLAIN_GRAPH)
+
+
+def simulated(run: Run, warm: float, seconds: float) -> tuple[float, float]:
+    """Tokens a second in the window and the median TPOT of requests after the warm-up, as `figures` has them.
+
+    A request's tokens are spread evenly from its first to its last.
+    """
+    requests = run.requests
+    first, last, output = requests["first_token"], requests["finished"], requests["output"]
+    inside = (np.clip(last, warm, seconds) - np.clip(first, warm, seconds)) / np.maximum(last - first, 1e-9)
+    tokens = (output - 1) * inside + (1 + requests["prompt"]) * ((first >= warm) & (first <= seconds))
+    counts = (requests["arrival"] >= warm) & (output > 1)
+    tpot = (last - first)[counts] / (output[counts] - 1)
+    return float(tokens.sum() / (seconds - warm)), float(np.quantile(tpot, 0.5, method="higher"))
 
 
 def beside(files: Iterable[str]) -> str:
@@ -185,4 +234,7 @@ def _ms(values: list[float | None]) -> str:
 
 if __name__ == "__main__":
     files = sys.argv[1:]
-    print(beside(files[1:]) if files[0] == "--classes" else table(files))
+    if files[0] == "--drafts":
+        print(drafted(files[1], files[2:]))
+    else:
+        print(beside(files[1:]) if files[0] == "--classes" else table(files))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -58,6 +59,26 @@ def test_the_engine_as_another_card_has_it(headgate, steps, tmp_path):
     ours, theirs = (load_card(c).provenance for c in (tmp_path / "d.json", "cal-h200-qwen3-4b"))
     assert theirs.model_shape and (ours.model_shape, ours.settings) == (theirs.model_shape, theirs.settings)
     assert ours.versions == theirs.versions
+
+
+def test_steps_with_drafts_beside_those_without(headgate, steps, tmp_path):
+    table = StepTable.load(steps)
+    decodes = table.take(table.prefill == 0)
+    drafts = 3 * decodes.decodes
+    replace(decodes, drafts=drafts, seconds=decodes.seconds + 2e-3 + 3e-5 * drafts).save(
+        tmp_path / "k3.steps.npz"
+    )
+    about = {"name": "x", "gpu": "G", "model": "m", "kv_tokens": 9999, "max_model_len": 999, "max_running": 9}
+    about |= {"max_batch_tokens": 99, "settings": {"speculative method": "mtp"}}
+    (tmp_path / "k3.about.json").write_text(json.dumps(about))
+    both = ("--from-steps", "s.steps.npz", "--from-steps", "k3.steps.npz")
+    said = headgate("calibrate", *both, "--like", KNOWN, "--out", "both.json")
+    assert said.code == 0, said.err
+    card = load_card(tmp_path / "both.json")
+    assert card.speculation and (card.speculation.method, card.speculation.drafts) == ("mtp", 3)
+    assert card.kv_tokens == load_card(KNOWN).kv_tokens
+    alone = headgate("calibrate", "--from-steps", "k3.steps.npz", "--out", "alone.json")
+    assert alone.code == 2 and "--from-steps for each" in alone.err
 
 
 def test_from_a_live_trace(headgate, tmp_path):

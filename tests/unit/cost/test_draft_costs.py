@@ -234,3 +234,26 @@ def test_a_fit_needs_steps_without_drafts():
     table = StepTable.from_columns({**columns, "prefill": rows * 0, "drafts": 3 * (1 + rows % 20)})
     with pytest.raises(InputError, match=r"200 of 200 timed steps verified drafts; .* without speculation"):
         fit(table, About("made-up", "GPU", "model", 10_000, 4096, 256, 8192))
+
+
+def test_prompts_that_a_drafter_computes_do_not_make_the_card_dearer():
+    """A third more for prompts in the engine with a drafter: the law of prompts is the plain engine's."""
+    true = DraftTerms(3, 0.4e-3, 3e-6, 0.8e-3)
+    rows = []
+    for part in range(24):
+        k = 3 if part % 2 else 0
+        cost = COST.speculating(true if k else None)
+        for decodes, prefill in ((1 + 8 * part, 0),) * 4 + ((0, 200 * part + 64),) * 2 + ((16, 512),) * 2:
+            shape = Shape(decodes, decodes * 700, prefill)
+            dearer = 1.3 if k and prefill else 1.0
+            rows.append((dearer * cost.seconds(shape), decodes, decodes * 700, prefill, k * decodes, part))
+    names = ("seconds", "decodes", "context", "prefill", "drafts", "part")
+    columns = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
+    columns |= {"prompts": (columns["prefill"] > 0) * 1.0, "attention": columns["prefill"] ** 2 / 2}
+    table = StepTable.from_columns(columns, [str(part) for part in range(24)])
+    card = fit(table, About("made-up", "GPU", "model", 10_000, 4096, 256, 8192)).card()
+    for shape in (Shape(0, 0, 2048), Shape(32, 32 * 700, 1024)):
+        assert card.cost.seconds(shape) == pytest.approx(COST.seconds(shape), rel=0.05)
+    alone = Shape(100, 70_000)
+    priced = card.cost.speculating(card.speculation).seconds(alone)
+    assert priced == pytest.approx(COST.speculating(true).seconds(alone), rel=0.05)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,13 +214,28 @@ def test_any_fit_keeps_the_laws_of_costs(seed: int) -> None:
         assert cost.seconds(shape) * (1 + 1e-12) >= cost.seconds(Shape(shape.decodes, shape.context))
 
 
-def test_a_shipped_card_is_what_the_tool_makes() -> None:
+def _tool() -> Any:
     path = Path(__file__).parents[3] / "tools" / "calibrated_cards.py"
     spec = spec_from_file_location("calibrated_cards", path)
     assert spec is not None
     assert spec.loader is not None
     tool = module_from_spec(spec)
     spec.loader.exec_module(tool)
+    return tool
+
+
+def test_the_card_with_drafts_is_what_the_tool_makes() -> None:
+    made = _tool().drafted(load_card("cal-h200-qwen3-8b"), "qwen3-8b")
+    shipped = load_card("cal-h200-qwen3-8b-k3")
+    assert made.speculation is not None
+    assert shipped.speculation is not None
+    for name in ("draft", "draft_per_decode", "speculating"):
+        assert getattr(made.speculation, name) == pytest.approx(getattr(shipped.speculation, name), rel=1e-3)
+    assert made.model_copy(update={"speculation": shipped.speculation}) == shipped
+
+
+def test_a_shipped_card_is_what_the_tool_makes() -> None:
+    tool = _tool()
     made = tool.card_of(tool.fitted("qwen3-30b-a3b"), "qwen3-30b-a3b")
     shipped = load_card("cal-h200-qwen3-30b-a3b")
     assert shipped.work is not None

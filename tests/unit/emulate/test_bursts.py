@@ -1,14 +1,22 @@
 """An emulator that speculates: several tokens in one event, counted as tokens, the same text as without."""
 
+import asyncio
+
 import aiohttp
 import pytest
 from calls_of_emulator import post, served, stream, text_of
 
 from headgate.core.errors import InputError
+from headgate.experiment.library import card_engine
 from headgate.live.emulate import answer
+from headgate.live.emulate.clock import VirtualClock
+from headgate.live.emulate.engine import EmulatedEngine, EmulatedJob
 from headgate.live.emulate.options import Options
 from headgate.live.emulate.service import EmulatorSetup
+from headgate.live.emulate.text import Text
 from headgate.live.engine.settings import Settings
+from headgate.methods.make import make_policy
+from headgate.sim.engine.bursts import FORGET
 
 BODY = {"prompt": "Once upon a time", "max_tokens": 10, "stream_options": {"include_usage": True}}
 
@@ -66,3 +74,45 @@ def test_a_settings_file_makes_policies_that_know_of_drafts():
         setup.from_settings(Settings(policy="sglang"))
     own, _ = EmulatorSetup(Options(engine="sglang")).from_settings(Settings(policy="sglang"))
     assert type(own).__name__ == "SGLang"
+
+
+class Ended:
+    """Hears of the end of its job."""
+
+    streams = False
+
+    def __init__(self, left):
+        self._left = left
+
+    def end(self, job):
+        self._left.pop()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_long_life_keeps_nothing_of_jobs_and_steps_that_are_gone(asynchronous):
+    engine = card_engine("cal-h200-qwen3-8b", slots=4, budget=256, speculate="1:accept=0.2")
+
+    async def live():
+        policy = make_policy("mixed", {}, engine)[0]
+        emulated = EmulatedEngine(engine, policy, VirtualClock(), asynchronous=asynchronous)
+        emulated.hold()
+        left = [None] * 200
+        for number in range(len(left)):
+            length = 150 + number * 37 % 300
+            job = EmulatedJob(30, length, length + 50 * (number % 2), Text(number), Ended(left))
+            emulated.submit(job, number * 1.2)
+        emulated.go()
+        task = asyncio.create_task(emulated.run())
+        while left or emulated.replica.occupied:
+            assert not task.done()
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return emulated
+
+    emulated = asyncio.run(live())
+    ledger, blocks = emulated.replica.ledger, emulated.replica.blocks
+    assert ledger.tick > 2 * FORGET
+    assert len(ledger.growth) == len(blocks.growers) < FORGET + 500
+    kept = (emulated._accepts, emulated._seeds, emulated._lengths, emulated._contents)
+    assert not any(kept) and not ledger.decoding and len(emulated.replica._ends) < 10

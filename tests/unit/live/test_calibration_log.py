@@ -5,17 +5,21 @@ from typing import Any
 
 import pytest
 
-from headgate.live.calibrate.campaign import Composition, StepLog, composition
+from headgate.core.errors import InputError
+from headgate.live.calibrate.campaign import Composition, StepLog, composition, drafting
 
 
 def output(
-    new: dict[str, tuple[int, int]] | None = None, old: dict[str, tuple[int, int, int]] | None = None
+    new: dict[str, tuple[int, int]] | None = None,
+    old: dict[str, tuple[int, int, int]] | None = None,
+    drafts: dict[str, list[int]] | None = None,
 ) -> Any:
     """What vLLM's scheduler answers: name -> (tokens, computed), name -> (tokens, computed, put out)."""
     new, old = new or {}, old or {}
     tokens = {name: row[0] for name, row in {**new, **old}.items()}
     return SimpleNamespace(
         num_scheduled_tokens=tokens,
+        scheduled_spec_decode_tokens=drafts or {},
         scheduled_new_reqs=[SimpleNamespace(req_id=n, num_computed_tokens=row[1]) for n, row in new.items()],
         scheduled_cached_reqs=SimpleNamespace(
             req_ids=list(old),
@@ -62,6 +66,13 @@ def test_what_a_step_holds() -> None:
     held = composition(output({"fresh": (100, 0)}, old))
     pairs = 100 * 50 + 40 * (60 + 20) + 1 * 30.5 + 1 * 10.5
     assert held == Composition(1, 100, 142, 100, 4, pairs)
+
+
+def test_decodes_with_drafts() -> None:
+    """Four tokens are a decode with three drafts, or a piece of a prompt."""
+    old = {"decode": (4, 99, 5), "cut": (2, 50, 3), "bare": (1, 9, 1), "piece": (4, 60, 0)}
+    held = composition(output(old=old, drafts={"decode": [-1, -1, -1], "cut": [7]}))
+    assert held == Composition(3, 161, 4, 60, 1, 4 * 62, 4)
 
 
 def test_asynchronous_steps_end_one_after_the_other() -> None:
@@ -140,3 +151,14 @@ def test_it_lets_go() -> None:
     engine.schedule(output(old=DECODE))
     engine.update_from_output(None)
     assert not engine.log.rows
+
+
+def test_drafts_are_rejected_unless_it_is_said_how_they_are_sampled() -> None:
+    asked = {"method": "mtp", "num_speculative_tokens": 2}
+    rejected = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.0, 0.0]}
+    assert drafting(asked) == asked | rejected
+    own = asked | {"rejection_sample_method": "standard"}
+    assert drafting(own) == own
+    for wrong in (3, {"method": "mtp"}, {"num_speculative_tokens": "2"}):
+        with pytest.raises(InputError, match="num_speculative_tokens, such as"):
+            drafting(wrong)

@@ -8,13 +8,15 @@ import pytest
 
 from headgate.core.errors import InputError
 from headgate.core.ledger import Entry, Ledger
+from headgate.core.plan import NONE, Plan, Until
 from headgate.core.view import Limits
 from headgate.cost.laws.terms import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import Chunk, Shape
 from headgate.experiment.library import simulate
 from headgate.methods.mixed.mixed import Mixed
-from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.engine import SHORTEST, Engine
+from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload
 from worlds import Log
 
@@ -118,3 +120,31 @@ def test_an_engine_that_forgets_is_not_asynchronous():
     engine = Engine(WorkCost(SECOND), 1600, 800, 512, 4, 16)
     with pytest.raises(InputError, match="give one of the two"):
         simulate(engine, Mixed(4, 512), Workload.of([10], [2], arrival=[0.0]), asynchronous=True, lost=1)
+
+
+class RetractsTwice(Mixed):
+    """Retracts the first request, and again as soon as its prompt has been computed anew."""
+
+    def __init__(self):
+        super().__init__(4, 512)
+        self.retracted = 0
+        self.dates = []  # of its newest token, as seen after each
+
+    def plan(self, view):
+        waits, decodes = view.waiting.get(0), view.decoding.get(0)
+        if waits is not None and len(self.dates) < self.retracted:
+            self.dates.append((waits.generated, waits.last_token))
+        if decodes is not None and (self.retracted == 1 or (not self.retracted and decodes.generated > 5)):
+            self.retracted += 1
+            return Plan(NONE, evict=(0,))
+        return super().plan(view)._replace(until=Until(steps=1))
+
+
+def test_the_newest_token_of_one_retracted_while_its_prompt_is_on_its_way():
+    """SGLang drops that token: the newest is the one it had before, and of its time."""
+    engine = Engine(WorkCost(WorkTerms(0.5, 0.01, 0.02, 0.001)), 16000, 800, 512, 4, 16, retraction=SHORTEST)
+    policy = RetractsTwice()
+    Simulator(engine, policy, Workload.of([20, 20], [40, 80]), asynchronous=True, leases=False).run()
+    (first, then), (again, later) = policy.dates
+    assert first == again
+    assert then == later

@@ -10,7 +10,7 @@ from scipy.optimize import least_squares, nnls  # type: ignore[import-untyped]
 
 from headgate.core.errors import InputError
 from headgate.cost.card import Card, GridCell, Provenance, Region
-from headgate.cost.fit.solve import MEANING, ChosenLaw, Law, Problem, choose, seconds, unseen
+from headgate.cost.fit.solve import MEANING, ROUNDS, ChosenLaw, Law, Problem, choose, seconds, unseen
 from headgate.cost.fit.steps import DECODE, KINDS, About, Floats, StepTable, cut
 from headgate.cost.fit.steps import FEWEST as FEWEST_TIMED
 from headgate.cost.laws.terms import DraftTerms, HostTerms
@@ -96,15 +96,21 @@ class Fitted:
 def fit(table: StepTable, about: About) -> Fitted:
     """The member of the family that predicts unseen parts best, fitted to all of them.
 
-    Steps that verified drafts are left out of it; what drafts take is fitted to what remains of them.
+    Parts in which drafts were verified are left out of it, for a drafter makes prompts dearer as well (their
+    steps without drafts count where there is nothing else); what drafts take is fitted to what remains of
+    them.
     """
-    speculated = table.take(table.drafts > 0)
+    drafted = np.isin(table.part, table.part[table.drafts > 0])
+    speculated = table.take(drafted)
     if len(speculated):
-        table = table.take(table.drafts == 0)
-        if len(table) < FEWEST_TIMED:
+        every, table = table, table.take(~drafted)
+        if (table.decodes > 0).sum() < FEWEST_TIMED:
+            table = every.take(every.drafts == 0)
+        if (table.decodes > 0).sum() < FEWEST_TIMED:
             raise InputError(
-                f"{len(speculated)} of {len(speculated) + len(table)} timed steps verified drafts; a fit "
-                f"needs {FEWEST_TIMED} without any: measure without speculation, too"
+                f"{(every.drafts > 0).sum()} of {len(every)} timed steps verified drafts; a fit needs "
+                f"{FEWEST_TIMED} steps of decodes without any: measure without speculation, too, and pass "
+                "--from-steps for each"
             )
     table.checked()
     setting = about.settings.get(LARGEST_GRAPH, "")
@@ -265,23 +271,37 @@ METHOD = "speculative method"  # the setting that names it
 def fit_drafts(table: StepTable, terms: WorkTerms, method: str = "eagle") -> DraftTerms | None:
     """What drafts take beyond their verification, which `terms` price as tokens in the linear layers.
 
-    Least squares on relative errors, none negative. Passes and steps are told apart only where two numbers of
-    drafts were timed: with one, all of it counts as passes. None: no step had drafts.
+    Least squares on relative errors, none negative, outliers counting less and parts alike, over pieces
+    without prompts: the drafter computes those, too, which no term prices. Steps that the host holds up even
+    without drafts are left out. Passes and steps are told apart only where two numbers of drafts were timed:
+    with one, all of it counts as passes. None: no step had drafts.
     """
-    if not len(table):
+    if not table.drafts.any():
         return None
-    if len(table) < FEWEST:
-        raise InputError(
-            f"{len(table)} timed steps with drafts; a fit needs at least {FEWEST}, measure longer"
-        )
     layers = np.vectorize(WorkCost(terms).layers, otypes=[np.float64])
     verified = layers((table.tokens + table.drafts).astype(np.int64)) - layers(table.tokens.astype(np.int64))
+    gpu = seconds(WorkCost(terms).unhosted().terms, table)
+    pieces = cut(table, 1)
     passes = table.drafts / np.maximum(table.decodes, 1.0)
+    whole = pieces.sums((table.drafts == 0) | (gpu < seconds(terms, table))) == 0
+    use = np.flatnonzero(whole & (pieces.kind == DECODE))
     columns = [passes, table.drafts]
-    if np.ptp(np.rint(passes)) >= 1:
+    if np.ptp(np.rint(passes[table.drafts > 0])) >= 1:
         columns.append(np.ones(len(table)))
-    left = table.seconds - seconds(terms, table) - verified
-    found, _ = nnls(np.column_stack(columns) / table.seconds[:, None], left / table.seconds)
+    if len(use) < FEWEST:
+        raise InputError(
+            f"{len(use)} timed steps with drafts and without prompts; a fit needs at least {FEWEST}, "
+            "measure longer"
+        )
+    real = pieces.seconds[use]
+    left = (real - pieces.sums(gpu + verified)[use]) / real
+    features = pieces.sums(np.column_stack(columns))[use] / real[:, None]
+    part = pieces.part[use]
+    alike = weights = 1.0 / np.sqrt(np.bincount(part)[part])
+    for _ in range(ROUNDS):
+        found, _ = nnls(features * weights[:, None], left * weights)
+        off = np.abs(features @ found - left)
+        weights = alike * np.sqrt(np.minimum(1.0, JITTER / np.maximum(off, JITTER)))
     draft, each, *step = (float(f"{value:.4g}") for value in found)
     return DraftTerms(round(float(passes.max())), draft, each, step[0] if step else 0.0, method)
 

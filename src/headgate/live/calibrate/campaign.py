@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headgate.core.errors import InputError
-from headgate.cost.fit.fit import Fitted, fit
+from headgate.cost.fit.fit import METHOD, Fitted, fit
 from headgate.cost.fit.steps import About, StepTable, shape_class
 from headgate.cost.likeness import shape_of
 from headgate.live.calibrate.probe import FEED, Ground, Probe, ProbeWalk, grid
@@ -197,6 +197,21 @@ class Campaign:
         self._sent += 1
 
 
+def drafting(config: Any) -> dict[str, Any]:
+    """The `speculative_config` of vLLM, with all drafts rejected where it does not say how they are sampled.
+
+    A decode then gets one token a step, as the walk reckons, and takes the time it takes with any acceptance.
+    """
+    if not isinstance(config, dict) or not isinstance(config.get("num_speculative_tokens"), int):
+        raise InputError(
+            'speculative_config must be an object with num_speculative_tokens, such as {"method": "mtp", '
+            '"num_speculative_tokens": 3}'
+        )
+    none = {"synthetic_acceptance_rates": [0.0] * config["num_speculative_tokens"]}
+    rejected = {} if "rejection_sample_method" in config else {"rejection_sample_method": "synthetic", **none}
+    return {**config, **rejected}
+
+
 def measured(
     model: str,
     *,
@@ -215,7 +230,10 @@ def measured(
     small grid is enough.
     """
     slots, budget, longest, quick = ground
-    wide = Ground(slots, budget, ANY_KV, longest, min(passes, FEWEST_PASSES), quick)
+    if "speculative_config" in more:
+        more = {**more, "speculative_config": drafting(more["speculative_config"])}
+    width = 1 + more.get("speculative_config", {}).get("num_speculative_tokens", 0)
+    wide = Ground(slots, budget, ANY_KV, longest, min(passes, FEWEST_PASSES), quick, width)
     grid(wide)  # refuse before the engine is started
     wanted = WantedEngine(model, wide.slots, budget, longest, dummy, more=more)
     llm = start(wanted)
@@ -296,6 +314,8 @@ def about(llm: Any, wanted: WantedEngine, name: str, decodes: int) -> About:
         "tensor parallel": str(config.parallel_config.tensor_parallel_size),
         "quantization": str(config.model_config.quantization),
     }
+    if config.speculative_config is not None:
+        settings[METHOD] = str(config.speculative_config.method)
     return About(
         name=name,
         gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else "none (CPU)",
@@ -325,6 +345,7 @@ class Composition(NamedTuple):
     behind: int = 0
     prompts: int = 0
     attention: float = 0.0  # sum over pieces of prompts of tokens * (start + tokens / 2)
+    drafts: int = 0  # that the decodes verify
 
 
 class StepRow(NamedTuple):
@@ -434,9 +455,12 @@ class StepLog:
 
 
 def composition(output: Any) -> Composition:
-    """Of one SchedulerOutput. A request that has put something out and gets one token decodes."""
-    tokens = output.num_scheduled_tokens
-    decodes = context = prefill = behind = prompts = 0
+    """Of one SchedulerOutput. A request with output that gets one token, and its drafts, decodes.
+
+    An engine ahead counts drafts as computed until their step has ended, so contexts are long by as many.
+    """
+    tokens, guesses = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
+    decodes = context = prefill = behind = prompts = drafts = 0
     attention = 0.0
     pieces = [(tokens[new.req_id], new.num_computed_tokens) for new in output.scheduled_new_reqs]
     cached = output.scheduled_cached_reqs
@@ -444,9 +468,11 @@ def composition(output: Any) -> Composition:
     for name, computed, put_out in zip(
         cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
     ):
-        if put_out and tokens[name] == 1 and name not in resumed:
+        drafted = len(guesses.get(name, ()))
+        if put_out and tokens[name] == 1 + drafted and name not in resumed:
             decodes += 1
             context += computed + 1
+            drafts += drafted
         else:
             pieces.append((tokens[name], computed))
     for piece, start in pieces:
@@ -454,4 +480,4 @@ def composition(output: Any) -> Composition:
         prefill += piece
         behind += start
         attention += piece * (start + piece / 2)
-    return Composition(decodes, context, prefill, behind, prompts, attention)
+    return Composition(decodes, context, prefill, behind, prompts, attention, drafts)

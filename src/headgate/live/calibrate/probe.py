@@ -218,6 +218,7 @@ class Ground:
     longest: int  # prompt and output tokens of one request
     passes: int = 2  # how often the cells will be visited; contexts grow with each
     quick: bool = False  # every other cell of the large families only
+    width: int = 1  # tokens of a decode in a step: more than 1 with drafts
 
     def with_kv(self, tokens: int) -> Ground:
         return replace(self, kv_tokens=tokens)
@@ -250,8 +251,8 @@ def grid(ground: Ground) -> ProbeWalk:
 def _refuse(ground: Ground) -> None:
     if ground.decodes < FEWEST_SLOTS:
         raise InputError(f"{ground.decodes} decodes are too few to measure; allow at least {FEWEST_SLOTS}")
-    if ground.budget < max(FEWEST_TOKENS, ground.decodes):
-        least = max(FEWEST_TOKENS, ground.decodes)
+    least = max(FEWEST_TOKENS, ground.decodes * ground.width)
+    if ground.budget < least:
         raise InputError(f"a budget of {ground.budget} tokens is too small to measure; give at least {least}")
     if ground.kv_tokens < FEWEST_KV:
         raise InputError(f"{ground.kv_tokens} KV tokens are too few to measure; give at least {FEWEST_KV}")
@@ -291,7 +292,7 @@ class _Builder:
     """
 
     def __init__(self, ground: Ground, pools: tuple[DecodePool, ...]) -> None:
-        self.budget = ground.budget
+        self.budget, self.width = ground.budget, ground.width
         self.longest = ground.longest - 1  # a prompt brings one token
         self.quick = ground.quick
         self.counts = {pool.kind: pool.size for pool in pools}
@@ -341,7 +342,7 @@ class _Builder:
             for tokens in beside[1:3]:
                 yield self._mixed(self.counts[kind], (kind,), tokens)
         for number in _with_largest((64,), self.counts[MIDDLE]):
-            room = min(self.budget - number, self.longest)
+            room = min(self.budget - number * self.width, self.longest)
             yield self._mixed(number, (MIDDLE,), room, steps=1)
             yield from self._behind(number, (MIDDLE,))
         yield self._mixed(self.counts[MIDDLE], (MIDDLE,), beside[-1], together=TOGETHER)
@@ -397,7 +398,7 @@ class _Builder:
     def _mixed(
         self, number: int, pools: tuple[str, ...], tokens: int, together: int = 1, steps: int = 3
     ) -> ProbeCell:
-        tokens = max(1, min(tokens, self.budget - number))
+        tokens = max(1, min(tokens, self.budget - number * self.width))
         steps = max(1, min(steps, self.longest // tokens, 3 if number + tokens <= 1024 else 2))
         length = max(1, tokens // together)
         name = f"{number} decodes, {'+'.join(pools)}, {together} prompts of {length}"

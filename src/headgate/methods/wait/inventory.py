@@ -262,7 +262,7 @@ class MixPart(NamedTuple):
 
     rate: float  # requests per second that enter it: λ_j, or Λ_i of a segment
     prompt: float  # prompt tokens of one request that are computed, 0 where no prompt runs: l_j
-    decodes: float  # decode stages, output tokens less one: l'_j
+    decodes: float  # decode stages, output tokens less one without drafts: l'_j
     work: float  # KV tokens touched over all its stages: w_j, or σ_i of a segment
     peak: float = 0.0  # the most KV tokens one request holds in it
     cached: float = 0.0  # prompt tokens that a prefix cache has: held with the prompt, and not computed
@@ -270,6 +270,12 @@ class MixPart(NamedTuple):
     @property
     def stages(self) -> float:
         return self.decodes + (self.prompt > 0)
+
+    def in_steps(self, burst: float) -> MixPart:
+        """The same where a stage brings so many tokens on average: fewer of them, each of the same KV."""
+        whole = self.prompt + self.cached
+        read = (self.work - whole) / burst
+        return self._replace(decodes=self.decodes / burst, work=whole + read) if burst != 1 else self
 
 
 class Line(NamedTuple):

@@ -109,7 +109,8 @@ class Lockstep(BatchPolicy):
 
     def plan(self, view: View) -> Plan:
         """The batch under way, or the segments that are ready, or those whose patience has ended."""
-        tracks = [track.places() for track in self.tracks.values()]
+        burst = max(1, round(view.limits.tokens_per_step))
+        tracks = [track.places(burst) for track in self.tracks.values()]
         places = [place for track in tracks for place in track]
         rest = self._under_way(view, places)
         if rest is not None:
@@ -201,15 +202,15 @@ class Lockstep(BatchPolicy):
     def _fits(
         self, view: View, decodes: Sequence[Request], prompts: Sequence[Request], reserve: float | None = None
     ) -> bool:
-        """Is there KV for one more token of each decode and for all of the prompts?"""
-        block, free = view.limits.block, view.kv_free
+        """Is there KV for what each decode computes and for all of the prompts?"""
+        block, width, free = view.limits.block, view.limits.decode_width, view.kv_free
         if prompts or view.prefilling:
             free -= int((self.reserve if reserve is None else reserve) * view.kv_total)
         free -= sum(_blocks(request.room, block) for request in prompts)
         free -= sum(_more(request, request.todo, block) for request in view.prefilling.values())
-        if len(decodes) * block <= free:
+        if len(decodes) * _blocks(width + block - 1, block) <= free:
             return True
-        return sum(_more(request, 1, block) for request in decodes) <= free
+        return sum(_more(request, width, block) for request in decodes) <= free
 
     def _that_fit(self, view: View, prompts: Sequence[Request]) -> list[Request]:
         """The first of them, in an empty engine; one alone always fits."""
@@ -247,13 +248,13 @@ class Lockstep(BatchPolicy):
     def _growing(
         self, deepest: Iterable[TrackSegment], room: int, view: View, out: set[int]
     ) -> tuple[list[TrackSegment], list[Request]]:
-        """The segments whose requests can all have one more token, and those requests."""
+        """The segments whose requests can all decode once more, and those requests."""
         chosen: list[TrackSegment] = []
         decodes: list[Request] = []
         for place in deepest:
             entrants = place.entrants(view.now, self.max_pause) if place.number else []
             those = [request for request in (*place.moving, *entrants) if request.id not in out]
-            need = sum(_more(request, 1, view.limits.block) for request in those)
+            need = sum(_more(request, view.limits.decode_width, view.limits.block) for request in those)
             if those and need <= room:
                 room -= need
                 chosen.append(place)
@@ -282,6 +283,8 @@ class Track:
     Stage k of a request brings its output token k + 1 (stage 0 is the prompt), so a request that decodes
     stands before stage `generated`. A segment has the stages beyond the end of the one before it up to its
     own end; the last has no end. A request before the first stage of a later segment waits to enter it.
+    Where drafts bring several tokens at once, as many stages as they bring on average count as the first:
+    each request then stands there about once.
     """
 
     def __init__(self, name: str, ends: Sequence[float] = WHOLE, sizes: Sequence[float] = (inf,)) -> None:
@@ -302,7 +305,7 @@ class Track:
                 self.quotas.append(Quota(size))
         del self.quotas[len(sizes) :]
 
-    def places(self) -> list[TrackSegment]:
+    def places(self, burst: int = 1) -> list[TrackSegment]:
         if len(self.ends) == 1:
             return [
                 TrackSegment(self, 0, list(self.resident.values()), self.waiting.values(), len(self.waiting))
@@ -312,7 +315,7 @@ class Track:
         for request in self.resident.values():
             stage = request.generated
             number = bisect_left(self.ends, stage)
-            if number and stage == self.ends[number - 1] + 1:
+            if number and stage <= self.ends[number - 1] + burst:
                 entering[number].append(request)
             else:
                 moving[number].append(request)

@@ -79,12 +79,13 @@ class Wait(Lockstep):
         self._came = 0
         self._names: dict[int, str] = {}  # types by request: what a cache has of a prompt changes
         self._memory: tuple[int, int] | None = None  # KV tokens and block, once seen
+        self._burst = 1.0  # tokens that an iteration brings
 
     def gauges(self) -> Mapping[str, float]:
         return {**super().gauges(), "pace": self.pace or 0.0}
 
     def plan(self, view: View) -> Plan:
-        self._memory = view.kv_total, view.limits.block
+        self._memory, self._burst = (view.kv_total, view.limits.block), view.limits.tokens_per_step
         return super().plan(view)
 
     def track_of(self, request: Request) -> Track:
@@ -130,7 +131,7 @@ class Wait(Lockstep):
         seen = self._seen(now)
         if not seen or self._memory is None:
             return
-        parts = [each.part() for each in seen.values()]
+        parts = [each.part().in_steps(self._burst) for each in seen.values()]
         self.pace = running_pace(self._cost, parts, self._memory[0], self.slots, pausing=self.max_pause > 0)
         for name, track in self.tracks.items():
             size = seen[name].rate * self.pace if self.pace and name in seen else inf
@@ -155,7 +156,8 @@ class NestedWait(Wait):
 
     Parameters: those of `wait`, and
         thresholds: by segment, `15/14/12/8`, for all types or by type (`256=8/4+more=4/2`). Needs `ends`.
-        ends: the last decode iteration of each segment, `20/40/80/160`. Empty: learned.
+        ends: the last decode iteration of each segment, `20/40/80/160`. Empty: learned. With drafts an
+            iteration brings several tokens, and ends count tokens.
         segments: how many to learn.
         slack: by how much each segment's threshold exceeds what reaches it. With none, as in the paper's
             experiments, the queues between segments have no drift and outgrow any memory.
@@ -211,7 +213,10 @@ class NestedWait(Wait):
         if not seen or self._memory is None:
             return
         ends = {name: self.ends or cuts(each, self.segments) for name, each in seen.items()}
-        parts = {name: each.segments(ends[name]) for name, each in seen.items()}
+        parts = {
+            name: [part.in_steps(self._burst) for part in each.segments(ends[name])]
+            for name, each in seen.items()
+        }
         flat = [part for theirs in parts.values() for part in theirs]
         slack = [part for theirs in parts.values() for part in self._with_slack(theirs)]
         room = NESTED_SHARE * self._memory[0]

@@ -28,12 +28,13 @@ NO_ENDS: Final[list[float]] = []
 NO_PROMPTS: Final[list[tuple[Entry, bool]]] = []
 NO_TOKENS: Final[list[tuple[Entry, int]]] = []
 NO_LEAVERS: Final[dict[int, tuple[Entry, End]]] = {}
+NO_DATES: Final[dict[int, float]] = {}
 
 
 class Composed:
     """A step that has been composed and whose tokens have not been seen."""
 
-    __slots__ = ("composed", "date", "dated", "done", "joined", "leaving", "work")
+    __slots__ = ("before", "composed", "date", "dated", "done", "joined", "leaving", "work")
 
     def __init__(self, composed: float, done: float, date: float, work: Work) -> None:
         self.composed, self.done = composed, done
@@ -41,14 +42,17 @@ class Composed:
         self.work = work
         # Most steps have none of these: `joins`, `dates` and `leaves` make lists where there is one.
         self.joined = NO_PROMPTS  # done with it, and whether they decode on
+        self.before = NO_DATES  # when those of them that had tokens got their newest
         self.leaving = NO_LEAVERS  # they go when its tokens are seen
         # Requests whose newest token is its own, beside those that roll on, and how many tokens that makes.
         self.dated = NO_TOKENS
 
-    def joins(self, entry: Entry, rolling: bool) -> None:
+    def joins(self, entry: Entry, rolling: bool, before: float | None) -> None:
         if not self.joined:
             self.joined = []
         self.joined.append((entry, rolling))
+        if before is not None:
+            self.before = {**self.before, entry.id: before}
 
     def dates(self, entry: Entry) -> None:
         if not self.dated:
@@ -144,7 +148,7 @@ class Ahead(VirtualEngine):
         if dropped:
             assert self._air is not None
             self._air.joined = [pair for pair in self._air.joined if pair[0] is not entry]
-            self.ledger.take_token(entry, self._seen)
+            self.ledger.take_token(entry, self._air.before.get(entry.id, self._seen))
 
     def _make_room(self) -> bool:
         """SGLang retracts none while the KV of requests that are about to go comes free."""
@@ -221,8 +225,8 @@ class Ahead(VirtualEngine):
 
     def _read(self, context: int, decodes: int, tick: int, steps: int) -> int:
         """The context that decodes read after so many steps more, the first of which began at `tick`."""
-        growth = self.ledger.growth
-        return context + (steps * decodes if growth is None else sum(growth[tick : tick + steps]))
+        growth, begin = self.ledger.growth, tick - self.ledger.past
+        return context + (steps * decodes if growth is None else sum(growth[begin : begin + steps]))
 
     def _ran_prompts(
         self, start: float, end: float, decodes: int, context: int, prefill: int, behind: int
@@ -236,7 +240,7 @@ class Ahead(VirtualEngine):
         self._landing, self._air = self._air, Composed(start, self._launches.done, now, work)
         if work[0]:
             blocks, ledger = self.blocks, self.ledger
-            blocks.take(blocks.growers[ledger.tick % blocks.ring])
+            blocks.take(blocks.growers[(ledger.tick - blocks.past) % blocks.ring])
             ledger.ticks(1, now)
 
     def _tell_steps(
@@ -256,8 +260,9 @@ class Ahead(VirtualEngine):
     def _complete(self, entry: Entry) -> None:
         assert self._air is not None
         rolling = isinstance(self.plan.decode, Decodes)
+        before = entry.last_token
         self._join(entry, self._air.date, rolling)
-        self._air.joins(entry, rolling)
+        self._air.joins(entry, rolling, before)
         self._air.dates(entry)
         self.lease.prefill()
         self.policy.prefilled(entry, self.now)
@@ -423,7 +428,8 @@ class Launches(StepClock):
         if ledger is None:
             return range(context, context + most * decodes, decodes)
         assert ledger.growth is not None
-        return list(accumulate(ledger.growth[ledger.tick : ledger.tick + most - 1], initial=context))
+        begin = ledger.tick - ledger.past
+        return list(accumulate(ledger.growth[begin : begin + most - 1], initial=context))
 
     def decode_moments(self, decodes: int, context: int, most: int, start: float, stop: float) -> Moments:
         """The `moments` of the same; they are not listed where all steps wait for the GPU."""

@@ -8,6 +8,7 @@ request that joins adds its own, one that leaves early takes back what would sti
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import add, sub
 from typing import Any
 from zlib import crc32
 
@@ -19,6 +20,9 @@ from headgate.cost.laws.speculation import Acceptance
 from headgate.kv.blocks import Blocks
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
+
+SPARE = 24  # steps drawn beyond the mean, so that few requests must be drawn again
+FORGET, RECENT = 4096, 64  # ticks behind the newest at which old ones are dropped, and those that stay
 
 
 class Bursts:
@@ -45,38 +49,40 @@ class Bursts:
 
     def deliver(self, entry: Entry, remaining: int, size: int) -> None:
         """Its prompt is done, and so many tokens are still to come."""
-        sums, total = [0], 0
-        drawn = self.draw(entry.id, entry.drawn + remaining + 1)
-        for tokens in drawn[entry.drawn :]:
-            if total == remaining:
-                sums.append(total + tokens)
-                break
-            total += tokens
-            if total > remaining:
-                total = remaining
-            sums.append(total)
+        steps = min(remaining, int(remaining / self._mean(entry.id)) + SPARE)
+        drawn = self.draw(entry.id, entry.drawn + steps + 1)[entry.drawn :]
+        sums = np.cumsum(drawn)
+        last = int(np.searchsorted(sums, remaining))  # the step that brings its last token
+        if last + 1 >= len(drawn):  # it had less luck than most
+            drawn = self.draw(entry.id, entry.drawn + remaining + 1)[entry.drawn :]
+            sums = np.cumsum(drawn)
+            last = int(np.searchsorted(sums, remaining))
+        if remaining:
+            beyond = remaining + int(drawn[last + 1])
+            sums = np.concatenate(([0], sums[:last], [remaining, beyond]))
+        else:
+            sums = np.array([0, int(drawn[0])])
         kv = entry.prompt + entry.generated - 1
-        blocks = [-(-kv // size)]
-        wide, held = self.width + self._ahead, self._in_flight
-        for step in range(1, len(sums)):
-            known = kv + sums[step - 1]
-            if held and step > 1:
-                known = kv + sums[step - 2] + held
-            most = known + wide
-            if most > self._longest:
-                most = self._longest
-            need = -(-most // size)
-            blocks.append(need if need > blocks[-1] else blocks[-1])
-        entry.deliveries = Deliveries(sums, blocks)
+        known = sums[:-1]
+        if self._in_flight:
+            known = np.concatenate(([0], sums[:-2] + self._in_flight))
+        most = np.minimum(kv + known + self.width + self._ahead, self._longest)
+        blocks = np.concatenate(([kv], most))
+        blocks = np.maximum.accumulate(-(-blocks // size))
+        entry.deliveries = Deliveries(sums.tolist(), blocks.tolist())
 
-    def draw(self, id: int, steps: int) -> list[int]:
-        """Tokens of each of its first steps, before the output cuts them."""
+    def draw(self, id: int, steps: int) -> NDArray[np.int64]:
+        """Tokens of each of its first steps, before the output cuts them; more steps begin alike."""
         rate = self._rates[id]
         if rate >= 1:
-            return [self.width] * steps
+            return np.full(steps, self.width)
         draws = np.random.default_rng(self._seeds[id]).geometric(1 - rate, steps)
-        drawn: list[int] = np.minimum(draws, self.width).tolist()
-        return drawn
+        return np.minimum(draws, self.width)
+
+    def _mean(self, id: int) -> float:
+        """Tokens that one of its steps brings on average."""
+        rate = self._rates[id]
+        return float(self.width) if rate >= 1 else (1 - rate**self.width) / (1 - rate)
 
 
 def spread(entry: Entry, ledger: Ledger, blocks: Blocks, by: int) -> None:
@@ -84,17 +90,27 @@ def spread(entry: Entry, ledger: Ledger, blocks: Blocks, by: int) -> None:
     deliveries, growth, growers = entry.deliveries, ledger.growth, blocks.growers
     assert deliveries is not None
     assert growth is not None
-    sums, held, tick, taken = deliveries.sums, deliveries.blocks, ledger.tick, entry.taken
-    missing = tick + len(sums) - taken - len(growth)
+    begin, taken = ledger.tick - ledger.past, entry.taken
+    if begin > FORGET:
+        _forget(ledger, blocks, begin - RECENT)
+        begin = RECENT
+    sums, held = deliveries.sums[taken:], deliveries.blocks[taken:]
+    end = begin + len(sums) - 1
+    missing = end + 1 - len(growth)
     if missing > 0:
         growth.extend([0] * missing)
         growers.extend([0] * missing)
-    tokens, need = sums[taken], held[taken]
-    for step in range(taken + 1, len(sums)):
-        growth[tick] += by * (sums[step] - tokens)
-        growers[tick] += by * (held[step] - need)
-        tokens, need = sums[step], held[step]
-        tick += 1
+    change = sub if by < 0 else add
+    growth[begin:end] = map(change, growth[begin:end], map(sub, sums[1:], sums))
+    growers[begin:end] = map(change, growers[begin:end], map(sub, held[1:], held))
+
+
+def _forget(ledger: Ledger, blocks: Blocks, ticks: int) -> None:
+    """The oldest ticks are never read again."""
+    assert ledger.growth is not None
+    del ledger.growth[:ticks], blocks.growers[:ticks]
+    ledger.past += ticks
+    blocks.past += ticks
 
 
 def drawn_rates(law: Acceptance, chance: np.random.Generator, requests: int) -> NDArray[np.float64]:

@@ -441,7 +441,7 @@ class VirtualEngine(Residents):
     def _decode_span(self, wake: float) -> bool:
         """As many decode-only steps as are sure to be alike: no request joins, leaves or runs out of KV."""
         ledger, lease, blocks = self.ledger, self.lease, self.blocks
-        if blocks.growers[ledger.tick % blocks.ring] > blocks.free and not self._make_room():
+        if blocks.growers[(ledger.tick - blocks.past) % blocks.ring] > blocks.free and not self._make_room():
             return False
         count = ledger.rolling
         stop = wake if wake < lease.time else lease.time

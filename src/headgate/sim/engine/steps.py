@@ -139,7 +139,7 @@ class StepClock:
         assert ledger is not None
         assert ledger.growth is not None
         fixed, slope, least = price
-        growth, tick = ledger.growth, ledger.tick
+        growth, tick = ledger.growth, ledger.tick - ledger.past
         more, self._more = self._more, 0.0
         ends: list[float] = []
         end, read = start, context

@@ -313,7 +313,7 @@ class FleetReplica(VirtualEngine):
         ledger, lease, blocks = self.ledger, self.lease, self.blocks
         if lease.ended or self.plan.decode is NONE or not ledger.rolling:
             return None
-        if blocks.growers[ledger.tick % blocks.ring] > blocks.free:
+        if blocks.growers[(ledger.tick - blocks.past) % blocks.ring] > blocks.free:
             return AT_ONCE
         count, context = ledger.rolling, ledger.context + ledger.rolling
         steps = self._alike_steps(count)

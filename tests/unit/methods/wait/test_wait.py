@@ -10,11 +10,14 @@ from headgate.core.ledger import Ledger
 from headgate.core.plan import ALL, NONE
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.core.view import Limits
+from headgate.cost.laws.speculation import Acceptance
+from headgate.cost.laws.terms import DraftTerms
+from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.wait.inventory import kind
 from headgate.methods.wait.lockstep import Track
 from headgate.methods.wait.wait import NestedWait, Wait
-from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.engine import Engine, Speculation
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Kind, Workload
 from headgate_papers.kv_linear import kv_linear
@@ -351,6 +354,32 @@ def test_learned_segments():
     fixed = NestedWait(10**4, cost, ends="30/60")
     run(engine(cost, kv=100_000), fixed, workload)
     assert fixed.tracks[""].ends == (30, float("inf"))
+
+
+@pytest.mark.parametrize("make", [Wait, NestedWait])
+@pytest.mark.parametrize("accept, burst", [(0.0, 1), (1.0, 4)])
+def test_with_drafts_stages_are_steps(make, accept, burst):
+    """201 tokens are 200 or 50 decode iterations: as many fewer stages share the slots."""
+    cost = WorkCost(WorkTerms(1e-3, 1e-5, 1e-5, 1e-8), drafting=DraftTerms(3))
+    world = engine(cost, batch_tokens=10**4)._replace(speculation=Speculation(3, Acceptance(accept), 3))
+    slack = {"slack": 0.0} if make is NestedWait else {}
+    policy = make(60, cost, max_pause=0.0, warm=50, review=50, **slack)
+    rate = 400 if burst > 1 else 100
+    arrival = np.cumsum(np.random.default_rng(1).exponential(1 / rate, 600))
+    Simulator(world, policy, Workload.of([30] * 600, [201] * 600, arrival=arrival)).run()
+    assert policy.pace == pytest.approx(60 / (rate * (1 + 200 / burst)), rel=0.15)
+
+
+def test_requests_that_jump_over_the_end_of_a_segment_wait_before_the_next():
+    track = Track("", (10, 20), (5, 5))
+    ledger = admitted(Ledger(Limits(100, 100), 10**6), decoding=4)
+    for request, generated in zip(ledger.decoding.values(), (10, 11, 12, 14), strict=True):
+        ledger.recount(request, generated)
+        track.resident[request.id] = request
+    one, wide = track.places()[1], track.places(3)[1]
+    assert [r.generated for r in one.entering] == [11]
+    assert [r.generated for r in wide.entering] == [11, 12]
+    assert [r.generated for r in wide.moving] == [14]
 
 
 def test_before_anything_is_learned_everybody_may_enter():
