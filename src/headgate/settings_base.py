@@ -85,6 +85,7 @@ MEANINGS = {
     "envelope": "the moment each token is due",
 }
 ALSO_GAPS = ("itl", "gap")  # other names of `tbt`
+BETWEEN_SHOWN = {GAP: "gaps", MEAN: "TPOT", ENVELOPE: "envelope"}  # what reports call them
 
 
 def promised(words: Any, **worth: Any) -> Slo:

@@ -6,26 +6,24 @@ leaves slack to those after it. `keep` and `slai` plan every gap instead.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 from headgate.core.errors import InputError
 from headgate.core.plan import ALL, Plan
-from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import Chunk, Shape, StepCost
-from headgate.methods.mixed.mixed import Mixed
-from headgate.methods.orders import DeadlineAndLength, PromptOrder, entering, order_of
+from headgate.methods.mixed.sarathi import OrderedPrompts
+from headgate.methods.orders import DeadlineAndLength, order_of
 
 LEAST = 64  # prompt tokens of a step where no chunk fits, so that prompts move on
 NEAR = 32  # tokens: how exactly the largest chunk is found
 SAMPLE = 2048  # prompt tokens from which the pace of prompts is taken
 
 
-class SlackPolicy(Mixed):
+class SlackPolicy(OrderedPrompts):
     """What both share: when tokens are due, what a step costs and the largest chunk that fits into a time."""
-
-    order: PromptOrder
 
     def __init__(
         self, slots: int, budget: int, cost: StepCost, ttft: float, tbt: float, trust: float, ahead: bool
@@ -41,14 +39,16 @@ class SlackPolicy(Mixed):
         self._step = 0.0  # seconds of the newest plan, where it holds prompts
         self._in_flight = 0.0  # the same once it was taken
 
-    def arrived(self, request: Request, now: float) -> None:
-        self.order.add(request)
+    def plan(self, view: View) -> Plan:
+        budget = min(self.budget, view.limits.batch_tokens)
+        decodes = len(view.decoding) * view.limits.decode_width
+        if decodes > budget or not (view.waiting or view.prefilling):
+            return super().plan(view)
+        return self.fill(view, budget)
 
-    def admitted(self, request: Request, now: float) -> None:
-        self.order.admitted(request)
-
-    def finished(self, request: Request, now: float, how: End) -> None:
-        self.order.finished(request)
+    @abstractmethod
+    def fill(self, view: View, budget: int) -> Plan:
+        """A step of at most so many tokens, which has prompts to run and room for every decode."""
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
         self._in_flight = self._step if plan.prefill else 0.0
@@ -71,8 +71,7 @@ class SlackPolicy(Mixed):
     def prompts_for(self, view: View, room: int) -> list[Request]:
         """Half-done prompts, then new ones by the order, as far as tokens, slots and KV go."""
         prompts = list(view.prefilling.values())
-        slots = min(self.slots, view.limits.running) - len(view.decoding) - len(prompts)
-        entered, _ = entering(view, self.order, 0.0, slots, room - sum(half.todo for half in prompts))
+        entered = self.entering(view, 0.0, room - sum(half.todo for half in prompts))
         return prompts + [view.waiting[id] for id in entered]
 
     def price(self, decodes: int, context: int, prompts: Sequence[Request] = (), tokens: int = 0) -> float:
@@ -86,6 +85,15 @@ class SlackPolicy(Mixed):
             behind, room = behind + there, room - taken
         taken = tokens - max(room, 0)
         return self._seconds(Shape(decodes, context + decodes, taken, behind, tuple(chunks)))
+
+    def chunk_within(
+        self, time: float, decodes: int, context: int, prompts: Sequence[Request], most: int
+    ) -> int:
+        """The most tokens of these prompts with which a step is within this time; `LEAST` where none are."""
+        fits = 0
+        if time > 0:  # late already: no step is short enough
+            fits = largest(lambda tokens: self.price(decodes, context, prompts, tokens) <= time, most)
+        return fits or min(LEAST, most)
 
     def taking(self, prompts: Sequence[Request], chunk: int, budget: int) -> Plan:
         """All decodes and the first `chunk` tokens of these prompts."""
@@ -136,10 +144,8 @@ class FairBatching(SlackPolicy):
         self.hold = hold
         self.order = order_of(self.name, order, ageing=0.0, promise=ttft, pace=self._pace)
 
-    def plan(self, view: View) -> Plan:
-        width, budget = view.limits.decode_width, min(self.budget, view.limits.batch_tokens)
-        if len(view.decoding) * width > budget or not (view.waiting or view.prefilling):
-            return super().plan(view)
+    def fill(self, view: View, budget: int) -> Plan:
+        width = view.limits.decode_width
         prompts = self.prompts_for(view, budget)
         if not prompts:
             return Plan(ALL)
@@ -158,8 +164,7 @@ class FairBatching(SlackPolicy):
         if self.hold:  # the others would be in time after this step and one of decodes alone
             urgent = sum(due <= start + time + alone for due, _, _ in decodes)
         most = min(sum(request.todo for request in prompts), budget - urgent * width)
-        chunk = largest(lambda tokens: self.price(urgent, context[urgent], prompts, tokens) <= time, most)
-        chunk = chunk or min(LEAST, most)
+        chunk = self.chunk_within(time, urgent, context[urgent], prompts, most)
         if chunk <= 0:
             return Plan(ALL)
         taken = urgent + max(0, min(len(decodes) - urgent, (budget - chunk) // width - urgent))
@@ -214,21 +219,18 @@ class QoServe(SlackPolicy):
             raise InputError(f"qoserve: alpha={alpha} seconds per token; it must be from 0 to below 1")
         self.order = DeadlineAndLength(ttft, self._pace if relegate else 0.0, alpha)
 
-    def plan(self, view: View) -> Plan:
-        decodes, width = len(view.decoding), view.limits.decode_width
-        budget = min(self.budget, view.limits.batch_tokens)
-        if decodes * width > budget or not (view.waiting or view.prefilling):
-            return super().plan(view)
-        prompts = self.prompts_for(view, budget - decodes * width)
-        chunk = most = min(sum(request.todo for request in prompts), budget - decodes * width)
+    def fill(self, view: View, budget: int) -> Plan:
+        decodes = len(view.decoding)
+        room = budget - decodes * view.limits.decode_width
+        prompts = self.prompts_for(view, room)
+        chunk = most = min(sum(request.todo for request in prompts), room)
         if chunk <= 0:
             return Plan(ALL)
         context = sum(request.prompt + request.generated for request in view.decoding.values())
         if decodes:
             start = self.begins(view, self.price(decodes, context))
             slack = self.trust * (min(map(self.next_due, view.decoding.values())) - start)
-            chunk = largest(lambda tokens: self.price(decodes, context, prompts, tokens) <= slack, most)
-            chunk = chunk or min(LEAST, most)
+            chunk = self.chunk_within(slack, decodes, context, prompts, most)
         self._step = self.price(decodes, context, prompts, chunk)
         return self.taking(prompts, chunk, budget)
 

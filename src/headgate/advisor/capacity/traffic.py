@@ -11,7 +11,7 @@ import numpy as np
 
 from headgate.core.durations import duration
 from headgate.core.errors import InputError, RunError, unknown
-from headgate.core.request import ENVELOPE, GAP, MEAN, Slo
+from headgate.core.request import GAP, Slo
 from headgate.experiment.build import (
     ALL_FIT,
     Unservable,
@@ -25,6 +25,7 @@ from headgate.experiment.build import (
 from headgate.experiment.settings import Experiment, flag, without_clients
 from headgate.methods.bounds import Requests
 from headgate.record.tables import Flags, Floats, Integers, Run
+from headgate.settings_base import BETWEEN
 from headgate.sim.engine.engine import Engine
 from headgate.stats.figures import quantiles
 from headgate.stats.flow import unservable_rows
@@ -253,7 +254,7 @@ def _check_kinds(levels: Sequence[Level], names: Sequence[str]) -> None:
 # which token j came by arrival + TTFT + j x T (envelope)
 METRICS = ("ttft", "tbt", "gap", "tpot", "envelope", "e2e")
 SAME = {"itl": "tbt"}  # one figure, two names
-BETWEEN = {"tbt": GAP, "gap": GAP, "tpot": MEAN, "envelope": ENVELOPE}
+METRIC_KINDS = {**BETWEEN, "gap": GAP}  # of the promises between tokens
 FORM = "write METRIC=TIME@STATISTIC:CLASS, such as ttft=500ms@p50 or tbt=100ms@p99:paying"
 
 
@@ -290,10 +291,10 @@ def promise(levels: Sequence[Level], kind: str, known: Slo) -> Slo:
         return known
 
     between = known.between_tokens, known.between_kind
-    mine = [each for each in levels if each.metric in BETWEEN and each.kind in ("", kind)]
+    mine = [each for each in levels if each.metric in METRIC_KINDS and each.kind in ("", kind)]
     if mine:
-        tightest = min(mine, key=lambda level: (level.limit, BETWEEN[level.metric] != GAP))
-        between = tightest.limit, BETWEEN[tightest.metric]
+        tightest = min(mine, key=lambda level: (level.limit, METRIC_KINDS[level.metric] != GAP))
+        between = tightest.limit, METRIC_KINDS[tightest.metric]
     first = _first_token(levels, kind, known.first_token)
     return known._replace(first_token=first, between_tokens=between[0], between_kind=between[1])
 
@@ -305,7 +306,7 @@ def _first_token(levels: Sequence[Level], kind: str, known: float | None = None)
 
 def promised_gap(levels: Sequence[Level]) -> float | None:
     """The closest promise between tokens, to any class."""
-    return min((level.limit for level in levels if level.metric in BETWEEN), default=None)
+    return min((level.limit for level in levels if level.metric in METRIC_KINDS), default=None)
 
 
 class LevelsKept(NamedTuple):

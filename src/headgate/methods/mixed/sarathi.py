@@ -8,12 +8,33 @@ from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.methods.mixed.mixed import NONE_WAITS, Mixed
-from headgate.methods.orders import entering, order_of, share
+from headgate.methods.orders import PromptOrder, entering, order_of, share
 
 KNOWN_ORDERS = ("arrival", "shortest", "priority", "fair", "vtc")
 
 
-class Sarathi(Mixed):
+class OrderedPrompts(Mixed):
+    """Mixed batching whose new prompts enter by an order."""
+
+    order: PromptOrder
+
+    def arrived(self, request: Request, now: float) -> None:
+        self.order.add(request)
+
+    def admitted(self, request: Request, now: float) -> None:
+        """It waits no longer; if it is ever evicted the view shows it first."""
+        self.order.admitted(request)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        self.order.finished(request)
+
+    def entering(self, view: View, watermark: float, tokens: int) -> list[int]:
+        """New prompts for the free slots and so many tokens."""
+        slots = min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
+        return entering(view, self.order, watermark, slots, tokens)[0]
+
+
+class Sarathi(OrderedPrompts):
     """Mixed batching with an order for new prompts and a watermark of KV that they may not take.
 
     Only prompts that have not started are ordered; one that has is never overtaken.
@@ -43,29 +64,17 @@ class Sarathi(Mixed):
         self.order = order_of(self.name, order, ageing, promise=1.0, pace=0.0)
         self.watermark = share(self.name, "watermark", watermark)
 
-    def arrived(self, request: Request, now: float) -> None:
-        self.order.add(request)
-
-    def admitted(self, request: Request, now: float) -> None:
-        """It waits no longer; if it is ever evicted the view shows it first."""
-        self.order.admitted(request)
-
-    def finished(self, request: Request, now: float, how: End) -> None:
-        self.order.finished(request)
-
     def plan(self, view: View) -> Plan:
-        prefilling, decodes = view.prefilling, len(view.decoding)
-        room = self.budget - decodes * view.limits.decode_width
-        if room < 0 or not (view.waiting or prefilling):
+        room = self.budget - len(view.decoding) * view.limits.decode_width
+        if room < 0 or not (view.waiting or view.prefilling):
             return super().plan(view)
         prompts: list[int] = []
-        for request in prefilling.values():
+        for request in view.prefilling.values():
             if room > 0:
                 prompts.append(request.id)
                 room -= request.todo
         half_done = len(prompts)
-        slots = min(self.slots, view.limits.running) - decodes - len(prefilling)
-        prompts += entering(view, self.order, self.watermark, slots, room)[0]
+        prompts += self.entering(view, self.watermark, room)
         if not prompts:
             return Plan(ALL, until=self.order.blocked)
         if half_done == len(prompts) and not view.waiting:  # the same until a request arrives

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from headgate.advisor.leaderboard import FAIR_AT, LOADS, Board, Line, Standing, gain, standing
+from headgate.advisor.leaderboard import FAIR_AT, FEW, LOADS, Board, Line, Standing, gain, standing
 from headgate.report import document as doc
 from headgate.report.charts import Bar, Bars, Mark
 from headgate.stats.figures import Estimate
@@ -15,9 +15,9 @@ _SHOWN = ", ".join(f"{load:.2f}" for load in LOADS)
 CAPACITY = (
     "Capacity: the highest load that keeps the promise, in percent of λ*, the rate that no policy exceeds. "
     "100: at λ* the run ended before the policy fell behind. In brackets the difference from {baseline}, "
-    "paired by seed; = is none beyond a 95 % interval and a step of the grid, 3 %; with fewer than three "
-    "seeds nothing is known of that: ?"
+    "paired by seed; = is none beyond a 95 % interval and a step of the grid, 3 %"
 )
+UNSURE = f"; with fewer than {FEW} seeds nothing is known of that: ?"
 KEPT = (
     f"Kept: the share of requests that were kept all of the promise, in percent, at {_SHOWN} of λ*; then "
     f"that share among the longest quarter of prompts over the shortest quarter's, at {FAIR_AT:.2f}"
@@ -49,7 +49,8 @@ def leaderboard_page(board: Board, lines: Lines, policies: Sequence[str], comman
         sections.append(doc.Section(f"{promise}: {said}", blocks))
     cells, whole = len(shown), len(policies) * len(board.settings.traces)
     verdict = f"Policies: {len(policies)}, traces: {len(traces)}. {NO_RANK}"
-    notes = [CAPACITY.format(baseline=board.settings.baseline), KEPT]
+    unsure = any(len({line["seed"] for line in rows}) < FEW for rows in shown.values())
+    notes = [CAPACITY.format(baseline=board.settings.baseline) + (UNSURE if unsure else ""), KEPT]
     own = {name: words["ttft"] for name, words in board.settings.traces.items() if "ttft" in words}
     notes += [f"On {name} the first token was promised within {first}" for name, first in own.items()]
     notes += [f"{whole - cells} of {whole} cells have no lines yet"] if cells < whole else []
@@ -173,15 +174,15 @@ def into_markdown(page: doc.Page, before: str) -> str:
             if isinstance(block, doc.Facts):
                 parts.append("\n".join(f"- {name}: {text}" for name, text in block.rows))
             elif isinstance(block, doc.Grid):
-                parts.append(_table(block, bars=block.title == "Capacity"))
+                parts += [f"{block.title}:", _table(block, bars=block.title == "Capacity")]
     return "\n\n".join(parts) + "\n"
 
 
 def _table(grid: doc.Grid, bars: bool) -> str:
-    """Policies as code; `bars` stand for shares of the bound."""
+    """Policies as code; `bars` are shares of the bound, above their figures so that all fit a page."""
 
     def said(cell: doc.Cell) -> str:
-        return f"{bar(cell.value)} {cell.text}" if bars and cell.value is not None else cell.text
+        return f"`{bar(cell.value)}▏`<br>{cell.text}" if bars and cell.value is not None else cell.text
 
     rows = [[f"`{row[0].text}`", *map(said, row[1:])] for row in grid.rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [grid.heads, ["---"] * len(grid.heads), *rows])

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 import numpy as np
 
 from headgate.core.fleet import PREFILL
-from headgate.core.request import ENVELOPE, GAP, MEAN
+from headgate.core.request import ENVELOPE, GAP
 from headgate.experiment.fleet import decode_targets
 from headgate.methods.fluid.plan import Path
 from headgate.record.tables import Run
@@ -37,6 +37,7 @@ from headgate.report.document import (
 )
 from headgate.report.runs.scenes import compared
 from headgate.report.runs.timeline import engine_name
+from headgate.settings_base import BETWEEN_SHOWN
 from headgate.stats.comparison import BETTER, WORSE, Comparison
 from headgate.stats.comparison import MetricRow as Compared
 from headgate.stats.figures import Figures
@@ -532,7 +533,6 @@ NOTE = (
     "between two tokens within the promise, or their mean where TPOT was promised."
 )
 DUE = "Where an envelope was promised: requests with token j by the promised TTFT and j times the envelope."
-BETWEEN = {GAP: "gaps", MEAN: "TPOT", ENVELOPE: "envelope"}
 
 
 def promise_panel(runs: Mapping[str, Measured]) -> Iterator[Grid]:
@@ -554,7 +554,7 @@ def _rows(name: str, found: Measured) -> Iterator[Row]:
             continue
         first, between = kind.get("first_token"), kind.get("between_tokens")
         both = float(promises.met[mine].mean())
-        limits = (within("TTFT", first), within(BETWEEN[between_kind(kind)], between))
+        limits = (within("TTFT", first), within(BETWEEN_SHOWN[between_kind(kind)], between))
         kept = Cell("yes", tone="words good") if both >= KEPT else Cell("no", tone="words bad")
         cells = (kept, valued(percent(both), 100 * both), Cell(", ".join(filter(None, limits)), tone="words"))
         in_time = (

@@ -13,7 +13,8 @@ from headgate.live.trial.book import ArmFound, Findings, by_round
 from headgate.live.trial.trial import Outcome
 from headgate.report import document as doc
 from headgate.report.charts import Axis, Chart, Series
-from headgate.report.runs.grids import BETWEEN, within
+from headgate.report.runs.grids import within
+from headgate.settings_base import BETWEEN_SHOWN
 from headgate.stats.switchback import (
     CANNOT_TELL,
     FEWEST_ROUNDS,
@@ -116,7 +117,7 @@ def _promised(promises: Mapping[str | None, Slo]) -> str:
     """By class, where there are several; requests may bring others along."""
     parts = []
     for kind, slo in promises.items():
-        between = within(BETWEEN[slo.between_kind], slo.between_tokens)
+        between = within(BETWEEN_SHOWN[slo.between_kind], slo.between_tokens)
         limits = filter(None, (within("TTFT", slo.first_token), between))
         name = "" if len(promises) == 1 else f"{kind or 'others'}: "
         parts.append(name + (", ".join(limits) or "none"))
