@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,6 +29,36 @@ def test_mixing_needs_the_flag():
     with pytest.raises(InputError, match="--enable-mixed-chunk"):
         fit.check_fit("keep", mixed_chunk=False)
     assert fit.mixes("own.py:Mine") and fit.mixes("eb+") and not fit.mixes("eb")
+
+
+def scheduler(**other):
+    plain = {
+        "server_args": SimpleNamespace(use_ray=False), "pp_group": SimpleNamespace(world_size=1),
+        "require_mlp_sync": False, "spec_algorithm": SimpleNamespace(is_none=lambda: True),
+        "disaggregation_mode": SimpleNamespace(value="null"), "dllm_config": None, "is_generation": True,
+        "chunked_prefill_size": 8192,
+    }  # fmt: skip
+    return SimpleNamespace(**{**plain, **other})
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"server_args": SimpleNamespace(use_ray=True)}, "--use-ray"),
+        ({"pp_group": SimpleNamespace(world_size=2)}, "pipeline parallelism"),
+        ({"require_mlp_sync": True}, "DP attention"),
+        ({"spec_algorithm": SimpleNamespace(is_none=lambda: False)}, "speculative decoding"),
+        ({"disaggregation_mode": SimpleNamespace(value="prefill")}, "disaggregation"),
+        ({"dllm_config": object()}, "diffusion"),
+        ({"is_generation": False}, "does not generate"),
+        ({"chunked_prefill_size": None}, "--chunked-prefill-size -1"),
+        ({"is_hybrid_swa": True}, "sliding windows"),
+    ],
+)
+def test_an_engine_that_was_not_tried_is_refused(other, said):
+    fit.check_engine(scheduler())
+    with pytest.raises(InputError, match=f"{said}.* is not supported; drop it"):
+        fit.check_engine(scheduler(**other))
 
 
 def release(folder: Path, version: str) -> Path:

@@ -149,6 +149,16 @@ def test_an_engine_retracts_as_sglang_does_under_any_policy(policy, retraction, 
     assert list(dict.fromkeys(later)) == back
 
 
+@pytest.mark.parametrize(("retraction", "cut", "out"), [("newest", 15, 1), ("shortest", 4, 0)])
+def test_a_half_done_prompt_runs_the_piece_that_has_room(retraction, cut, out):
+    """It fits when it enters; then the decode grows to 50 tokens, and beside 143 of it 4 are free."""
+    engine = AMPLE._replace(kv_tokens=197, batch_tokens=16, running=2, retraction=retraction)
+    ran = batches(engine, make_policy("mixed", {}, engine)[0], Workload.of([40, 150], [60, 5]))
+    place = next(number for number, batch in enumerate(ran) if batch.evicted)
+    assert ran[place].evicted == (out,)
+    assert [tokens for batch in ran[:place] for _, _, tokens in batch.chunks][-1] == cut
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

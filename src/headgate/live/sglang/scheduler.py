@@ -195,9 +195,19 @@ class HeadgateScheduler(Scheduler):
         plan = live.begin(free, short)
         if plan is None:
             return
+        if short and not free and self.chunked_req is not None:
+            self._headgate_keep_last(live, running_batch)
         self._headgate_turn = self._headgate_turns.make(plan, [*self._headgate_evicting])
         if self._headgate_turns.bent:
             live.bent()
+
+    def _headgate_keep_last(self, live: Live, running_batch: Any) -> None:
+        """The only decode finds no KV beside a half-done prompt: SGLang would abort it. It waits instead."""
+        decodes = [entry for entry in live.ledger.decoding.values() if entry.rolls]
+        if len(decodes) == 1 and not (
+            decodes[0].held_kv % self.page_size or self._reqs_finishing_inflight(running_batch)
+        ):
+            self._headgate_evicting.append(self._headgate_books.requests[decodes[0].id])
 
     def _headgate_ran(self, batch: Any, turn: Turn | None) -> None:
         """What SGLang composed is the truth, planned or not."""

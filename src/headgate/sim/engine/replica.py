@@ -291,6 +291,7 @@ class VirtualEngine(Residents):
         self._leases = leases
         self._on_leave = on_leave
         self._prompts: list[Entry] = []  # prompts of the plan that are still to run, next one last
+        self._decodes_instead = False  # a prompt of the plan found no KV
         self.take_over(policy)
 
     def take_over(self, policy: BatchPolicy) -> None:
@@ -380,8 +381,10 @@ class VirtualEngine(Residents):
 
     def advance(self, wake: float = inf) -> bool:
         """Run a step with prompts, or a span of decode steps up to about `wake`. False: nothing could run."""
+        self._decodes_instead = False
         ran = bool(self._prompts) and self._prompt_step()
-        if not (ran or self.lease.ended or self.plan.decode is NONE) and self.ledger.rolling:
+        held = self.plan.decode is NONE and not self._decodes_instead
+        if not (ran or self.lease.ended or held) and self.ledger.rolling:
             ran = self._decode_span(wake)
         if ran:
             self.asked_now = False
@@ -518,8 +521,11 @@ class VirtualEngine(Residents):
             done = entry.prompt + entry.generated - todo
             need = -(-(done + tokens) // size) - -(-done // size)
             if need > blocks.free:
-                self._starved_prompt(chosen)
-                break
+                need = blocks.free
+                room = tokens = (-(-done // size) + need) * size - done
+                if not self._shortest or not tokens:  # SGLang runs the piece that has room, and no other
+                    self._starved_prompt(chosen)
+                    break
             blocks.take(need)
             if self.cache is not None:
                 self.cache.learn(entry.id, done + tokens)
@@ -603,10 +609,16 @@ class VirtualEngine(Residents):
         return self.ledger.rolling > 0
 
     def _starved_prompt(self, chosen: Sequence[object]) -> None:
-        """A half-done prompt finds no block: the policy is asked first, then the newest is evicted."""
+        """A half-done prompt finds no block: the policy is asked first, then the newest is evicted.
+
+        SGLang lets it wait and decodes, whatever the plan says.
+        """
         if chosen:
             return
-        if self.asked_now:
+        if self._shortest and self.ledger.rolling:
+            self._decodes_instead = True
+            self.lease.steps = min(self.lease.steps, 1)
+        elif self.asked_now:
             self.evict(self._victim())
         else:
             self.lease.ended = True

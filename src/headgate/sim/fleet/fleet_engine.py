@@ -304,6 +304,7 @@ class FleetReplica(VirtualEngine):
     # -- parts of `advance`
 
     def start_prompts(self) -> bool:
+        self._decodes_instead = False
         ran = bool(self._prompts) and self._prompt_step()
         self.asked_now = self.asked_now and not ran
         return ran
@@ -311,7 +312,8 @@ class FleetReplica(VirtualEngine):
     def span_due(self) -> float | None:
         """By when the coming span must run: after that nothing can shorten it. None: nothing to decode."""
         ledger, lease, blocks = self.ledger, self.lease, self.blocks
-        if lease.ended or self.plan.decode is NONE or not ledger.rolling:
+        held = self.plan.decode is NONE and not self._decodes_instead
+        if lease.ended or held or not ledger.rolling:
             return None
         if blocks.growers[(ledger.tick - blocks.past) % blocks.ring] > blocks.free:
             return AT_ONCE
