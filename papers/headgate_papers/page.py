@@ -36,7 +36,8 @@ def published_page(report: Report, command: Sequence[str], quick: bool = False) 
     counts, remarks = tuple(map(_count, report.counts)), tuple(report.remarks)
     sections = [Section("", report.setup)]
     sections += [Section(table.title, _blocks(table)) for table in report.sections]
-    sections.append(Section("As published", (Listed(counts),)))
+    published = any(count.against == PAPER for count in report.counts)
+    sections.append(Section("As published" if published else "As expected", (Listed(counts),)))
     sections.append(Section("Where they differ, and why", (Listed(remarks),)))
     said = f"Quick and rough: {_verdict(report)}" if quick else _verdict(report)
     page = plan_page(report.name, report.title, said, sections, (), command, caution=QUICK if quick else "")

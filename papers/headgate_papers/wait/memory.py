@@ -93,7 +93,7 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
         (_formulas(), _bounds(usual), _best(), _exceeded(shares)),
         (
             Count.of_pairs("M^pi dominates bound (15) with 10 segments (paper: always)", _dominates()),
-            Count.of_pairs("delta kept: no more runs above the bound than promised", kept),
+            Count.of_pairs("delta kept: no more runs above the bound than promised", kept, LIMIT),
         ),
         _remarks(usual, shares),
     )
