@@ -133,15 +133,14 @@ def test_walk_card_and_simulation(real: Real, tmp_path: Path) -> None:
     assert simulated == pytest.approx(real_seconds, rel=WITHIN)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_what_drafts_take(tmp_path: Path, asynchronous: bool) -> None:
+def test_what_drafts_take(tmp_path: Path) -> None:
     """One engine for each number of drafts; what the card says of them is what their steps took."""
     model, drafter = (tiny.model(tmp_path / name) for name in ("llama", "drafter"))
     words = {"max_num_seqs": GROUND.slots, "max_num_batched_tokens": GROUND.budget, "max_model_len": 512}
     tables = []
     for k in (0, 1, 3):
         drafts = {"method": "draft_model", "model": str(drafter), "num_speculative_tokens": k}
-        with engine(model, asynchronous, **words, **({"speculative_config": drafts} if k else {})) as real:
+        with engine(model, False, **words, **({"speculative_config": drafts} if k else {})) as real:
             clock = Paced(NOISE, STALLS)
             made = campaign(real, tmp_path, lambda clock=clock: clock.now, passes=1, width=1 + k)
             said = about_it(real)

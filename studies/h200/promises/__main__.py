@@ -163,7 +163,7 @@ def measure(asked: argparse.Namespace, server: Server, results: Results, deadlin
 def length(asked: argparse.Namespace, text: str) -> float:
     """Seconds in which a load's requests arrive."""
     stairs = parse(text)[0].stairs
-    once = asked.warm + asked.measure
+    once = float(asked.warm + asked.measure)
     return len(stairs) * (once + STAIR_END) if stairs else once
 
 

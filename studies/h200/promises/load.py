@@ -124,8 +124,8 @@ def draw(
         shares, moments = (0.0, BURST_SHARE, 1.0), (0.0, BURST_SECONDS, CYCLE_SECONDS)
         arrival = CYCLE_SECONDS * cycle + np.interp(within / CYCLE_SECONDS, shares, moments)
     if stairs:  # the moment at which the staircase has sent this share of its requests
-        shares = np.concatenate([[0.0], np.cumsum(stairs)]) / sum(stairs)
-        arrival = np.interp(arrival / seconds, shares, np.linspace(0.0, seconds, len(stairs) + 1))
+        sent = np.concatenate([[0.0], np.cumsum(stairs)]) / sum(stairs)
+        arrival = np.interp(arrival / seconds, sent, np.linspace(0.0, seconds, len(stairs) + 1))
     prompt = np.clip(prompts[rows] // shrink, 1, LONGEST_PROMPT // shrink)
     output = np.clip(outputs[rows] // shrink, 1, LONGEST_OUTPUT // shrink)
     return Load(name, rate, arrival, prompt, output, np.full(count, kind, dtype="U8"), stairs=stairs)

@@ -30,6 +30,7 @@ from studies.promises.__main__ import NEAR
 from studies.promises.worlds import CARD, world
 
 OUT = Path(__file__).parents[1] / "results" / "promises" / "slow-host.jsonl"
+WARM = 10.0  # seconds
 SETUP = {
     "card": CARD,
     "budget": 0,
@@ -38,7 +39,7 @@ SETUP = {
     "ttft": "500ms",
     "tbt": "100ms",
     "delivery": "10ms",
-    "warm": 10.0,
+    "warm": WARM,
 }
 UNEVEN, FIRST_USE = "uneven", "first-use"
 HOSTS = ("1", "1.2", "1.5", UNEVEN, FIRST_USE)
@@ -107,7 +108,7 @@ def replayed(name: str, rate: float, arm: str, host: str, seconds: float, seed: 
     return kept(
         replay(draw(name, rate, seconds, seed), arm, SETUP, slow(host, seed)),
         {**SETUP, "measure": seconds},
-        SETUP["warm"],
+        WARM,
     )
 
 
