@@ -1,7 +1,7 @@
 """How far derived cards are off: held-out calibrated cards, published steps, GPUs left out.
 
-`python -m studies.cards.derived` prints the tables of docs/derive.md; `headgate.cost.derive.derived_card` has
-the error bars that rest on them.
+`python -m studies.cards.derived` prints the tables; docs/cards.md has their summary, and
+`headgate.cost.derive.derived_card` the error bars that rest on them.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def predict(line: Line, setup: Line) -> float:
     stairs = tuple(line.get("stairs", ()))
     rate = float(np.mean(stairs or line["rate"]))
     load = draw(line["workload"], rate, line["seconds"], line["seed"], stairs=stairs)
-    return kept(replay(load, line["arm"], setup), setup, float(line.get("from", setup["warm"])))
+    return kept(replay(load, line["arm"], setup), setup, line["from"] if stairs else setup["warm"])
 
 
 def replay(load: Load, arm: str, setup: Line, truth: StepCost | None = None) -> Run:

@@ -11,11 +11,14 @@ import typer
 from headgate.cli import app
 
 PAGE = Path(__file__).parents[3] / "docs" / "commands.md"
-SHARED = 5  # a flag that so many commands take with the same meaning stands in the first table
+SHARED = 3  # commands that take a flag with the same meaning, for that meaning to stand on the page
 TOP = """# All commands and flags
 
-This page is made from `headgate COMMAND --help`. The other pages explain when to use which.
+`headgate COMMAND --help` explains every flag of a command. This page is made from it: first the flags that
+several commands share, with their meaning, then every command with the names of its own flags.
 A duration needs its unit (`500ms`, `2s`). Experiment files use the same names, with `_` for `-`.
+"""
+BOTTOM = """Read next: [Serve with vLLM](vllm.md#options), [Settings of the router](settings.md).
 """
 
 
@@ -28,8 +31,8 @@ def leaves(group, name="headgate"):
             yield f"{name} {word}", command
 
 
-def cell(text):
-    return " ".join((text or "").replace("\b", "").split()).replace("|", "\\|").replace("<", "&lt;")
+def plain(text):
+    return " ".join((text or "").replace("\b", "").split()).replace("<", "&lt;")
 
 
 def flags(command):
@@ -37,28 +40,25 @@ def flags(command):
     for each in command.params:
         if each.opts[0].startswith("--") and each.opts[0] != "--help" and not each.hidden:
             names = " / ".join(f"`{name}`" for name in (*each.opts, *each.secondary_opts))
-            yield getattr(each, "rich_help_panel", None) or "", names, cell(each.help)
-
-
-def table(rows):
-    yield from ("| Flag | Meaning |", "|---|---|", *(f"| {flag} | {meaning} |" for flag, meaning in rows), "")
+            yield getattr(each, "rich_help_panel", None) or "", names, plain(each.help)
 
 
 def page():
     commands = dict(leaves(typer.main.get_command(app)))
     taken = Counter(entry for command in commands.values() for entry in set(flags(command)))
     shared = [entry for entry in taken if taken[entry] >= SHARED]
-    lines = [TOP, "## Flags of most commands", ""]
+    lines = [TOP, "## Flags of several commands", ""]
     first = [entry for entry in flags(commands["headgate compare"]) if entry in shared]
     order = [*first, *sorted(set(shared) - set(first))]
     for panel in dict.fromkeys(panel for panel, _, _ in order):
-        lines += [f"### {panel or 'Output'}", ""]
-        lines += table((flag, meaning) for where, flag, meaning in order if where == panel)
+        lines += [f"**{panel or 'Output'}**", ""]
+        lines += [*(f"- {flag}: {meaning}" for where, flag, meaning in order if where == panel), ""]
+    lines += ["## Commands", ""]
     for name, command in commands.items():
-        own = [entry for entry in flags(command) if entry not in shared]
-        lines += [f"## {name}", "", cell((command.help or "").split("\n\n")[0]), ""]
-        lines += table((flag, meaning) for _, flag, meaning in own) if own else ()
-    return "\n".join(lines).rstrip() + "\n"
+        own = [flag for entry in flags(command) if entry not in shared for flag in entry[1:2]]
+        said = plain((command.help or "").split("\n\n")[0])
+        lines.append(f"- **`{name}`**: {said}{' Its own: ' + ', '.join(own) + '.' if own else ''}")
+    return "\n".join([*lines, "", BOTTOM])
 
 
 def test_the_page_is_what_help_says(request):

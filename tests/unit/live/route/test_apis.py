@@ -125,7 +125,7 @@ async def speak(call: Call) -> None:
 
 def test_every_path_is_tried_here_and_stands_in_the_docs() -> None:
     assert {*WHOLE} == {*APIS} and {*STREAMS} == {path for path, api in APIS.items() if api.streams}
-    page = (Path(__file__).parents[4] / "docs" / "route.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "settings.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`/.*?) \|", page.split("## Every API")[1].split("\n## ")[0], re.MULTILINE)
     assert {*re.findall("`(.*?)`", " ".join(rows))} == {*APIS}
 

@@ -1,4 +1,4 @@
-"""docs/route.md names every setting of the router's file, with its default."""
+"""docs/settings.md names every setting of the router's file, with its default."""
 
 import re
 import tomllib
@@ -24,7 +24,7 @@ from headgate.live.route.config import (
     Tenants,
 )
 
-PAGE = (Path(__file__).parents[4] / "docs" / "route.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[4] / "docs" / "settings.md").read_text("utf-8")
 TABLES: dict[str, type[ConfigTable]] = {
     "[front]": FrontSettings, "[limits]": RouteLimits, "[router]": Router, "[[classes]]": Class,
     "[[engines]]": EngineAt, "[tenants]": Tenants, "[addresses]": Addresses, "[replicas]": Replicas,
