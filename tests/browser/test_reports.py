@@ -114,6 +114,17 @@ def test_a_run_can_be_hidden(look):
     assert figure.locator("[data-series=mixed]").first.is_hidden()
 
 
+def test_pointing_at_a_name_fades_the_others(look):
+    page = look("compare")
+    for figure in (page.locator("figure").first, page.locator("figure[data-zooms=yes]").first):
+        figure.wait_for()
+        figure.locator(".entry[data-for=mixed]:enabled").hover()  # not the kind of step
+        assert figure.locator("[data-series='eb+'].faded").count() > 0
+        assert figure.locator("[data-series=mixed].faded").count() == 0
+        page.mouse.move(0, 0)
+        assert figure.locator(".faded").count() == 0
+
+
 def test_tables_sort_and_copy(look):
     page = look("compare")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])

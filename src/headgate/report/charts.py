@@ -19,6 +19,8 @@ WIDTH, HEIGHT = 420, 270
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 12.0, 12.0, 42.0
 COLOURS, DASHES = 8, 4  # as many as the style sheet has
 LINEAR, LOG, TAIL = "linear", "log", "tail"
+SAME, HIDDEN = 1.0, 0.5  # pixels within which, and share of points from which on, a line hides another
+BESIDE, SPREAD = 2.0, 6.0  # pixels between two such lines, and between the first and the last of many
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ class Chart:
             alone = [replace(each, alone=True) for each in self.series]
             return replace(self, series=alone).figure(title, look, note)
         names = dict.fromkeys((each.name, each.style) for each in self.series)
+        if any(_side_by_side(self.series, *self.scales())):
+            note = f"{note} Lines with the same values are drawn side by side.".lstrip()
         return Figure(title, look, self.draw(title), self._data(), tuple(names), note=note)
 
     def scales(self) -> tuple[Scale, Scale]:
@@ -109,7 +113,9 @@ class Chart:
     def draw(self, title: str) -> Markup:
         x, y = self.scales()
         parts = [axes(x, y, self.x.label, self.y.label)]
-        parts += [_draw(each, x, y) for each in sorted(self.series, key=lambda each: each.shape != "band")]
+        shifts = _side_by_side(self.series, x, y)
+        order = sorted(range(len(shifts)), key=lambda place: _layer(self.series[place]))
+        parts += [_draw(self.series[place], x, y, shifts[place]) for place in order]
         parts += draw_marks(self.marks, x, y)
         return tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=title)
 
@@ -166,8 +172,32 @@ def path(x: Floats, y: Floats, stepped: bool = False) -> str:
     return "".join(words)
 
 
-def _draw(series: Series, x: Scale, y: Scale) -> Markup:
-    across, up = x(series.x), y(series.y)
+def _layer(series: Series) -> int:
+    """Bands below lines; among lines, those with wider gaps above those that would cover them."""
+    return 0 if series.shape == "band" else 1 + "0132".index(series.style[-1])
+
+
+def _side_by_side(series: Sequence[Series], x: Scale, y: Scale) -> list[float]:
+    """How far to move each, right and down, so that it does not lie on one before it with the same values.
+
+    Rising curves, level or upright, then run beside each other. Tooltips and CSV have the true values.
+    """
+    drawn = [np.stack((x(each.x), y(each.y))) for each in series]
+    ranks: list[int] = []
+    for own, points in zip(series, drawn, strict=True):
+        hides = [
+            rank
+            for rank, other, places in zip(ranks, series, drawn, strict=False)  # those before it
+            if other.name != own.name and "band" not in (other.shape, own.shape)
+            and points.size and places.shape == points.shape
+            and np.mean(np.abs(places - points).max(axis=0) < SAME) > HIDDEN
+        ]  # fmt: skip
+        ranks.append(max(hides, default=-1) + 1)
+    return [rank * min(BESIDE, SPREAD / max(ranks)) if rank else 0.0 for rank in ranks]
+
+
+def _draw(series: Series, x: Scale, y: Scale, shift: float = 0.0) -> Markup:
+    across, up = x(series.x) + shift, y(series.y) + shift
     across, up = np.where(np.isnan(series.x), np.nan, across), np.where(np.isnan(series.y), np.nan, up)
     named = {"data_series": series.name}
     if series.shape == "band" and series.low is not None and series.high is not None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from itertools import pairwise
+import re
+from importlib.resources import files
+from itertools import combinations, pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -94,6 +96,48 @@ def test_tick_labels_never_touch():
 
 def test_no_two_of_many_runs_look_alike():
     assert len({style_of(place) for place in range(32)}) == 32
+
+
+def test_lines_with_the_same_values_are_drawn_side_by_side():
+    x = np.linspace(1, 10, 10)
+    names = ("first", "other", *"abcdef")
+    series = [
+        Series(name, x, x if name != "other" else x[::-1], place, "linked")
+        for place, name in enumerate(names)
+    ]
+    figure = Chart(Axis("x"), Axis("y"), series).figure("t", "look")
+    starts = dict(re.findall(r'data-series="(\w+)"><path class="[^"]*" d="M([\d.]+ [\d.]+)', figure.drawing))
+    assert len(set(starts.values())) == len(names) and "side by side" in figure.note
+    left, top = (float(place) for place in starts["first"].split())
+    last = [float(place) for place in starts["f"].split()]
+    assert last == pytest.approx([left + 6, top + 6], abs=0.11)  # never far from the truth
+    assert figure.data["series"][2]["y"] == figure.data["series"][0]["y"]
+    alone = Chart(Axis("x"), Axis("y"), series[:2]).figure("t", "look")
+    assert alone.note == "" and starts["first"] in alone.drawing and starts["other"] in alone.drawing
+    empty = [Series(name, np.empty(0), np.empty(0), 0) for name in "ab"]
+    assert Chart(Axis("x"), Axis("y"), empty).figure("t", "look").note == ""
+
+
+def test_lines_with_gaps_lie_above_lines_without():
+    x = np.linspace(1, 10, 10)
+    series = [Series(str(place), x, x * place, place) for place in range(5)]
+    drawn = Chart(Axis("x"), Axis("y"), series).draw("t")
+    assert re.findall(r'data-series="(\d)"', drawn) == ["0", "4", "1", "3", "2"]
+
+
+def test_colours_of_steps_are_not_those_of_runs():
+    """In the light and in the dark, each kind of step is far in hue or lightness from every run's colour."""
+    sheet = files("headgate.report.html").joinpath("style.css").read_text(encoding="utf-8")
+    blocks = [part for part in sheet.split("color-scheme:") if "--prefill" in part]
+    assert len(blocks) == 3
+    for block in blocks:
+        named = dict(re.findall(r"--(c\d|prefill|decode|mixed): #([0-9a-f]{6})", block))
+        colours = {
+            name: np.array([int(code[at : at + 2], 16) for at in (0, 2, 4)]) for name, code in named.items()
+        }
+        assert len(colours) == 11
+        for one, other in combinations(colours, 2):
+            assert np.linalg.norm(colours[one] - colours[other]) > 60, (one, other)
 
 
 def test_bars_have_parts_intervals_and_numbers():

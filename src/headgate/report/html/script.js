@@ -130,7 +130,7 @@ function startLegend(figure, redraw) {
   figure.querySelectorAll(".entry").forEach((entry) => {
     if (entry.querySelector(".block")) { entry.disabled = true; return; }
     entry.setAttribute("aria-pressed", "true");
-    entry.title = "Show or hide";
+    entry.title = "Point: this one alone; click: show or hide";
     entry.addEventListener("click", () => {
       const on = entry.getAttribute("aria-pressed") !== "true";
       entry.setAttribute("aria-pressed", String(on));
@@ -139,6 +139,11 @@ function startLegend(figure, redraw) {
       });
       if (redraw) redraw();
     });
+    const others = (faded) => figure.querySelectorAll("[data-series]").forEach((part) => {
+      if (part.dataset.series !== entry.dataset.for) part.classList.toggle("faded", faded);
+    });
+    entry.addEventListener("pointerenter", () => others(entry.getAttribute("aria-pressed") === "true"));
+    entry.addEventListener("pointerleave", () => others(false));
   });
 }
 

@@ -110,8 +110,8 @@ function panel(svg, about, lines, x, top) {
     const height = (value) => pixelAt(y, value).toFixed(1), all = [...line.mean.keys()];
     const upper = all.map((column) => `${at(column)} ${height(line.high[column])}`);
     const lower = all.map((column) => `${at(column)} ${height(line.low[column])}`).reverse();
-    if (lines.length < 3) svg.append(element("path", { class: `band ${line.style}`, d: `M${upper.concat(lower).join("L")}Z` }));
-    svg.append(element("path", { class: `line thin ${line.style}`, d: `M${all.map((column) => `${at(column)} ${height(line.mean[column])}`).join("L")}` }));
+    if (lines.length < 3) svg.append(element("path", { class: `band ${line.style}`, "data-series": line.name, d: `M${upper.concat(lower).join("L")}Z` }));
+    svg.append(element("path", { class: `line thin ${line.style}`, "data-series": line.name, d: `M${all.map((column) => `${at(column)} ${height(line.mean[column])}`).join("L")}` }));
   }
   if (limit) {
     const line = pixelAt(y, limit);
@@ -138,7 +138,7 @@ function drawTimeline(figure, line, runs, view) {
   if (visible.length) {
     const top = strips(svg, visible, found, x, figure, 8);
     line.panels.forEach((about, place) => {
-      const lines = visible.map((run, number) => ({ style: run.style, ...known(found[number].panels[place]) }));
+      const lines = visible.map((run, number) => ({ name: run.name, style: run.style, ...known(found[number].panels[place]) }));
       panel(svg, about, lines, x, top + place * PANEL.step);
     });
   }
