@@ -23,7 +23,7 @@ UsageFault = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ =
 
 # What `headgate --help` says of each. A command's module is imported when it runs.
 COMMANDS = {
-    "demo": "What scheduling is worth on one GPU, on one screen; no GPU needed.",
+    "demo": "What scheduling is worth on one GPU; needs none.",
     "advise": "Say which policy, flags and engines keep your latency promises.",
     "simulate": "Serve a workload under one policy, in virtual time.",
     "compare": "Serve the same requests under several policies, side by side.",
@@ -120,10 +120,18 @@ def main() -> None:
     except OSError as error:  # whatever files the commands read and write, they answer for themselves
         code = _give_up_output(_say(f"cannot write the output: {error.strerror}; send it elsewhere", 1))
     except Exception as error:
-        if not isinstance(error, UsageFault):
-            raise
-        code = _refuse(error)
+        code = _other(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _other(error: Exception) -> int:
+    """A package that is not there, as in make demo's environment, or a wrong command line; else a defect."""
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "headgate").startswith("headgate"):
+        package = str(error.name).partition(".")[0]
+        return _say(f"this command needs package {package}; pip install headgate brings it", 2)
+    if not isinstance(error, UsageFault):
+        raise error
+    return _refuse(error)
 
 
 def _refuse(error: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -420,8 +421,12 @@ def _saved(files: list[str], like: str | None) -> _MeasuredSteps:
     from headgate.cost.fit.steps import StepTable, concat
 
     table = concat(StepTable.load(file) for file in files)
-    known = [about for file in files if (about := _beside(file)) is not None]
-    about = _facts(table, like) if like is not None or not known or _beside(files[0]) is None else known[0]
+    first = None if like is not None else _beside(files[0])
+    about = _facts(table, like) if first is None else first
+    known = []
+    for file in files:
+        with suppress(InputError):  # it is asked for one word only
+            known += [other] if (other := _beside(file)) is not None else []
     methods = [other.settings[METHOD] for other in known if METHOD in other.settings]
     if methods:
         about = replace(about, settings={**about.settings, METHOD: methods[0]})

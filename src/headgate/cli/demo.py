@@ -39,7 +39,7 @@ KEPT = {
 FIRST = {"mixed": 49.3, "keep": 49.3}
 SERVED = {"mixed": 22.14, "eb+": 23.58}
 ABOUT = (
-    "Conversations (Azure 2023) come to Qwen3-8B on one H200, ever more a second. Promised: the first token "
+    "Conversations (Azure 2023) come to Qwen3-8B on one H200 at rising rates. Promised: the first token "
     "within 500 ms, no gap between two tokens above 100 ms. Simulated here; H200: measured on the same "
     "requests through vLLM's HTTP server."
 )
@@ -48,16 +48,16 @@ POLICIES = (
     "by a search; headgate: policy keep, which it chooses by itself when something is promised."
 )
 TITLE = "What scheduling is worth on one GPU"
-NEXT = """On your traffic:  headgate advise --trace YOUR_TRACE.csv --slo ttft=500ms,tbt=100ms
+NEXT = """On your traffic:  headgate advise --trace YOUR_TRACE.csv --slo ttft=500ms@p95,tbt=100ms@p99
 On your GPU:      headgate serve MODEL --ttft 500ms --tbt 100ms
-To prove it:      headgate trial --config headgate.toml --arm auto"""
+To prove it:      headgate trial --config FILE --arm vllm --arm auto   (FILE: serve names it)"""
 
 
 def demo(
     out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-demo)")] = None,
     report: output.Report = None,
 ) -> None:
-    """What scheduling is worth on one GPU, on one screen; no GPU needed.
+    """What scheduling is worth on one GPU; needs none.
 
     Serves conversations of Azure 2023, ever more a second, with the step times of Qwen3-8B on an H200: under
     vLLM's own scheduling, the same with its best static budget, and under headgate. Beside each figure stands

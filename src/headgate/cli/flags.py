@@ -105,7 +105,8 @@ def _extra(field: FieldInfo, name: str) -> Any:
 def _parameter(name: str, field: FieldInfo, alias: str = "") -> inspect.Parameter:
     """One flag. Its default is always None: what was not given is left to a file and to the field."""
     kind, flag = flag_type(field), alias or _extra(field, "flag") or flag_of(name)
-    flag = f"{flag}/--no-{flag[2:]}" if field.default is True else flag  # or nothing could switch it off
+    if field.default is True and "/" not in flag:  # or nothing could switch it off
+        flag = f"{flag}/--no-{flag[2:]}"
     shown = typer.Option(flag, help=_help(field), rich_help_panel=_extra(field, "panel"), hidden=bool(alias))
     return inspect.Parameter(name, KEYWORD, default=None, annotation=Annotated[kind | None, shown])
 

@@ -33,7 +33,7 @@ def report(
     Examples:
       headgate report runs/0001-compare
       headgate report runs/0003-mixed-seed0 runs/0004-eb-seed0 --out both.html
-      headgate report runs/0002-demo --baseline v0
+      headgate report runs/0002-demo --baseline mixed
       headgate report serve.jsonl
     """
     from headgate.record.tables import Run

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 from aiohttp import StreamReader, web
 
+LOG = logging.getLogger("headgate")
 Tasks = set[asyncio.Task[None]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -24,7 +26,9 @@ async def end_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     tasks = list(tasks)
     for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    for found in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(found, Exception):
+            LOG.warning("a task had failed: %r", found)
 
 
 def on_stop(do: Callable[[], object]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 WHOLE = (
@@ -222,3 +224,12 @@ def test_help(headgate, command):
 def test_no_command_shows_the_help(headgate):
     said = headgate()
     assert said.code == 2 and "Usage: headgate" in said.out and said.err == ""
+
+
+def test_a_package_that_is_not_there_is_named(headgate, monkeypatch):
+    """As in the environment of `make demo`, which has no servers."""
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    for name in [name for name in sys.modules if name.startswith("headgate.live.")]:
+        monkeypatch.delitem(sys.modules, name)
+    said = headgate("watch", "--engine", "http://127.0.0.1:9")
+    assert said.code == 2 and "needs package aiohttp; pip install headgate" in said.err, said

@@ -66,5 +66,6 @@ def test_the_story(headgate, tmp_path):
     assert min(ours[:4]) >= 99 and ours[4] > 80 and vllm[2] < 20 and budget[4] < 20
     gain = re.search(r"eb\+ \(headgate\) +\S+ \(\+([\d.]+) %\)", said.out)
     assert float(gain[1]) == pytest.approx(5.6, abs=1)
+    assert "advise --trace YOUR_TRACE.csv --slo ttft=500ms@p95,tbt=100ms@p99" in said.out
     assert "Light load: there is nothing to gain" in said.out
     assert (tmp_path / "runs/0001-demo/report.html").stat().st_size > 100_000

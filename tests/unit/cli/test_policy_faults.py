@@ -236,6 +236,7 @@ def test_ctrl_c_in_a_process_of_its_own(tmp_path):
     process = start(*long, "--output", 1000, "--out", "r", cwd=tmp_path, stdout=subprocess.DEVNULL)
     while not (tmp_path / "under way").exists() and process.poll() is None:
         time.sleep(0.02)
+    time.sleep(0.5)  # out of the call that wrote the file
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=LONG)[1].decode()
     assert process.returncode in (1, 130) and said.count("\n") == 1 and "Traceback" not in said

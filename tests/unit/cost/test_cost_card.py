@@ -19,6 +19,7 @@ NAMES = [
     "cal-h200-qwen3-30b-a3b",
     "cal-h200-qwen3-4b",
     "cal-h200-qwen3-8b",
+    "cal-h200-qwen3-8b-k3",
     "derived-h200-qwen3-8b",
     "linear-h200-qwen3-8b",
     "pub-a100-llama-7b",

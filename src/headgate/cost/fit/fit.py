@@ -273,8 +273,9 @@ def fit_drafts(table: StepTable, terms: WorkTerms, method: str = "eagle") -> Dra
 
     Least squares on relative errors, none negative, outliers counting less and parts alike, over pieces
     without prompts: the drafter computes those, too, which no term prices. Steps that the host holds up even
-    without drafts are left out. Passes and steps are told apart only where two numbers of drafts were timed:
-    with one, all of it counts as passes. None: no step had drafts.
+    without drafts are left out. Where too few remain, all with drafts count. Passes and steps are told apart
+    only where two numbers of drafts were timed: with one, all of it counts as passes. None: no step had
+    drafts.
     """
     if not table.drafts.any():
         return None
@@ -283,16 +284,18 @@ def fit_drafts(table: StepTable, terms: WorkTerms, method: str = "eagle") -> Dra
     gpu = seconds(WorkCost(terms).unhosted().terms, table)
     pieces = cut(table, 1)
     passes = table.drafts / np.maximum(table.decodes, 1.0)
-    whole = pieces.sums((table.drafts == 0) | (gpu < seconds(terms, table))) == 0
-    use = np.flatnonzero(whole & (pieces.kind == DECODE))
+    drafted = pieces.sums(np.where(table.drafts == 0, 1.0, 0.0)) == 0
+    alone = drafted & (pieces.kind == DECODE)
+    held_up = pieces.sums(np.where(gpu < seconds(terms, table), 1.0, 0.0)) > 0
+    use = next(
+        (np.flatnonzero(kind) for kind in (alone & ~held_up, alone, drafted) if kind.sum() >= FEWEST),
+        np.flatnonzero(drafted),
+    )
     columns = [passes, table.drafts]
     if np.ptp(np.rint(passes[table.drafts > 0])) >= 1:
         columns.append(np.ones(len(table)))
     if len(use) < FEWEST:
-        raise InputError(
-            f"{len(use)} timed steps with drafts and without prompts; a fit needs at least {FEWEST}, "
-            "measure longer"
-        )
+        raise InputError(f"{len(use)} timed steps with drafts; a fit needs at least {FEWEST}, measure longer")
     real = pieces.seconds[use]
     left = (real - pieces.sums(gpu + verified)[use]) / real
     features = pieces.sums(np.column_stack(columns))[use] / real[:, None]

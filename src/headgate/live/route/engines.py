@@ -152,7 +152,7 @@ class EngineWatch:
         headers = {"Authorization": engine.authorization} if engine.authorization else {}
         async with self._session.get(engine.url + path, headers=headers, allow_redirects=False) as response:
             body = await read_bounded(response.content, METRICS_CAP) if path == "/metrics" else b""
-            return body if response.status == 200 else None
+            return body[:METRICS_CAP] if response.status == 200 else None
 
     async def _look_for_outliers(self) -> None:
         while True:

@@ -21,7 +21,7 @@ from typing import Any
 
 from headgate.core.errors import InputError, RunError
 from headgate.live.engine.policy import check_policy
-from headgate.live.engine.settings import Settings, check_words, merge, over_promises, read_file
+from headgate.live.engine.settings import AUTO, Settings, check_words, merge, over_promises, read_file
 from headgate.live.files import read_regular
 from headgate.live.vllm import VLLM
 from headgate.settings_base import BETWEEN
@@ -173,7 +173,7 @@ def _refuse_equal(arms: Sequence[Arm]) -> None:
                 )
             if arm.url and arm.url == other.url:
                 raise InputError(f"arms {other.name} and {arm.name} are one server; give two")
-            same = not arm.url and arm.words == other.words
+            same = not arm.url and {"policy": AUTO, **arm.words} == {"policy": AUTO, **other.words}
             if same and AS_IS in (arm.name, other.name):
                 raise InputError(f"arm {arm.name} is what the settings file says already; give another arm")
 

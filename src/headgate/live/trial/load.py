@@ -246,7 +246,8 @@ class PlugInMetrics:
         """Whether an answer came; else what is known stays."""
         shown: Counts = {}
         with suppress(*ERRORS):
-            shown = parsed(await _get(f"{self.url}/metrics", self._key))
+            text = await _get(f"{self.url}/metrics", self._key)
+            shown = parsed("\n".join(line for line in text.splitlines() if line.startswith("headgate_")))
         if "headgate_info" in shown:
             self.renewals = sum(shown.get("headgate_renewals_total", {}).values())
             self.fallen = sum(shown.get("headgate_fallen", {}).values())

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from math import ceil, floor, inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from headgate.core.errors import InputError
 from headgate.core.plan import ALL, NONE, Decodes, Plan, Until
@@ -109,8 +109,7 @@ class Lockstep(BatchPolicy):
 
     def plan(self, view: View) -> Plan:
         """The batch under way, or the segments that are ready, or those whose patience has ended."""
-        burst = max(1, round(view.limits.tokens_per_step))
-        tracks = [track.places(burst) for track in self.tracks.values()]
+        tracks = [track.places(view.limits.decode_width) for track in self.tracks.values()]
         places = [place for track in tracks for place in track]
         rest = self._under_way(view, places)
         if rest is not None:
@@ -277,20 +276,24 @@ def _more(request: Request, tokens: int, block: int) -> int:
     return _blocks(held + tokens, block) - _blocks(held, block)
 
 
+ENTERED: Final = -1
+
+
 class Track:
     """Waiting and running requests of a type, and how many may enter each segment per step.
 
     Stage k of a request brings its output token k + 1 (stage 0 is the prompt), so a request that decodes
     stands before stage `generated`. A segment has the stages beyond the end of the one before it up to its
     own end; the last has no end. A request before the first stage of a later segment waits to enter it.
-    Where drafts bring several tokens at once, as many stages as they bring on average count as the first:
-    each request then stands there about once.
+    Where drafts bring several tokens at once, a request may jump over that stage: it waits at the one at
+    which it is first seen in the segment.
     """
 
     def __init__(self, name: str, ends: Sequence[float] = WHOLE, sizes: Sequence[float] = (inf,)) -> None:
         self.name = name
         self.waiting: OrderedDict[int, Request] = OrderedDict()  # for their prompt: they hold no KV
         self.resident: dict[int, Request] = {}  # those that decode, oldest first
+        self._stood: dict[int, tuple[int, int]] = {}  # with drafts: segment, and stage before it or ENTERED
         self.ends: tuple[float, ...] = ()
         self.quotas: list[Quota] = []
         self.cut(ends, sizes)
@@ -305,20 +308,24 @@ class Track:
                 self.quotas.append(Quota(size))
         del self.quotas[len(sizes) :]
 
-    def places(self, burst: int = 1) -> list[TrackSegment]:
+    def places(self, width: int = 1) -> list[TrackSegment]:
+        """`width`: the most tokens of a decode in a step."""
         if len(self.ends) == 1:
             return [
                 TrackSegment(self, 0, list(self.resident.values()), self.waiting.values(), len(self.waiting))
             ]
         moving: list[list[Request]] = [[] for _ in self.ends]
         entering: list[list[Request]] = [[] for _ in self.ends]
+        before, self._stood = self._stood, {}
         for request in self.resident.values():
             stage = request.generated
             number = bisect_left(self.ends, stage)
-            if number and stage <= self.ends[number - 1] + burst:
-                entering[number].append(request)
-            else:
-                moving[number].append(request)
+            enters = number > 0 and stage <= self.ends[number - 1] + width
+            if width > 1:
+                stood = before.get(request.id, (number, stage))
+                enters = enters and (stood[0] != number or stood[1] == stage)
+                self._stood[request.id] = number, stage if enters else ENTERED
+            (entering if enters else moving)[number].append(request)
         head = TrackSegment(self, 0, moving[0], self.waiting.values(), len(self.waiting))
         rest = zip(moving[1:], entering[1:], strict=True)
         return [head, *(TrackSegment(self, number, m, e, len(e)) for number, (m, e) in enumerate(rest, 1))]

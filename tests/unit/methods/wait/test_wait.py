@@ -380,6 +380,9 @@ def test_requests_that_jump_over_the_end_of_a_segment_wait_before_the_next():
     assert [r.generated for r in one.entering] == [11]
     assert [r.generated for r in wide.entering] == [11, 12]
     assert [r.generated for r in wide.moving] == [14]
+    first, second = list(ledger.decoding.values())[1:3]
+    ledger.recount(first, 12)  # it has run: its drafts were rejected, and it is inside
+    assert [r.id for r in track.places(3)[1].entering] == [second.id]
 
 
 def test_before_anything_is_learned_everybody_may_enter():
