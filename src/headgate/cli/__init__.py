@@ -23,7 +23,7 @@ UsageFault = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ =
 
 # What `headgate --help` says of each. A command's module is imported when it runs.
 COMMANDS = {
-    "demo": "What scheduling is worth on one GPU; needs none.",
+    "demo": "What scheduling is worth on one GPU; runs without a GPU.",
     "advise": "Say which policy, flags and engines keep your latency promises.",
     "simulate": "Serve a workload under one policy, in virtual time.",
     "compare": "Serve the same requests under several policies, side by side.",

@@ -423,13 +423,12 @@ def _saved(files: list[str], like: str | None) -> _MeasuredSteps:
     table = concat(StepTable.load(file) for file in files)
     first = None if like is not None else _beside(files[0])
     about = _facts(table, like) if first is None else first
-    known = []
     for file in files:
         with suppress(InputError):  # it is asked for one word only
-            known += [other] if (other := _beside(file)) is not None else []
-    methods = [other.settings[METHOD] for other in known if METHOD in other.settings]
-    if methods:
-        about = replace(about, settings={**about.settings, METHOD: methods[0]})
+            other = _beside(file)
+            if other is not None and METHOD in other.settings:
+                settings = {**about.settings, METHOD: other.settings[METHOD]}
+                return _MeasuredSteps(table, replace(about, settings=settings))
     return _MeasuredSteps(table, about)
 
 

@@ -28,7 +28,7 @@ async def end_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
         task.cancel()
     for found in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(found, Exception):
-            LOG.warning("a task had failed: %r", found)
+            LOG.warning("a task had failed: %.300s", repr(found))
 
 
 def on_stop(do: Callable[[], object]) -> None:
