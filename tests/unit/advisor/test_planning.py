@@ -62,7 +62,7 @@ def test_toy_set_by_whole_steps() -> None:
     assert plan.thresholds.chosen == plan.thresholds.stationary
     assert refill == 16  # whole iterations and rounding: 0.0606 of 256
     refilled = refill + 0.5  # half of those that leave in the step with which the phase ends
-    phase = log1p(refilled / (256 - refilled + 0.5)) * 256
+    phase = log1p(refilled / (256 - refilled + 0.5)) * 255.5  # a request leaves at the end of a step
     decodes = round(refilled * 256 / phase)
     pause = 0.005 + 3e-5 * refilled * 512
     cycle = phase * (0.010 + 5e-5 * decodes) + pause

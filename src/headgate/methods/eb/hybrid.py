@@ -155,9 +155,9 @@ class ExclusivePlus(BatchPolicy):
 
     def _decide(self, now: float) -> None:
         self._left = self.review
+        if self._demand > self._surge:  # else the next review would decide by a demand that lags, and stay
+            self._smoothed.update(float(min(self._demand, self.slots)), inf)
         demand = max(self._smoothed.value or 0.0, 1.0)
-        if self._demand > self._surge:
-            demand = float(self._demand)
         self._surge = float(ceil(SURGE * max(demand, self._demand, self.light)))
         if now - self._changed < self.dwell and self._changed:
             return

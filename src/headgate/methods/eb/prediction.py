@@ -38,19 +38,20 @@ def exclusive_rate(cost: StepCost, lengths: Lengths, slots: float, share: float,
     """Exclusive batching with `slots`, a `share` of which is refilled at once.
 
     A cycle refills share * slots requests, and half of those that leave in one step more: the phase ends with
-    a step. Requests leave one by one, so the phase lasts output * (1/N + 1/(N-1) + ...), nearly a logarithm,
-    and each refilled request needs its mean output of it. Prompts take as many steps as the budget asks for.
+    a step. A request leaves at the end of one of its steps, with 1 / output in each, so N become N - r after
+    (output - 1/2) * (1/N + 1/(N-1) + ...) steps, r terms, nearly a logarithm; with a whole output, refills of
+    short ones came 2 % late. Each refilled request decodes for its mean output of the phase.
     Unlike equation (4), every step is priced by the cost itself, knees and context included.
     """
     slots = _checked(lengths, slots, budget)
     if not 0 < share < 1:
         raise InputError(f"share={share}; need 0 < share < 1, clip the threshold first")
     refilled = min(max(1.0, share * slots) + slots / (2 * lengths.output), max(1.0, 0.99 * slots))
-    phase = log1p(refilled / (slots - refilled + 0.5)) * lengths.output
-    decodes = refilled * lengths.output / phase
+    phase = log1p(refilled / (slots - refilled + 0.5)) * (lengths.output - 0.5)
+    decodes = min(refilled * lengths.output / phase, slots)
     decode = phase * cost.seconds(Shape(round(decodes), round(decodes * lengths.context)))
     tokens = refilled * lengths.computed
-    steps = ceil(tokens / budget)
+    steps = prefill_steps(lengths, refilled, budget)
     prompts = mean_prompts(tokens / steps, lengths.computed, lengths.cached)
     return refilled / (decode + steps * cost.seconds(prompts))
 

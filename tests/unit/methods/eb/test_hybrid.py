@@ -228,9 +228,15 @@ def test_impossible_parameters(words):
         ExclusivePlus(**{"slots": SLOTS, "budget": BUDGET, "cost": PRICES} | words)
 
 
-@pytest.mark.parametrize("seed", [28, 55, 23, 27, 123, 3])
+EACH_PROMPT_ALONE = (28, 55, 23, 27, 123, 3)  # the first two lost 1.8 % with prompts one by one
+LAGGING = (5077, 6128, 6476, 6898)  # 1.5 to 3.5 %: a review undid a surge's decision by a demand that lagged
+LATE_REFILLS = (6448, 6923)  # 1.2 and 1.9 %: phases of short outputs were predicted half a step too long
+NEAR = (6001, 6230, 5071, 5106, 7684, 7911)  # lose up to 0.95 %, the most of 2,230
+
+
+@pytest.mark.parametrize("seed", EACH_PROMPT_ALONE + LAGGING + LATE_REFILLS + NEAR)
 def test_it_is_within_one_percent_of_its_better_half(seed):
-    """With prompts one by one in the prediction two lost 1.8 %. `python -m studies.eb loops` takes 62."""
+    """Random closed loops; `python -m studies.eb loops` takes hundreds."""
     assert compare(seed)["loss %"] < 1.0
 
 
