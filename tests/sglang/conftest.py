@@ -20,7 +20,7 @@ COMMON = {
     "phases": [Phase.explicit, Phase.generate],  # worlds come from a seed: there is nothing to shrink
     "print_blob": False,
 }
-WORLDS = int(os.environ.get("WORLDS", "0"))  # make sglang-worlds: so many in all
+WORLDS = int(os.environ.get("WORLDS", "0"))  # so many in each test; a seed by --hypothesis-seed
 settings.register_profile("sglang", max_examples=WORLDS or 25, derandomize=not WORLDS, **COMMON)
 settings.load_profile("sglang")
 freeze_examples()

@@ -273,6 +273,45 @@ def test_terms_of_a_request():
     assert seen == [("chat", 1.0, 0.04), ("", None, None)]
 
 
+HOSTILE = (
+    7, "text", [1], {}, {None: 1, 2: 3}, {"headgate_class": ["chat"]}, {"headgate_class": "\ud800"},
+    {"headgate_ttft": float("nan"), "headgate_tbt": -1}, {"headgate_guess": 10**400, "headgate_tenant": 1},
+    {"headgate_tenant": "t" * 10**6, "headgate_class": "c" * 10**6}, {"headgate_" + "x" * 10**6: object},
+)  # fmt: skip
+BROKEN = (
+    b"", b"[]", b'{"policy": ', b"\xff\xfe", b'{"policy": "nothing"}', b'{"policy": "slai"}',
+    b'{"policy": "eb", "set": {"refill": -1}}', b'{"policy": "none.py:Mine"}', b'{"polcy": "eb"}',
+)  # fmt: skip
+
+
+@LOOPS
+def test_hostile_words_and_broken_settings_change_nothing(overlap):
+    def spoil(bench):
+        renewals = bench.scheduler._headgate_plug_in._renewals
+        renewals.close()
+        file = Path(os.environ["HEADGATE_CONFIG"])
+        for text in (*BROKEN, None):
+            file.unlink() if text is None else file.write_bytes(text)
+            for _ in range(2):  # a file counts when two looks saw it the same
+                renewals._reload._next = 0
+                renewals.look()
+            assert renewals._reload._used == renewals._reload._before
+            assert not renewals.waiting
+
+    plain, _ = served(headgate.Exclusive(16, 4), overlap)
+    bench = virtual.planned(headgate.Exclusive(16, 4), overlap=overlap)
+    bench.hooks[20] = lambda: spoil(bench)
+    pairs = virtual.requests(bench, virtual.workload())
+    for number, (_, request) in enumerate(pairs):
+        request.sampling_params.custom_params = HOSTILE[number % len(HOSTILE)]
+    bench.serve(pairs)
+    bench.check_whole()
+    assert not bench.hooks
+    assert bench.steps == plain.steps
+    assert bench.scheduler._headgate.fallen is None
+    assert len(bench.finished) == 60
+
+
 @pytest.mark.parametrize(
     ("settings", "flags", "said"),
     [
@@ -280,10 +319,12 @@ def test_terms_of_a_request():
         ({"policy": "rad-smooth"}, {"enable_mixed_chunk": True}, "half done"),
         ({"policy": "mixed"}, {}, "--enable-mixed-chunk"),
         ({"policy": "eb"}, {"chunked_prefill_size": -1}, "--chunked-prefill-size -1"),
+        ({"policy": "eb"}, {"enable_hisparse": True}, "--enable-hisparse"),
     ],
 )
-def test_refused_at_the_start(settings, flags, said):
+def test_refused_before_the_model_is_loaded(settings, flags, said, monkeypatch):
     virtual.configured(**settings)
+    monkeypatch.setattr(HeadgateScheduler, "init_model_worker", lambda self: pytest.fail("too late"))
     with pytest.raises(InputError, match=said):
         Bench(HeadgateScheduler, **flags)
 

@@ -60,7 +60,8 @@ def recorded(messages, folder):
     """The file that our recorder writes while SGLang's publisher sends them, heartbeats before and after."""
     address, file = f"ipc://{folder}/passes", folder / "passes.jsonl"
     publisher = _FpmPublisherThread(address, "w", 0)
-    publisher.set_idle(True)
+    if hasattr(publisher, "set_idle"):  # SGLang 0.5.22 sends heartbeats unasked
+        publisher.set_idle(True)
     reader = threading.Thread(target=record, args=(address, str(file), len(messages) + 4), daemon=True)
     reader.start()
     deadline = time.monotonic() + 60

@@ -54,7 +54,8 @@ def test_an_exclusive_policy_needs_no_mixing(headgate, engine):
     ("words", "said"),
     [
         (["--policy", "wait"], "policy wait names the decodes"),
-        (["--policy", "v0", "--use-ray"], "drop it"),
+        (["--policy", "v0", "--use-ray"], "--use-ray is not supported; drop it"),
+        (["--policy", "v0", "--pp-size", "2"], "--pp-size 2 is not supported; drop it"),
         (["--engine", "trt"], "write vllm or sglang"),
         (["--policy", "sglang:order=lpm"], "own flags instead of sglang:PARAMETER=VALUE"),
         (["--policy", "sglang", "--engine", "vllm"], "SGLang's own scheduling"),

@@ -31,28 +31,55 @@ def test_mixing_needs_the_flag():
     assert fit.mixes("own.py:Mine") and fit.mixes("eb+") and not fit.mixes("eb")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--use-ray"], "--use-ray"),
+        (["--use-ray", "--tp", "2"], "--use-ray"),
+        (["--pp-size", "2"], "--pp-size 2"),
+        (["--pipeline_parallel_size=2"], "--pp-size 2"),
+        (["--attn-dp-size", "4"], "--attn-dp-size 4"),
+        (["--enable-dp-attention", "--dp-size", "4"], "--enable-dp-attention"),
+        (["--speculative-algorithm", "EAGLE"], "--speculative-algorithm EAGLE"),
+        (["--disaggregation-mode", "prefill"], "--disaggregation-mode prefill"),
+        (["--enable-pdmux"], "--enable-pdmux"),
+        (["--dllm-algorithm", "LowConfidence"], "--dllm-algorithm LowConfidence"),
+        (["--enable-hisparse"], "--enable-hisparse"),
+        (["--chunked-prefill-size", "-1"], "--chunked-prefill-size -1"),
+    ],
+)
+def test_settings_that_were_not_tried_are_refused(words, said):
+    with pytest.raises(InputError, match=f"^SGLang with {said} is not supported; drop it"):
+        fit.check_arguments(fit.arguments(words))
+
+
+def test_what_was_tried_is_not_refused():
+    words = "--pp-size 1 --disaggregation-mode null --tp-size 2 --chunked-prefill-size 8192 --dp-size 2 -q"
+    fit.check_arguments(fit.arguments(words.split()))
+    fit.check_arguments({**fit.TRIED, "chunked_prefill_size": None})
+
+
 def scheduler(**other):
-    plain = {
-        "server_args": SimpleNamespace(use_ray=False), "pp_group": SimpleNamespace(world_size=1),
-        "require_mlp_sync": False, "spec_algorithm": SimpleNamespace(is_none=lambda: True),
-        "disaggregation_mode": SimpleNamespace(value="null"), "dllm_config": None, "is_generation": True,
-        "chunked_prefill_size": 8192,
-    }  # fmt: skip
+    plain = {"require_mlp_sync": False, "is_generation": True, "chunked_prefill_size": 8192}
     return SimpleNamespace(**{**plain, **other})
+
+
+def test_a_release_that_renamed_what_was_not_tried_is_refused():
+    known = {"pp_size": 2, "speculative_algorithm": None, "disaggregation_mode": "null"}
+    assert fit.read_arguments(SimpleNamespace(**known)) == known
+    del known["pp_size"]
+    with pytest.raises(InputError, match=r"no setting pp_size.*use SGLang 0\.5\.22"):
+        fit.read_arguments(SimpleNamespace(**known))
 
 
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"server_args": SimpleNamespace(use_ray=True)}, "--use-ray"),
-        ({"pp_group": SimpleNamespace(world_size=2)}, "pipeline parallelism"),
         ({"require_mlp_sync": True}, "DP attention"),
-        ({"spec_algorithm": SimpleNamespace(is_none=lambda: False)}, "speculative decoding"),
-        ({"disaggregation_mode": SimpleNamespace(value="prefill")}, "disaggregation"),
-        ({"dllm_config": object()}, "diffusion"),
         ({"is_generation": False}, "does not generate"),
-        ({"chunked_prefill_size": None}, "--chunked-prefill-size -1"),
+        ({"chunked_prefill_size": None}, "in one piece"),
         ({"is_hybrid_swa": True}, "sliding windows"),
+        ({"is_hybrid_ssm": True}, "state space layers"),
     ],
 )
 def test_an_engine_that_was_not_tried_is_refused(other, said):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headgate.core.errors import InputError
 from headgate.live.engine.settings import AUTO
+from headgate.live.sglang.seams import REMEDY
 
 MIXED_CHUNK = "--enable-mixed-chunk"
 # Prompts alone in a step, or decodes alone.
@@ -22,6 +23,22 @@ UNFIT = {
     **dict.fromkeys(("qoserve", "ppas", "prefill-interval"), "was not tried in SGLang"),
     "rad-smooth": "keeps several prompts half done, and SGLang keeps one",
 }
+# Settings of SGLang whose other values were not tried: a schedule that is not what was asked for is worse
+# than none.
+TRIED: dict[str, Any] = {
+    "use_ray": False,  # it loads no plug-ins
+    "pp_size": 1,
+    "attn_dp_size": 1,
+    "enable_dp_attention": False,
+    "speculative_algorithm": None,
+    "disaggregation_mode": "null",
+    "enable_pdmux": False,
+    "dllm_algorithm": None,
+    "enable_hisparse": False,
+}
+ALIASES = {"pipeline_parallel_size": "pp_size", "attention_data_parallel_size": "attn_dp_size"}
+BUDGET = "chunked_prefill_size"
+NEEDED = ("pp_size", "speculative_algorithm", "disaggregation_mode")  # both releases have them
 
 
 def mixes(policy: str) -> bool:
@@ -39,24 +56,57 @@ def check_fit(policy: str, mixed_chunk: bool) -> None:
         )
 
 
+def check_arguments(given: Mapping[str, Any]) -> None:
+    """Refuse by SGLang's settings, before it loads the model."""
+    for name, tried in TRIED.items():
+        value = given.get(name, tried)
+        if str(value).lower() != str(tried).lower():
+            raise _untried(_flag(name) if value is True else f"{_flag(name)} {value}")
+    if str(given.get(BUDGET)) in ("-1", "0"):
+        raise _untried(f"{_flag(BUDGET)} {given[BUDGET]}")
+
+
+def read_arguments(server_args: Any) -> dict[str, Any]:
+    """For `check_arguments`; a release that renamed one of NEEDED would pass what was never tried."""
+    if gone := [name for name in NEEDED if not hasattr(server_args, name)]:
+        raise InputError(
+            f"this SGLang has no setting {gone[0]}, so headgate cannot tell what it runs; {REMEDY}"
+        )
+    names = (*TRIED, BUDGET)
+    return {name: getattr(server_args, name) for name in names if hasattr(server_args, name)}
+
+
+def arguments(words: list[str]) -> dict[str, Any]:
+    """Those of a command line, by SGLang's names; a flag without a value is True."""
+    found: dict[str, Any] = {}
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if not name.startswith("--"):
+            continue
+        name = name[2:].replace("-", "_")
+        after = value if equals else "".join(words[place + 1 : place + 2])
+        found[ALIASES.get(name, name)] = True if after.startswith("--") or not after else after
+    return found
+
+
 def check_engine(scheduler: Any) -> None:
-    """Refuse what was not tried: a schedule that is not what was asked for is worse than none."""
-    for what, found in _untried(scheduler):
+    """Refuse what only the model, or SGLang's own choice, says."""
+    for what, found in _unknown_before(scheduler):
         if found:
-            raise InputError(f"SGLang with {what} is not supported; drop it, or unset HEADGATE_CONFIG")
+            raise _untried(what)
 
 
-def _untried(scheduler: Any) -> Iterator[tuple[str, bool]]:
-    yield "--use-ray", bool(getattr(scheduler.server_args, "use_ray", False))
-    yield "pipeline parallelism", scheduler.pp_group.world_size > 1
+def _unknown_before(scheduler: Any) -> Iterator[tuple[str, bool]]:
     yield "DP attention", bool(scheduler.require_mlp_sync)
-    yield "speculative decoding", not scheduler.spec_algorithm.is_none()
-    yield "prefill/decode disaggregation", scheduler.disaggregation_mode.value not in ("null", None)
-    yield "PD multiplexing", bool(getattr(scheduler, "enable_pdmux", False))
-    yield "a diffusion model", scheduler.dllm_config is not None
     yield "a model that does not generate text", not scheduler.is_generation
-    yield "--chunked-prefill-size -1", scheduler.chunked_prefill_size is None
-    yield "dynamic chunking", getattr(scheduler, "dynamic_chunk_sizer", None) is not None
+    yield "a model whose prompts it runs in one piece", scheduler.chunked_prefill_size is None
     hybrid = getattr(scheduler, "is_hybrid_swa", False) or getattr(scheduler, "is_hybrid_ssm", False)
     yield "a model with sliding windows or state space layers", bool(hybrid)
-    yield "HiSparse", bool(getattr(scheduler, "enable_hisparse", False))
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _untried(what: str) -> InputError:
+    return InputError(f"SGLang with {what} is not supported; drop it, or start SGLang without headgate")

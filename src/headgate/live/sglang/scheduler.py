@@ -30,7 +30,7 @@ from headgate.live.engine.process import LOG
 from headgate.live.engine.requests import RequestTerms
 from headgate.live.engine.settings import Settings, read_settings
 from headgate.live.sglang import LOADED, SGLANG
-from headgate.live.sglang.fit import check_engine, check_fit
+from headgate.live.sglang.fit import check_arguments, check_engine, check_fit, read_arguments
 from headgate.live.sglang.request_map import RequestMap
 from headgate.live.sglang.seams import doubt, installed, problem
 from headgate.live.sglang.turn import PlanAdder, PlanOrder, Turn, TurnMaker
@@ -67,6 +67,8 @@ class HeadgateScheduler(Scheduler):
         try:
             settings = read_settings()
             _check_release(settings)
+            check_arguments(read_arguments(server_args))
+            check_fit(settings.named()[0], bool(server_args.enable_mixed_chunk))
             super().__init__(server_args, port_args)
             check_engine(self)
             self._headgate_begin(settings)
