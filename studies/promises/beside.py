@@ -18,7 +18,7 @@ from headgate.cli.output import bar
 from headgate.cost.card import load_card
 from headgate.experiment.build import make_engine
 from headgate.experiment.settings import experiment
-from studies.cards.plots import Panel, Point, Series, svg
+from studies.cards.plots import Panel, Point, Series, single, svg
 
 HERE = Path(__file__).parent
 FILE, PLOT = HERE / "results" / "beside.jsonl", HERE.parent.parent / "docs" / "tenants.svg"
@@ -59,9 +59,9 @@ def draw(lines: list[dict[str, object]]) -> str:
         assert isinstance(policies, list) and isinstance(bound, dict)
         for each in policies:
             name = NAMES[each["policy"]]
-            kept[name].append((rate, 100 * each["kept"], 0.0, 1))
-            tokens[name].append((rate, each["tokens"]["value"] / 1000, 0.0, 1))
-        tokens["no policy exceeds"].append((rate, bound["tokens_per_second"] / 1000, 0.0, 1))
+            kept[name].append(single(rate, 100 * each["kept"]))
+            tokens[name].append(single(rate, each["tokens"]["value"] / 1000))
+        tokens["no policy exceeds"].append(single(rate, bound["tokens_per_second"] / 1000))
     x = "chat, requests/s"
     panels = [
         Panel(

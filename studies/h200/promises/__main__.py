@@ -46,7 +46,8 @@ def options(argv: list[str]) -> argparse.Namespace:
         default=list(LOADS),
         help="WORKLOAD:RATE[@CLASS], or RATE/RATE/... for rates one after the other without a pause; "
         "azure-conv, azure-code, sharegpt-8k, each with -bursts, mooncake; "
-        "+batch:RATE or +batch:CLIENTSc beside it; classes chat, batch, gold, free",
+        "+batch:RATE or +batch:CLIENTSc beside it; classes chat, batch, gold, free; even:CLIENTSc alone: "
+        "saturated, without a promise",
     )
     add("--arms", nargs="+", default=list(ARMS), help="plain, or a policy like mixed:budget=2560")
     add("--rounds", type=int, default=1)
@@ -105,7 +106,7 @@ def options(argv: list[str]) -> argparse.Namespace:
     return asked
 
 
-def settings(asked: argparse.Namespace, arm: str) -> Line:
+def settings(asked: argparse.Namespace, arm: str, promise: bool = True) -> Line:
     """What the plug-in is told."""
     found = {
         "policy": "vllm" if arm == PLAIN else arm,
@@ -113,7 +114,7 @@ def settings(asked: argparse.Namespace, arm: str) -> Line:
         "watchdog": "1h",
         "any_card": True,
     }
-    promised: Line = {"ttft": asked.ttft, "tbt": asked.tbt}
+    promised: Line = {"ttft": asked.ttft, "tbt": asked.tbt} if promise else {}
     if any("+" in load for load in asked.loads):
         free = {"ttft": "5s", "tbt": asked.tbt}
         gold = {"ttft": "1s", "tbt": asked.tbt, "weight": asked.gold}
@@ -188,8 +189,8 @@ def one(
     asked: argparse.Namespace, server: Server, arm: str, text: str, number: int
 ) -> tuple[list[Line], Line]:
     """One arm, one load, one time; a line for each stair."""
-    server.switch(settings(asked, arm))
     parts = parse(text)
+    server.switch(settings(asked, arm, promise=not parts[0].clients))
     seconds, seed = length(asked, text), asked.seed + number
     load = draw_all(parts, seconds, seed, SHRINK if asked.tiny else 1)
     began = time.monotonic()

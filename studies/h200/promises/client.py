@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, NamedTuple
 
-from studies.h200.promises.load import BATCH, BATCH_OUTPUT, BATCH_PROMPT, CHAT, FREE, GOLD, Load
+from studies.h200.promises.load import BATCH, CHAT, FREE, GOLD, Load
 
 AHEAD = 5.0  # seconds before the first arrival: processes start and write their requests
 OK = b"HTTP/1.1 200"
@@ -62,7 +62,7 @@ def serve(load: Load, target: Target, processes: int, drain: float, seed: int) -
         ]
         for number in range(processes if load.clients else 0):
             clients = len(range(number, load.clients, processes))
-            parts.append(pool.submit(_busy, clients, target, begin, load.seconds, seed + number))
+            parts.append(pool.submit(_busy, load, clients, target, begin, seed + number))
         answers = [answer for part in parts for answer in part.result()]
     return sorted(answers, key=lambda answer: answer.arrival)
 
@@ -74,14 +74,16 @@ def _part(rows: list[Row], target: Target, begin: float, drain: float, seed: int
     return [answer._replace(prompt=row[1], kind=row[3]) for answer, row in zip(answers, rows, strict=True)]
 
 
-def _busy(clients: int, target: Target, begin: float, seconds: float, seed: int) -> list[Answer]:
+def _busy(load: Load, clients: int, target: Target, begin: float, seed: int) -> list[Answer]:
     """So many clients in a closed loop; their prompts are written beforehand, to be sent at once."""
     rng = random.Random(seed + 77)
     pool = []
+    mean_prompt, mean_output, kind = load.closed
     for share in (0.5 + rng.random() for _ in range(BODIES)):
-        prompt, output = int(BATCH_PROMPT * share), int(BATCH_OUTPUT * (2 - share))
-        pool.append((prompt, _body(prompt, output, BATCH, target, rng)))
-    return asyncio.run(_loops(clients, pool, target.port, begin, seconds, rng))
+        prompt, output = int(mean_prompt * share), int(mean_output * (2 - share))
+        pool.append((prompt, _body(prompt, output, kind, target, rng)))
+    answers = asyncio.run(_loops(clients, pool, target.port, begin, load.seconds, rng))
+    return [answer._replace(kind=kind) for answer in answers]
 
 
 async def _loops(
@@ -94,7 +96,7 @@ async def _loops(
         while at < seconds:
             prompt, body = rng.choice(pool)
             answer = await _one(port, at, body, begin)
-            answers.append(answer._replace(prompt=prompt, kind=BATCH))
+            answers.append(answer._replace(prompt=prompt))
             if not answer.whole:
                 return
             at = time.monotonic() - begin

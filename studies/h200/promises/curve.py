@@ -1,8 +1,8 @@
 """Promises kept against the rate: `python -m studies.h200.promises.curve [--out FILE.svg] FILE...`.
 
 FILEs are results.jsonl of `python -m studies.h200.promises`, of several machines and days: one panel for each
-workload, one line for each arm, the mean over runs and the range between them. Only runs with the newest
-delivery and graphs of 4,096 tokens count; a request that was not served to its end is late.
+workload, one line for each arm through the means over runs, bars from the worst run to the best. Only runs
+with the newest delivery and graphs of 4,096 tokens count; a request that was not served to its end is late.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import argparse
 import json
 from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
 
-from studies.cards.plots import Panel, Point, Series, svg
+from studies.cards.plots import COLOURS, Panel, Point, Series, svg
 
 ARMS = {
     "plain": "vLLM",
-    "mixed:budget=2560": "vLLM, best static budget",
+    "mixed:budget=2560": "vLLM, static budget 2,560",
     "keep": "headgate with a card",
     "auto": "headgate, no tuning",
 }
@@ -34,7 +35,7 @@ def read(files: list[Path]) -> Runs:
             line = json.loads(text)
             if setup := line.get("setup"):
                 comparable = setup["graph"] == GRAPH and setup.get("delivery") == DELIVERY
-            elif comparable and line["arm"] in ARMS and line["kept"] is not None:
+            elif comparable and line["arm"] in ARMS and line["rate"] and line["kept"] is not None:
                 found[line["workload"], line["arm"], line["rate"]].append(100 * line["kept"])
     return found
 
@@ -42,14 +43,13 @@ def read(files: list[Path]) -> Runs:
 def panel(workload: str, runs: Runs) -> Panel:
     """One workload."""
     series = []
-    for arm, label in ARMS.items():
+    for (arm, label), colour in zip(ARMS.items(), COLOURS, strict=False):
         points: list[Point] = []
         for rate in sorted({key[2] for key in runs if key[:2] == (workload, arm)}):
             shares = runs[workload, arm, rate]
-            low, high = min(shares), max(shares)
-            points.append((rate, (low + high) / 2, (high - low) / 2, len(shares)))
+            points.append(Point(rate, fmean(shares), min(shares), max(shares), len(shares)))
         if points:
-            series.append(Series(label, tuple(points)))
+            series.append(Series(label, tuple(points), colour))
     name = NAMES.get(workload, workload)
     return Panel(f"{name}, requests/s", "% of requests with both promises kept", tuple(series), "runs")
 
@@ -59,6 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--out", type=Path, help="where the SVG goes")
+    parser.add_argument("--lowest", type=float, default=0.0, help="draw no lower rates; the table has them")
     asked = parser.parse_args()
     runs = read(asked.files)
     print("| workload | requests/s |", " | ".join(ARMS.values()), "|")
@@ -67,8 +68,10 @@ def main() -> None:
         cells = [runs.get((workload, arm, rate), []) for arm in ARMS]
         print(f"| {workload} | {rate:g} |", " | ".join(map(shown, cells)), "|")
     if asked.out and runs:
-        plain = sorted({key[0] for key in runs if "+" not in key[0] and "/" not in key[0]})
+        order = [*NAMES, *sorted({key[0] for key in runs if "+" not in key[0]} - set(NAMES))]
+        plain = [name for name in order if any(key[0] == name for key in runs)]
         title = "First token within 500 ms, no gap above 100 ms: one H200"
+        runs = {key: shares for key, shares in runs.items() if key[2] >= asked.lowest}
         asked.out.write_text(svg(title, [panel(each, runs) for each in plain]), encoding="utf-8")
 
 

@@ -16,8 +16,8 @@ from headgate.workloads.traces import BUNDLED, bundled
 MOONCAKE = Path(__file__).parents[1] / "data" / "mooncake_conversation_lengths.csv.gz"
 BURSTS = "-bursts"  # behind a trace: 10 s at 1.58 times the rate, then 20 s at 0.71 times
 BURST_SECONDS, CYCLE_SECONDS, BURST_SHARE = 10.0, 30.0, 1.58 / 3
-WORKLOADS = (*BUNDLED, *(name + BURSTS for name in BUNDLED), "mooncake", "batch")
-BATCH_PROMPT, BATCH_OUTPUT = 2000, 256  # tokens, half to one and a half times as many
+CLOSED = {"batch": (2000, 256), "even": (512, 512)}  # prompt and output tokens, half to one and a half times
+WORKLOADS = (*BUNDLED, *(name + BURSTS for name in BUNDLED), "mooncake", *CLOSED)
 LONGEST_PROMPT, LONGEST_OUTPUT = 15_000, 2_000  # longer ones are cut, so that all fit the model's length
 SEED = 21
 CHAT, BATCH, GOLD, FREE = CLASSES = ("chat", "batch", "gold", "free")
@@ -33,7 +33,8 @@ class Load(NamedTuple):
     prompt: Whole
     output: Whole
     kind: npt.NDArray[np.str_]
-    clients: int = 0  # that send requests of BATCH for as long as the run lasts
+    clients: int = 0  # that send one request after the other for as long as the run lasts
+    closed: tuple[int, int, str] = (0, 0, BATCH)  # mean prompt and output of theirs, class
     seconds: float = 0.0
     stairs: tuple[float, ...] = ()  # rates, one after the other for the same time each
 
@@ -49,8 +50,8 @@ class Part(NamedTuple):
 
 
 def parse(text: str) -> list[Part]:
-    """`azure-conv:19`, `azure-conv:12+batch:8`, `azure-conv:12+batch:192c` (clients) or
-    `azure-conv:12@gold+azure-conv:12@free`. Without a class the first of several parts is chat, the others
+    """`azure-conv:19`, `azure-conv:12+batch:8`, `azure-conv:12+batch:192c` (clients), `even:640c` (alone)
+    or `azure-conv:12@gold+azure-conv:12@free`. Without a class the first of several parts is chat, the others
     are batch. `azure-conv:16/20/24` is a staircase: these rates one after the other, without a pause.
     """
     words = text.split("+")
@@ -71,10 +72,10 @@ def _part(text: str, default: str) -> Part:
     except ValueError:
         rates = [0.0]
     stairs = tuple(rates) if len(rates) > 1 else ()
-    if not colon or min(rates) <= 0 or (clients and (name != BATCH or stairs)) or (stairs and default):
+    if not colon or min(rates) <= 0 or (clients and (name not in CLOSED or stairs)) or (stairs and default):
         raise InputError(f"load {text!r}: {rate!r} is not a rate; write azure-conv:19, or batch:192c clients")
     if clients:
-        return Part(name, 0.0, BATCH, int(rates[0]))
+        return Part(name, 0.0, default and BATCH, int(rates[0]))
     return Part(name, float(np.mean(rates)), kind or default, stairs=stairs)
 
 
@@ -83,14 +84,18 @@ def draw_all(parts: list[Part], seconds: float, seed: int, shrink: int = 1) -> L
     loads = [
         draw(part.name, part.rate, seconds, seed + 1000 * number, shrink, part.kind, part.stairs)
         for number, part in enumerate(parts)
-        if not part.clients
     ]
+    closed = (0, 0, BATCH)
+    for part in parts:
+        if part.clients:
+            mean_prompt, mean_output = CLOSED[part.name]
+            closed = mean_prompt // shrink, mean_output // shrink, part.kind
     arrival = np.concatenate([load.arrival for load in loads])
     order = np.argsort(arrival, kind="stable")
     prompt = np.concatenate([load.prompt for load in loads])
     output = np.concatenate([load.output for load in loads])
     kind = np.concatenate([load.kind for load in loads])
-    name = "+".join(f"{part.clients} batch clients" if part.clients else part.name for part in parts)
+    name = "+".join(f"{part.clients} {part.name} clients" if part.clients else part.name for part in parts)
     return Load(
         name,
         sum(load.rate for load in loads),
@@ -99,6 +104,7 @@ def draw_all(parts: list[Part], seconds: float, seed: int, shrink: int = 1) -> L
         output[order],
         kind[order],
         clients=sum(part.clients for part in parts),
+        closed=closed,
         seconds=seconds,
         stairs=parts[0].stairs,
     )
@@ -133,9 +139,9 @@ def draw(
 
 def lengths(name: str) -> tuple[Whole, Whole]:
     """Prompt and output tokens of every request of a trace."""
-    if name == "batch":
-        share = np.linspace(0.5, 1.5, 1001)
-        return (BATCH_PROMPT * share).astype(np.int64), (BATCH_OUTPUT * share[::-1]).astype(np.int64)
+    if name in CLOSED:
+        (prompt, output), share = CLOSED[name], np.linspace(0.5, 1.5, 1001)
+        return (prompt * share).astype(np.int64), (output * share[::-1]).astype(np.int64)
     if name != "mooncake":
         trace = bundled(name.removesuffix(BURSTS))
         return trace.prompt.astype(np.int64), trace.output.astype(np.int64)
