@@ -1,8 +1,6 @@
 """Load for a server that has just started, so that its first users meet warm kernels and graphs.
 
-In the first minute under load an engine compiles kernels and stalls each time a step holds more prompts than
-any before it. So rounds of ever more requests at once, then a burst of full steps, are sent until the longest
-gap between two tokens no longer falls. They are of a class of their own, which was promised nothing: a policy
+Rounds grow until the longest gap between tokens no longer falls. Their class is promised nothing: a policy
 learns step times from them, and takes no stall for a broken promise.
 """
 
@@ -36,12 +34,11 @@ class Server(NamedTuple):
 
 
 async def warm_up(url: str, most: int, seconds: float, key: str, say: Callable[[str], None]) -> int:
-    """Rounds of `most` requests for at most so many seconds; how many were answered."""
     url = url.rstrip("/").removesuffix("/v1")
     if not url.startswith(("http://", "https://")):
         raise InputError(f"{url} is no URL; write http://{url}")
     server = Server(url, *await served_model(url, key))
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)  # else it meets those that the server closes
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=PATIENCE)
     began, answered, before = monotonic(), 0, float("inf")
     async with aiohttp.ClientSession(
@@ -67,7 +64,6 @@ async def warm_up(url: str, most: int, seconds: float, key: str, say: Callable[[
 
 
 async def _round(session: aiohttp.ClientSession, server: Server, most: int, seconds: float) -> list[float]:
-    """A ramp, then a burst; the longest gap of each request that was answered in time."""
     found: list[float] = []
     end = monotonic() + seconds
     for ramp in (True, False):
@@ -88,7 +84,6 @@ async def _round(session: aiohttp.ClientSession, server: Server, most: int, seco
 
 
 async def _ask(session: aiohttp.ClientSession, server: Server, prompt: int, output: int) -> float:
-    """Its longest gap between two readings with tokens."""
     output = max(1, min(output, server.length // 4))
     prompt = max(1, min(prompt, server.length - output - 1))
     body: dict[str, Any] = {

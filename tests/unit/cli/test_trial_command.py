@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
+
+from headgate.core.request import Slo
 
 pytest.importorskip("aiohttp")
 URL = ["--url", "http://127.0.0.1:9"]
@@ -48,6 +51,10 @@ def config(tmp_path):
             ["--config", "{c}", "--arm", "keep", "--rate", "5", *URL],
             "no server answers at http://127.0.0.1:9",
         ),
+        (
+            ["--config", "{c}", "--arm", "keep", "--arm", "vllm", "--clients", "2", *URL],
+            "no server answers at http://127.0.0.1:9",
+        ),
         (["--config", "{c}", "--arm", "keep", "--rate", "0", *URL], "rate: 0.0 is not allowed"),
         (["--config", "{c}", "--arm", "keep", "--rate", "5", "--minutes", "-1", *URL], "--minutes -1"),
         (["--config", "{c}", "--arm", "keep", "--rate", "5", "--minutes", "nan", *URL], "--minutes nan"),
@@ -70,9 +77,10 @@ def config(tmp_path):
     ],
 )
 def test_one_line_and_exit_code_2(refused, config, flags, wanted):
+    before = os.stat(config)
     refused(["trial", *(flag.replace("{c}", config) for flag in flags)], wanted)
-    with open(config) as file:
-        assert file.read() == 'policy = "mixed"\nttft = "500ms"\n'
+    after = os.stat(config)
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)  # nobody has written it
 
 
 def test_promises_that_none_made(refused, tmp_path):
@@ -164,6 +172,51 @@ def test_the_next_trial_sends_other_prompts():
 
     first, second = asyncio.run(prompts()), asyncio.run(prompts())
     assert first[0] == first[1] and len({tuple(each) for each in first + second}) == 6
+
+
+@pytest.mark.parametrize("unread", [False, True])  # what lies unread makes a close a reset
+def test_a_connection_that_the_server_closed_meanwhile_fails_no_request(unread):
+    from headgate.live.trial.load import TraceLoad
+    from headgate.workloads.workload import Workload
+
+    body = b'data: {"choices":[{"text":"a"}]}\n\ndata: [DONE]\n\n'
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    closed = []
+
+    async def serve(reader, writer):
+        """Answers the first request of a connection, and closes it when it brings another."""
+        for first in (True, False):
+            if unread and not first:
+                connection = writer.get_extra_info("socket")
+                writer.transport.pause_reading()
+                while not select.select([connection], [], [], 0)[0]:
+                    await asyncio.sleep(0.01)
+                closed.append(b"")
+                break
+            with suppress(asyncio.IncompleteReadError):
+                asked = await reader.readuntil(b"\r\n\r\n")
+                length = next(line for line in asked.split(b"\r\n") if line.startswith(b"Content-Length"))
+                await reader.readexactly(int(length.split()[1]))
+                if first:
+                    writer.write(head + body)
+                else:
+                    closed.append(asked)
+        writer.close()
+
+    async def run():
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        work = Workload.of([40, 40, 40], [1, 1, 1], arrival=[0.0, 0.1, 0.2])
+        load = TraceLoad(work, f"http://127.0.0.1:{port}", {None: Slo()}, 3)
+        await load.start()
+        await asyncio.sleep(0.6)
+        await load.stop(5.0)
+        await asyncio.sleep(0.1)  # its connections end
+        server.close()
+        return load
+
+    load = asyncio.run(run())
+    assert closed and load.book.finished >= 3 and load.failed == 0
 
 
 def test_nothing_is_left_behind(refused, config):

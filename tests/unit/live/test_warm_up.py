@@ -77,6 +77,7 @@ def server(aiohttp_unused_port):
     async def complete(request):
         body = await request.json()
         asked.append(body)
+        assert request.headers["Connection"] == "close"  # none is sent where the server closes an idle one
         answer = web.StreamResponse()
         await answer.prepare(request)
         await answer.write(b"data: {}\n\n")

@@ -87,8 +87,6 @@ for _ in range(600 if len(before) == size and lines[-1:] != ["k"] else 0):
 
 @dataclass(frozen=True)
 class Arm:
-    """Settings over those of the file, or a server of its own."""
-
     name: str
     words: Mapping[str, Any] = field(default_factory=dict)
     url: str = ""
@@ -103,10 +101,7 @@ class Arm:
 
 
 def read_arms(texts: Sequence[str], config: str | None, promises: Mapping[str, Any]) -> tuple[Arm, ...]:
-    """What --arm said: POLICY, a settings file or URL, each with NAME= before it or not.
-
-    With one arm alone the baseline is what the settings file says now. `promises` hold for all arms.
-    """
+    """With one arm alone the baseline is what the settings file says now. `promises` hold for all arms."""
     found = [_labelled(text) for text in texts]
     urls = [bool(URL.fullmatch(said)) for _, said in found]
     if any(urls):
@@ -137,7 +132,6 @@ def _labelled(text: str) -> tuple[str, str]:
 
 
 def _over(base: Mapping[str, Any], said: str) -> dict[str, Any]:
-    """The file's settings with another policy, or with what another file says."""
     own: Mapping[str, Any] = {"policy": said}
     if said.endswith(ENDINGS):
         own = check_words(read_file(said), f"settings file {said}: ")
@@ -146,7 +140,6 @@ def _over(base: Mapping[str, Any], said: str) -> dict[str, Any]:
 
 
 def _check(arms: Sequence[Arm], base: Mapping[str, Any]) -> None:
-    """As the server will read them: a mistake is better told now."""
     for arm in arms:
         for name in PROMISES:
             if arm.words.get(name) != base.get(name):
@@ -190,7 +183,6 @@ class SettingsFile:
         self._state = BACK
 
     def take(self) -> None:
-        """From now on it is ours; refuses a file that cannot be written."""
         try:
             self._write(self.original)
         except OSError as error:

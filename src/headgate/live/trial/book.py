@@ -1,11 +1,11 @@
 """The books of a trial: which block a request, a gap, a token counts in; and what was found in them.
 
-A request counts in the block in which it arrives, a gap and a token in the block in which they come: requests
-that cross a switch are never dropped, or long ones would vanish.
+A request counts where it arrives, gaps and tokens where they come: no request that crosses a switch is lost.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
@@ -72,16 +72,10 @@ class Block:
     start: float
     measured_from: float  # after its burn-in
     end: float = inf
-    by_class: dict[str, Sums] = field(default_factory=dict)
+    by_class: defaultdict[str, Sums] = field(default_factory=lambda: defaultdict(Sums))
     unfinished: int = 0  # requests that count in it and are still here
     backlog: int = 0  # requests without a first token at its end
     records: list[Record] = field(default_factory=list)
-
-    def of(self, kind: str) -> Sums:
-        sums = self.by_class.get(kind)
-        if sums is None:
-            sums = self.by_class[kind] = Sums()
-        return sums
 
     def sums(self, kind: str | None = None) -> Sums:
         parts = list(self.by_class.values()) if kind is None else [self.by_class.get(kind, Sums())]
@@ -97,11 +91,7 @@ class Block:
 
 
 class Book:
-    """What happened in each block so far. Reads no clock: every event says when it was.
-
-    `judged`, by class, are promises that replace those which requests bring along; `judged[None]` is for
-    classes that are not named.
-    """
+    """Reads no clock. `judged` promises, by class (None: all not named), replace those of requests."""
 
     def __init__(self, judged: dict[str | None, Slo] | None = None) -> None:
         self.blocks: list[Block] = []
@@ -112,8 +102,6 @@ class Book:
         self._judged = judged or {}
         self._inside: set[SeenRequest] = set()
         self._area = 0.0  # request-seconds in the system
-
-    # -- blocks
 
     def begin(self, arm: int, round: int, at: float, burn: float) -> Block:
         self.end(at)
@@ -130,7 +118,6 @@ class Book:
         self.blocks = [block for block in self.blocks if block.round != round]
 
     def conclude(self) -> None:
-        """No more will be seen: requests that are still here have broken their promises."""
         for seen in list(self._inside):
             self.left(seen, self.newest, False, 0)
 
@@ -141,7 +128,6 @@ class Book:
                 self._settle(seen, at, False, 0)
 
     def block_at(self, at: float) -> Block | None:
-        """The block that measures this moment; events may come a little late."""
         for block in reversed(self.blocks):
             if at >= block.start:
                 return block if block.counts(at) else None
@@ -174,8 +160,6 @@ class Book:
         """Mean time of a request in the system so far, by Little's law."""
         return self._area / max(self.came, 1)
 
-    # -- requests
-
     def arrived(
         self, at: float, kind: str, slo: Slo = NO_SLO, prompt: int = 0, request: Request | None = None
     ) -> SeenRequest:
@@ -190,8 +174,8 @@ class Book:
         seen = SeenRequest(kind, slo, at, prompt, block, envelope=envelope_of(slo, at, request))
         self._inside.add(seen)
         if block is not None:
-            block.of(kind).requests += 1
-            block.of(kind).promised += promised
+            block.by_class[kind].requests += 1
+            block.by_class[kind].promised += promised
             block.unfinished += 1
         return seen
 
@@ -202,16 +186,14 @@ class Book:
         if seen.envelope is not None:
             seen.envelope.token(at)
         if seen.block is not None:
-            sums, ttft = seen.block.of(seen.kind), at - seen.at
+            sums, ttft = seen.block.by_class[seen.kind], at - seen.at
             sums.ttft += ttft
             sums.firsts += 1
             sums.ttft_bins[bin_of(ttft)] += 1
-        block = self.block_at(at)
-        if block is not None:
-            block.of(seen.kind).tokens += 1
+        if (block := self.block_at(at)) is not None:
+            block.by_class[seen.kind].tokens += 1
 
     def next_token(self, seen: SeenRequest, at: float) -> None:
-        """A token of its own, not one that it shares with others."""
         gap, seen.newest = at - seen.newest, at
         seen.slow = seen.slow or gap > _promise(seen)
         if seen.envelope is not None:
@@ -219,19 +201,16 @@ class Book:
         self.gaps(seen.kind, gap, at)
 
     def gaps(self, kind: str, seconds: float, at: float, count: int = 1) -> None:
-        """So many tokens came at this moment, each so long after the one before it."""
         if at > self.newest:
             self.newest = at
-        block = self.block_at(at)
-        if block is not None:
-            sums = block.of(kind)
+        if (block := self.block_at(at)) is not None:
+            sums = block.by_class[kind]
             sums.tokens += count
             sums.gaps += count
             sums.gap_seconds += seconds * count
             sums.gap_bins[bin_of(seconds)] += count
 
     def left(self, seen: SeenRequest, at: float, complete: bool, output: int) -> None:
-        """Its newest token came at `seen.newest`."""
         if seen not in self._inside:
             return
         self._until(at)
@@ -243,7 +222,6 @@ class Book:
         self._settle(seen, at, complete, output)
 
     def _settle(self, seen: SeenRequest, at: float, complete: bool, output: int) -> None:
-        """Book what became of it; it counts in no block from now on."""
         block, seen.block = seen.block, None
         if block is None:
             return
@@ -251,8 +229,8 @@ class Book:
         tpot = (seen.newest - seen.first) / (output - 1) if seen.first is not None and output > 1 else None
         late = seen.slow or (seen.envelope is not None and seen.envelope.late)
         kept = complete and not late and _in_time(seen.slo, ttft, tpot)
-        block.of(seen.kind).kept += kept and seen.slo[:2] != (None, None)
-        block.of(seen.kind).failed += not complete
+        block.by_class[seen.kind].kept += kept and seen.slo[:2] != (None, None)
+        block.by_class[seen.kind].failed += not complete
         block.unfinished -= 1
         block.records.append(
             Record(seen.kind, seen.at, seen.prompt, output, ttft, tpot, at - seen.at, complete, kept)
@@ -295,9 +273,7 @@ class Listener(Observer):
         self._seen[request.id] = self.book.arrived(now, request.kind, request.slo, request.prompt, request)
 
     def prefilled(self, request: Request, now: float) -> None:
-        """The token that came with its prompt; from now on it shares the tick."""
-        seen = self._seen.get(request.id)
-        if seen is None:
+        if (seen := self._seen.get(request.id)) is None:
             return
         if seen.first is None:
             self.book.first_token(seen, now)
@@ -306,20 +282,17 @@ class Listener(Observer):
         self._join(request.id, seen)
 
     def resumed(self, request: Request, now: float) -> None:
-        seen = self._seen.get(request.id)
-        if seen is not None:
+        if (seen := self._seen.get(request.id)) is not None:
             self._join(request.id, seen)
 
     def held(self, request: Request, now: float) -> None:
         self._leave(request.id)
 
-    def evicted(self, request: Request, now: float) -> None:
-        self._leave(request.id)
+    evicted = held
 
     def finished(self, request: Request, now: float, how: End) -> None:
         self._leave(request.id)
-        seen = self._seen.pop(request.id, None)
-        if seen is not None:
+        if (seen := self._seen.pop(request.id, None)) is not None:
             self.book.left(seen, now, how in COMPLETE, request.generated)
 
     def stepped(self, steps: Steps) -> None:
@@ -351,7 +324,6 @@ class Listener(Observer):
             self._fresh.append(seen)
 
     def _leave(self, id: int) -> None:
-        """It shares the tick no more; its newest token keeps its date."""
         if id not in self._ticking:
             return
         self._ticking.discard(id)
@@ -367,7 +339,6 @@ class Listener(Observer):
 
 
 def _promise(seen: SeenRequest) -> float:
-    """The longest gap it was promised; infinite where none was."""
     slo = seen.slo
     return slo.between_tokens if slo.between_tokens is not None and slo.between_kind == GAP else inf
 
@@ -391,8 +362,6 @@ MORE_DIGITS = 6
 
 @dataclass(frozen=True)
 class ArmFound:
-    """One arm beside the baseline; only figures that the state of the server allows."""
-
     arm: int
     verdicts: tuple[Verdict, ...]
     by_class: dict[str, tuple[Verdict, ...]] = field(default_factory=dict)
@@ -416,7 +385,6 @@ class Findings:
 
     @property
     def told(self) -> bool:
-        """Whether the primary figure of every arm has an answer that is not "same"."""
         verdicts = [each.verdict(self.primary) for each in self.found]
         return bool(verdicts) and all(v is not None and v.word not in (SAME, CANNOT_TELL) for v in verdicts)
 
@@ -456,24 +424,13 @@ def judge(
         fair = [each for each in allowed if apart is None or each not in (TTFT, TTFT_P95)]
         by_class = {kind: verdicts(arm, fair, kind) for kind in classes}
         found.append(ArmFound(arm, verdicts(arm, fair), by_class, apart))
-    return Findings(
-        arms=tuple(arms),
-        primary=primary,
-        rounds=len(rounds),
-        block=block,
-        burn=burn,
-        state=state,
-        found=tuple(found),
-        requests=requests,
-        failed=failed,
-    )
+    return Findings(tuple(arms), primary, len(rounds), block, burn, state, tuple(found), requests, failed)
 
 
 # -- as JSON
 
 
 def as_json(findings: Findings) -> dict[str, Any]:
-    """All of it. Shares are from 0 to 1, times in seconds, changes of anything else relative."""
     state = findings.state
     return {
         "arms": list(findings.arms),
@@ -518,10 +475,8 @@ def _known(value: float | None) -> float | None:
 
 
 def by_round(book: Book, arms: Sequence[str], metric: Metric) -> list[list[float | None]]:
-    rows: list[list[float | None]] = []
-    for blocks in book.complete_rounds(len(arms)):
-        rows.append([_figure(metric, block.sums()) for block in blocks])
-    return rows
+    rounds = book.complete_rounds(len(arms))
+    return [[_figure(metric, block.sums()) for block in blocks] for blocks in rounds]
 
 
 def _figure(metric: Metric, sums: Sums) -> float | None:
@@ -538,10 +493,7 @@ def _figure(metric: Metric, sums: Sums) -> float | None:
 def bench_result(
     book: Book, arm: int, name: str, model: str, date: str, rate: float | None
 ) -> dict[str, Any]:
-    """One arm's blocks after their burn-in, as that tool would have measured them (latencies in ms).
-
-    Gaps are from histograms of 1 %; the two peaks are not known.
-    """
+    """As that tool would have measured one arm. Gaps are from histograms of 1 %; two peaks are not known."""
     blocks = [block for block in book.blocks if block.arm == arm]
     records, seconds = measured(blocks)
     done = [record for record in records if record.complete]

@@ -34,14 +34,11 @@ SHOWN = 160  # characters of a server's error
 LONGEST_ANSWER = 16 << 20  # bytes of /metrics or of the list of models
 SHORTEST_MODEL = 2048  # tokens, where a server does not say
 ERRORS = (aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError)
+CLOSED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)  # reset: ours lay unread
 
 
 class TraceLoad:
-    """Sends a workload, from its beginning again when it is through.
-
-    Every prompt is made of other tokens, but for what the workload says they share. `speed` is that of an
-    emulator: times are in its seconds.
-    """
+    """Over and over, with other tokens but for what prompts share. `speed`: times are an emulator's."""
 
     def __init__(
         self,
@@ -79,7 +76,6 @@ class TraceLoad:
         self._sender = asyncio.create_task(self._send_all())
 
     async def stop(self, drain: float) -> None:
-        """Send no more, and wait for so long, at most, for requests that are under way."""
         if self._sender is not None:
             self._sender.cancel()
         if self._tasks and drain > 0:
@@ -113,8 +109,6 @@ class TraceLoad:
             f"this machine is too slow: {which} requests were sent more than {1000 * late:.0f} ms late; free "
             f"a core or {remedy}"
         )
-
-    # -- sending
 
     async def _send_all(self) -> None:
         workload, turn = self._workload, 0
@@ -153,7 +147,12 @@ class TraceLoad:
         seen = self.book.arrived(self.now(), kind.name, kind.slo, int(workload.prompt[row]))
         tokens, complete = 0, False
         try:
-            tokens, complete = await self._stream(body, seen)
+            try:
+                tokens, complete = await self._stream(body, seen)
+            except CLOSED:  # an idle connection, which the server closed meanwhile
+                if seen.first is not None:
+                    raise
+                tokens, complete = await self._stream(body, seen)
         except (*ERRORS, ValueError) as error:  # a line without an end is a ValueError
             self._why = str(error)[:SHOWN] or type(error).__name__
         finally:
@@ -219,7 +218,6 @@ async def model_of(url: str, key: str = "") -> str:
 
 
 async def served_model(url: str, key: str = "") -> tuple[str, int]:
-    """The first model that a server serves, and the tokens it takes; refuses one that does not answer."""
     try:
         about = json.loads(await _get(f"{url}/v1/models", key))["data"][0]
         return str(about["id"]), int(about.get("max_model_len") or SHORTEST_MODEL)
@@ -235,15 +233,12 @@ async def served_model(url: str, key: str = "") -> tuple[str, int]:
 
 
 class PlugInMetrics:
-    """What the plug-in shows on the server's /metrics: whether it is there, renewed, and whether it fell."""
-
     def __init__(self, url: str, key: str = "") -> None:
         self.url, self._key = url, key
         self.renewals: float | None = None  # None: there is no plug-in
         self.fallen = 0.0
 
     async def read(self) -> bool:
-        """Whether an answer came; else what is known stays."""
         shown: Counts = {}
         with suppress(*ERRORS):
             text = await _get(f"{self.url}/metrics", self._key)
@@ -288,10 +283,7 @@ LONGEST_LINE = 1 << 20
 
 
 class FollowedTrace:
-    """Reads from the end of the newest trace of this name on; requests that were under way are left out."""
-
     def __init__(self, path: str, own: bool = False) -> None:
-        """`own`: the server will begin it for the trial."""
         self.book = Book()
         self.model = ""
         self.path, self.own = Path(path) if own else newest(path), own
@@ -325,7 +317,6 @@ class FollowedTrace:
         return f"the policy fell back: {self.fell_back}" if self.fell_back else None
 
     def expect(self, mark: str, begin: Callable[[float], Block]) -> None:
-        """A block begins with this mark: lines after it, which may be read with it, belong to that block."""
         self._expected = {mark: begin}
 
     def too_slow(self) -> str:
@@ -342,12 +333,13 @@ class FollowedTrace:
             if len(self._rest) > LONGEST_LINE:
                 raise self._damaged("a line has no end")
             for line in lines:
-                if not (self._first and _no_event(line)):
-                    self._tell(line)
-                self._first = False
+                first, self._first = self._first, False
+                read = parse_line(line.decode(errors="replace"))
+                # the first line may lack its beginning; that of a whole trace is about the server
+                if not (first and (read is None or "trace" in read)):
+                    self._tell(read)
 
-    def _tell(self, text: bytes) -> None:
-        line = parse_line(text.decode(errors="replace"))
+    def _tell(self, line: dict[str, Any] | None) -> None:
         wrong = "not a JSON object" if line is None else fault(line)
         if line is None or wrong:
             raise self._damaged(wrong or "")
@@ -362,8 +354,7 @@ class FollowedTrace:
 
     def _aside(self, line: dict[str, Any]) -> None:
         if line["event"] == "mark":
-            begin = self._expected.pop(line["mark"], None)
-            if begin is not None:
+            if (begin := self._expected.pop(line["mark"], None)) is not None:
                 self.begun[line["mark"]] = begin(line["at"])
         elif line["event"] == "policy":
             self.renewals += 1
@@ -372,12 +363,6 @@ class FollowedTrace:
 
     def _damaged(self, why: str) -> InputError:
         return InputError(f"trace {self.path}: {why}; give the trace of one running server")
-
-
-def _no_event(line: bytes) -> bool:
-    """The first line that is read may lack its beginning; that of a whole trace is about the server."""
-    parsed = parse_line(line.decode(errors="replace"))
-    return parsed is None or "trace" in parsed
 
 
 def newest(path: str) -> Path:

@@ -64,14 +64,11 @@ class TrialPlan:
         return tuple(arm.name for arm in self.arms)
 
     def looks(self, rounds: int) -> Looks:
-        """`rounds`: so many fit into the planned minutes; 0 where no end is planned."""
         return Looks(self.minutes is not None, len(self.arms) - 1, rounds)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it. `stopped` says why it ended before its time; empty where it did not."""
-
     findings: Findings
     book: Book
     stopped: str = ""
@@ -93,7 +90,6 @@ class Trial:
         self._primary: Metric = plan.primary or TTFT
 
     async def run(self) -> Outcome:
-        """Whatever happens, the settings are put back."""
         plan, complete = self.plan, False
         told: Findings | None = None
         with signals(self._interrupted.set):
@@ -133,10 +129,7 @@ class Trial:
             notes=tuple(self._source.notes()),
         )
 
-    # -- rounds
-
     async def _size(self) -> None:
-        """The first minute, under the baseline: how long requests stay decides how long blocks are."""
         plan = self.plan
         await self._put(plan.arms[0], "start", lambda at: Block(0, -1, at, inf))
         await self._pause(plan.sizing)
@@ -195,7 +188,6 @@ class Trial:
             self._say(f"round {number + 1} is left out: no request came at a switch")
 
     async def _put(self, arm: Arm, place: str, begin: Callable[[float], Block]) -> Block | None:
-        """Put an arm into force; None where a signal comes first."""
         put = asyncio.create_task(self._switch.put(arm, place, begin))
         stop = asyncio.create_task(self._interrupted.wait())
         await asyncio.wait({put, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -244,14 +236,11 @@ class Trial:
 
     @property
     def _patience(self) -> float:
-        """Seconds after which a request that has not ended is given up."""
         return max(LEAST_DRAIN, 2 * self._block)
 
     @property
     def _over(self) -> bool:
         return self._interrupted.is_set() or bool(self._why)
-
-    # -- looks
 
     def _guard(self, block: Block) -> None:
         """Live users are not kept waiting for the sake of a figure."""
@@ -294,8 +283,6 @@ class Trial:
 
 
 class BySettings:
-    """Writes the settings file; the plug-in reads it again within two seconds."""
-
     def __init__(
         self, file: SettingsFile, source: Source, metrics: PlugInMetrics | None, speed: float = 1.0
     ) -> None:
@@ -327,7 +314,6 @@ class BySettings:
         return self._metrics.renewals if self._metrics is not None and await self._metrics.read() else None
 
     async def _taken(self, before: float) -> None:
-        """Until the server shows one more renewal."""
         end, came, shown = asyncio.get_running_loop().time() + READ_WITHIN, self._source.book.came, None
         while asyncio.get_running_loop().time() < end:
             shown = await self._shown()
@@ -345,7 +331,6 @@ class BySettings:
         return NOT_TAKEN if self._speed <= 1 else f"{NOT_TAKEN}; {slow}"
 
     async def _begun(self, source: FollowedTrace, mark: str) -> Block:
-        """The block that began when the engine had read the file."""
         end = asyncio.get_running_loop().time() + READ_WITHIN
         while asyncio.get_running_loop().time() < end:
             source.poll()
@@ -400,8 +385,7 @@ def line(findings: Findings, round: int, rounds: int) -> str:
         return f"{parts[0]}; its requests are still under way"
     parts.append(findings.state.name)
     for found in findings.found:
-        verdict = found.verdict(findings.primary)
-        if verdict is None:
+        if (verdict := found.verdict(findings.primary)) is None:
             why = "with so many failures" if found.failed else "in this state"
             parts.append(f"{findings.primary.title} cannot be compared {why}")
         else:
