@@ -52,8 +52,6 @@ Promised = Mapping[str, tuple[Level, ...]]  # the levels of each promise
 
 
 class BoardSettings(SettingsModel):
-    """What a board file says."""
-
     card: str = "cal-h200-qwen3-8b"
     slots: Count = 1024
     budget: Count = 8192
@@ -66,22 +64,14 @@ class BoardSettings(SettingsModel):
 
 
 class BoardTrace(NamedTuple):
-    """A trace of a board with the rate that no policy exceeds on it."""
-
     start: SetUp
     bound: float
     promises: Promised
     digest: str  # of the code, the card, the requests, the promises
 
-    @property
-    def case(self) -> Case:
-        return self.start.case()
-
 
 @dataclass(frozen=True)
 class Board:
-    """Policies, traces and promises, by their names."""
-
     file: Path
     settings: BoardSettings
     promises: Promised
@@ -107,12 +97,7 @@ class Board:
         words = self.settings
         own = {key.replace("-", "_"): value for key, value in words.traces[name].items()}
         recorded, first = own.pop("as_recorded", False) is True, own.pop("ttft", None)
-        shared = {
-            "card": words.card,
-            "slots": words.slots,
-            "budget": words.budget,
-            "requests": words.requests,
-        }
+        shared = {name: getattr(words, name) for name in ("card", "slots", "budget", "requests")}
         settings = experiment({**shared, **own}, written=True)
         promises = self.promises
         if first is not None:
@@ -120,13 +105,11 @@ class Board:
         levels = tuple(level for levels in promises.values() for level in levels)
         options = SearchSettings(seeds=words.seeds, as_recorded=recorded)
         start = set_up(settings, levels, options, words.requests)
-        digest = file_of(
-            Path(), start.engine, start.traffic, (start.asynchronous, start.case().watchdog, promises)
-        ).stem
+        rest = start.asynchronous, start.case().watchdog, promises
+        digest = file_of(Path(), start.engine, start.traffic, rest).stem
         return BoardTrace(start, start.bounds()[0].rate, promises, digest)
 
     def key(self, policy: str, trace: str, seed: int) -> str:
-        """Of all that decides the runs of one policy on one trace with one seed."""
         text = self.policy(policy)
         name, settings = split_name(text)
         file = name.rpartition(":")[0]
@@ -137,7 +120,6 @@ class Board:
 
 
 def _with_first(levels: tuple[Level, ...], first: Any) -> tuple[Level, ...]:
-    """The same with another promise of the first token."""
     limit = duration(str(first))
     return tuple(level._replace(limit=limit) if level.metric == "ttft" else level for level in levels)
 
@@ -148,11 +130,8 @@ def read_board(
     """Checked; results are in `out`, or beside the file. Sizes that are given replace the file's."""
     if not file.is_file():
         raise InputError(f"no board {file}; run this in a clone of the project or name one with --board FILE")
-    table = (
-        read_toml(file, "board")
-        | ({"requests": requests} if requests else {})
-        | ({"seeds": seeds} if seeds else {})
-    )
+    sizes = {"requests": requests, "seeds": seeds}
+    table = read_toml(file, "board") | {name: size for name, size in sizes.items() if size}
     settings = checked(BoardSettings, table, where=f"board {file}: ")
     for what in ("promises", "traces", "policies"):
         for name in getattr(settings, what):
@@ -173,8 +152,6 @@ def read_board(
 
 
 class CellTask(NamedTuple):
-    """One policy on one trace with one seed: a search for each promise, and the loads of `LOADS`."""
-
     policy: str
     text: str
     trace: str
@@ -183,8 +160,6 @@ class CellTask(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """All that cells share; it is sent to each process once."""
-
     cases: Mapping[str, tuple[Case, float, Promised]]  # by trace, with its bound
 
     def run(self, task: CellTask) -> list[Line]:
@@ -208,10 +183,9 @@ class Cells(NamedTuple):
         requests = case.traffic.at(load * bound, task.seed)
         line: Line = {"policy": task.policy, "trace": task.trace, "seed": task.seed, "load": round(load, 6)}
         line |= {"bound": round(bound, 6), "requests": len(requests), "version": VERSION, "key": task.key}
+        about: dict[str, Any] = {"asynchronous": case.asynchronous, "watchdog": case.watchdog}
         try:
-            run = simulate(
-                case.engine, policy, requests, asynchronous=case.asynchronous, watchdog=case.watchdog
-            )
+            run = simulate(case.engine, policy, requests, **about)
         except RunError as error:
             line["stopped"] = str(error)[:200]
             judged = dict.fromkeys(promises, Judgement(inf, 0.0, None))
@@ -224,17 +198,13 @@ class Cells(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """One run by one promise."""
-
     ratio: float  # of the worst level to its limit; above 1: missed
     kept: float  # share of requests that were kept all they were promised
-    long_to_short: (
-        float | None
-    )  # that share among the longest quarter of prompts, over the shortest quarter's
+    # That share among the longest quarter of prompts, over the shortest quarter's.
+    long_to_short: float | None
 
 
 def judge(found: Measured, levels: Sequence[Level]) -> Judgement:
-    """By the requests that are neither warm-up nor cool-down."""
     met, window = requests_kept(found, levels), found.window.keep & ~unservable_rows(found.run)
     prompts = found.run.requests["prompt"]
     short, long = np.quantile(prompts[window], (0.25, 0.75))
@@ -287,7 +257,7 @@ def run_board(
     done = {(name, line["key"]) for name, lines in known.items() for line in lines}
     missing = [task for task in tasks if (task.policy, task.key) not in done]
     rows = {name: board.traces[name] for name in traces}
-    cells = Cells({name: (row.case, row.bound, row.promises) for name, row in rows.items()})
+    cells = Cells({name: (row.start.case(), row.bound, row.promises) for name, row in rows.items()})
     board.results.mkdir(parents=True, exist_ok=True)
     with progress("leaderboard", len(tasks)) as report, workers.start(cells.run, len(missing)) as pool:
         report(len(tasks) - len(missing))
@@ -313,7 +283,6 @@ def _replaced(
 
 
 def read_lines(results: Path, policy: str) -> list[Line]:
-    """All that is known of a policy; none where nothing is."""
     file = results / f"{policy}.jsonl"
     if not file.is_file():
         return []
@@ -326,7 +295,6 @@ def read_lines(results: Path, policy: str) -> list[Line]:
 
 
 def write_lines(results: Path, policy: str, lines: Iterable[Line]) -> None:
-    """Whole or not at all."""
     ordered = sorted(lines, key=lambda line: (line["trace"], line["seed"], line["load"]))
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in ordered)
     try:
@@ -348,7 +316,6 @@ class Standing(NamedTuple):
 
 
 def standing(lines: Sequence[Line], promise: str) -> Standing:
-    """From the lines of one policy on one trace."""
     ratios: dict[tuple[int, int], dict[float, float | None]] = {}
     for line in lines:
         ratios.setdefault((line["requests"], line["seed"]), {})[line["load"]] = line["ratio"][promise]
@@ -394,7 +361,6 @@ def gain(one: Standing, other: Standing) -> Estimate:
 
 
 def standings(board: Board, policies: Iterable[str]) -> dict[tuple[str, str], list[Line]]:
-    """The lines of each policy and trace that there are."""
     found: dict[tuple[str, str], list[Line]] = {}
     for policy in policies:
         for line in read_lines(board.results, policy):
@@ -403,7 +369,6 @@ def standings(board: Board, policies: Iterable[str]) -> dict[tuple[str, str], li
 
 
 def chosen(asked: Sequence[str], known: Iterable[str], what: str, file: Path) -> list[str]:
-    """Those asked for, or all."""
     for name in asked:
         if name not in known:
             raise unknown(f"{what} of board {file}", name, known)

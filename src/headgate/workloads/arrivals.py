@@ -21,16 +21,10 @@ class ArrivalProcess(Protocol):
 
 @dataclass(frozen=True)
 class Rated:
-    """A process with a rate per second."""
-
     rate: float
 
     def __post_init__(self) -> None:
         _positive("rate", self.rate)
-
-    def draw(self, count: int, generator: np.random.Generator) -> Real:
-        """As in `ArrivalProcess`."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -61,16 +55,12 @@ class GammaArrivals(Rated):
 
 @dataclass(frozen=True)
 class Constant(Rated):
-    """Evenly spaced arrivals at a rate per second."""
-
     def draw(self, count: int, generator: np.random.Generator) -> Real:
         return np.arange(1, count + 1) / self.rate
 
 
 @dataclass(frozen=True)
 class AllAtOnce:
-    """All requests are there at the start."""
-
     def draw(self, count: int, generator: np.random.Generator) -> Real:
         return np.zeros(count)
 

@@ -20,8 +20,6 @@ OPEN_LOOP = 0
 
 
 class Rule(NamedTuple):
-    """What the values of one column must be."""
-
     whole: bool
     least: int
     most: float
@@ -73,7 +71,6 @@ def column(rule: Rule, values: npt.ArrayLike, called: str) -> Whole | Real:
 
 
 def check_together(columns: Mapping[str, Whole | Real], kinds: int, tenants: int) -> None:
-    """What holds between columns: equal lengths, sorted arrivals, known kinds, a class open or closed."""
     sizes = {name: len(values) for name, values in columns.items()}
     requests = sizes["prompt"]
     for name, size in sizes.items():
@@ -121,8 +118,6 @@ def _check_arrivals(arrival: Whole | Real, clients: Whole | Real, kind: Whole | 
 
 
 class LengthFigures(NamedTuple):
-    """How long prompts or outputs are, in tokens."""
-
     mean: float
     p50: float
     p90: float
@@ -141,7 +136,6 @@ class Summary(NamedTuple):
 
 
 def summarise(arrival: Real, prompt: Whole, output: Whole) -> Summary:
-    """Requests, span from first to last arrival, rate, burstiness, and the lengths."""
     span = float(arrival[-1] - arrival[0])
     return Summary(
         requests=len(arrival),

@@ -32,18 +32,30 @@ def seconds(value: object, what: str) -> float:
     return number
 
 
+def is_number(text: str) -> bool:
+    """Whether a cell is meant as one; a wrong number is no header and no date."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def as_written(value: object, what: str) -> float:
     """A number as it stands; a date, such as 2023-11-16T18:15:46Z, in nanoseconds since 1970."""
     try:
         return seconds(value, what)
     except BadFieldError:
-        if not isinstance(value, str) or not value.strip()[:4].isdigit():
+        if not isinstance(value, str) or not value.strip() or is_number(value):
             raise
+        if not value.strip()[:4].isdigit():
+            raise BadFieldError(
+                f"{what} is {value[:40]!r}, not a number and not a time such as 2023-11-16T18:15:46Z"
+            ) from None
     return nanoseconds(value.strip().replace("Z", "+00:00"), what)
 
 
-_EPOCH = datetime(1970, 1, 1)
-_EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def nanoseconds(value: object, what: str) -> int:
@@ -65,18 +77,15 @@ def nanoseconds(value: object, what: str) -> int:
 def _whole_seconds(moment: str) -> int:
     """Seconds since 1970; kept for a while, as neighbouring rows of a trace share their second."""
     when = datetime.fromisoformat(moment)
-    since = when - (_EPOCH if when.tzinfo is None else _EPOCH_UTC)
+    since = (when if when.tzinfo else when.replace(tzinfo=UTC)) - _EPOCH
     return since.days * 86_400 + since.seconds
 
 
 def tokens(value: object, what: str) -> int:
     """A length of at least one token; whole numbers written as 512.0 are taken too."""
-    # Almost every field is plain digits, and a trace has many of them: try that first.
-    try:
-        count = int(value) if isinstance(value, str) else _whole(value, what)
-    except BadFieldError:
-        raise
-    except ValueError:
+    if isinstance(value, str) and value.isdecimal() and len(value) < 20:  # as almost every field is
+        count = int(value)
+    else:
         count = _whole(value, what)
     if not 1 <= count <= LONGEST:
         raise BadFieldError(f"{what} is {count}, not a length from 1 to {LONGEST}")
@@ -116,8 +125,6 @@ COLUMNS, TENANT = "--columns", "tenant"
 
 
 class Format(NamedTuple):
-    """Where a trace format keeps the arrival, the lengths and the client of a request."""
-
     json: bool  # one JSON object per line; otherwise CSV with a header, read by name
     arrival: str  # columns
     prompt: str
@@ -135,14 +142,12 @@ class Format(NamedTuple):
     any_unit: bool = False  # times may be in any unit, which is told by their size (`unit_of`)
 
     def required(self) -> list[str]:
-        needed = [self.prompt, self.output]
-        if not self.lengths_only:
-            needed.insert(0, self.arrival)
-        return needed + [name for name in (self.client, self.tenant, self.mark) if name]
+        arrival = "" if self.lengths_only else self.arrival
+        names = (arrival, self.prompt, self.output, self.client, self.tenant, self.mark)
+        return [name for name in names if name]
 
 
 def _format(columns: str, json: bool = True, **more: Any) -> Format:
-    """`columns` are those of arrival, prompt and output."""
     arrival, prompt, output = columns.split("/")
     return Format(json, arrival, prompt, output, **more)
 
@@ -210,18 +215,15 @@ def choose(path: str, text: str, name: str | None) -> str:
 
 
 def rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:
+    # With --columns, only a named column of tenants is read
+    owner = chosen.tenant or ("" if name == COLUMNS else TENANT)
     if name in (AIPERF, GUIDELLM, VLLM):
         for number, start, prompt, output in requests_of(path, text, name):
             yield number, Fields(start, prompt, output, None)
     elif chosen.json:
-        yield from _json_rows(text, chosen, _tenant_column(name, chosen))
+        yield from _json_rows(text, chosen, owner)
     else:
-        yield from _csv_rows(path, text, name, chosen)
-
-
-def _tenant_column(name: str, chosen: Format) -> str:
-    """The one named, or the one called so where --columns does not say what is read."""
-    return chosen.tenant or ("" if name == COLUMNS else TENANT)
+        yield from _csv_rows(path, text, name, chosen, owner)
 
 
 def is_json_lines(text: str) -> bool:
@@ -237,7 +239,7 @@ def _few(columns: Sequence[str]) -> str:
     return ", ".join(columns[:12]) + (", ..." if len(columns) > 12 else "") if columns else "no columns"
 
 
-def _csv_rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:
+def _csv_rows(path: str, text: str, name: str, chosen: Format, owner: str) -> Iterator[Row]:
     """Rows of CSV, read by the names in the header: releases of one trace order their columns differently."""
     first = text.lstrip().split("\n", 1)[0]
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=_separator(first))
@@ -246,18 +248,13 @@ def _csv_rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:
         arrival, prompt, output, client = _places(path, header, name, chosen)
         timed, named = arrival < len(header), client < len(header)
         sharing = [(name, header.index(name)) for name in SHARING if name in header]
-        owner = _tenant_column(name, chosen)
         tenant = header.index(owner) if owner in header else None
         for row in reader:
             if len(row) == len(header):
                 when, whose = row[arrival] if timed else None, row[client].strip() if named else None
-                fields = Fields(when, row[prompt], row[output], whose)
-                if sharing:
-                    shared = {key: row[place].strip() for key, place in sharing if row[place].strip()}
-                    fields = fields._replace(sharing=shared)
-                if tenant is not None:
-                    fields = fields._replace(tenant=row[tenant].strip())
-                yield reader.line_num, fields
+                shared = {key: row[place].strip() for key, place in sharing if row[place].strip()}
+                team = "" if tenant is None else row[tenant].strip()
+                yield reader.line_num, Fields(when, row[prompt], row[output], whose, shared, team)
             elif row:
                 yield reader.line_num, f"{len(row)} fields where the header has {len(header)}"
     except csv.Error as error:
@@ -407,7 +404,6 @@ class Unit(NamedTuple):
 
 
 def unit_of(times: Sequence[float], wanted: str = "") -> Unit:
-    """The unit the user names, or the one that these times tell."""
     least, most = min(times), max(times)
     since = next((name for name, start in SINCE_1970.items() if least >= start), None)
     if wanted:

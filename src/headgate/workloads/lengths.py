@@ -14,14 +14,12 @@ import numpy.typing as npt
 
 from headgate.core.errors import InputError, unknown
 from headgate.workloads.columns import LENGTHS, LONGEST, Whole, column
-from headgate.workloads.formats import BadFieldError, as_text, read_bytes, tokens
+from headgate.workloads.formats import BadFieldError, as_text, is_number, read_bytes, tokens
 
 WIDEST = 20  # of sigma: beyond, almost every length is 1 and the mean lies in draws that never come
 
 
 class LengthLaw(Protocol):
-    """Anything that can draw lengths."""
-
     def draw(self, count: int, generator: np.random.Generator) -> Whole:
         """So many lengths, each a whole number of at least 1."""
 
@@ -36,8 +34,6 @@ class _WithMean:
 
 @dataclass(frozen=True)
 class Fixed(_WithMean):
-    """Always the same length."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mean != math.floor(self.mean):
@@ -132,7 +128,6 @@ class Empirical:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], column: str | None = None) -> Empirical:
-        """From a file of one length per line, or from a column of a CSV file; plain or gzip."""
         return cls(_lengths_in(path, column))
 
     def draw(self, count: int, generator: np.random.Generator) -> Whole:
@@ -227,7 +222,7 @@ def _lengths_in(path: str | os.PathLike[str], column: str | None) -> list[int]:
     place, lengths, first = 0, [], True
     try:
         for row in filter(None, rows):
-            if first and (column is not None or not _is_number(row[0])):
+            if first and (column is not None or not is_number(row[0])):
                 place = _place(path, row, column)
             else:
                 lengths.append(tokens(row[place], "the length"))
@@ -238,15 +233,6 @@ def _lengths_in(path: str | os.PathLike[str], column: str | None) -> list[int]:
     if not lengths:
         raise InputError(f"{path}: no lengths in it; give one per line")
     return lengths
-
-
-def _is_number(cell: str) -> bool:
-    """Whether a first line is data; a wrong number is not a header."""
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def _place(path: str | os.PathLike[str], header: list[str], column: str | None) -> int:

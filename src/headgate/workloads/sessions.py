@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +39,6 @@ class Talk:
 
 
 def shared_prefix(text: str) -> SharedPrefix:
-    """From TOKENS or TOKENS:COUNT, such as 2048:20."""
     tokens, _, count = text.partition(":")
     if not (tokens.isdecimal() and (count or "1").isdecimal()) or not int(tokens) or not int(count or "1"):
         raise InputError(f"shared prefix {text!r}: give TOKENS or TOKENS:COUNT, such as 2048:20")
@@ -70,7 +70,9 @@ def as_sessions(
         prefixes: the system prompts of each class.
     """
     if workload.closed and turns > 1:
-        raise InputError("--turns needs arrival times; give --rate instead of --clients")
+        raise InputError(
+            "--turns needs arrival times; give --rate instead of --clients (advise does not take --turns)"
+        )
     if not 1 <= turns < np.inf:
         raise InputError(f"--turns {turns:g}: a conversation has at least 1 turn")
     draw = stream(seed, "sessions")
@@ -103,6 +105,25 @@ def as_sessions(
         **columns,  # type: ignore[arg-type]
         contents=Contents.of(rows).subset(order),
         origin={**workload.origin, "sessions": described},
+    )
+
+
+REACHED = 0.9  # of the rate: below that a run says nothing of it
+LASTING = 10  # times as long as a conversation is long enough
+
+
+def late_turns(workload: Workload, rate: float, turns: float, think: float) -> str:
+    """What to say where most turns come after the last conversation has begun, so the rate never arrives."""
+    sent = len(workload) / rate
+    arrival = np.asarray(workload.arrival)
+    found = float(((arrival > sent / 4) & (arrival <= 3 * sent / 4)).sum()) / (sent / 2)
+    if turns <= 1 or found >= REACHED * rate:
+        return ""
+    lasts = (turns - 1) * think
+    needed = ceil(LASTING * rate * lasts / 100) * 100
+    return (
+        f"only {found:.3g} of {rate:.4g} requests/s arrive: a conversation lasts {lasts:.3g} s, and all "
+        f"begin within {sent:.3g} s; give --requests {needed} or more, or a shorter --think"
     )
 
 

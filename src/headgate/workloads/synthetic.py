@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headgate.core.errors import InputError
-from headgate.workloads.arrivals import AllAtOnce, ArrivalProcess, Poisson, Rated
+from headgate.workloads.arrivals import AllAtOnce, ArrivalProcess, Constant, GammaArrivals, Poisson
 from headgate.workloads.columns import OPEN_LOOP, Real, Whole
 from headgate.workloads.lengths import LengthLaw, Pairs
 from headgate.workloads.streams import stream
@@ -43,8 +43,6 @@ class Share(NamedTuple):
 
 
 class WorkloadStage(NamedTuple):
-    """A stretch of requests in which something is different; None: as in the rest of the workload."""
-
     requests: int
     rate: float | None = None
     clients: int | None = None
@@ -53,8 +51,6 @@ class WorkloadStage(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """Everything a drawn workload depends on; see `generate` for the meaning of each."""
-
     seed: int
     arrivals: ArrivalProcess | None
     prompt: LengthLaw | None
@@ -173,7 +169,6 @@ def _check_shares(classes: Sequence[Share]) -> None:
 
 
 def _classes(recipe: Recipe) -> Whole:
-    """For each request its place among the classes."""
     total = sum(stage.requests for stage in recipe.stages)
     if not recipe.classes:
         return np.zeros(total, dtype=np.int64)
@@ -185,10 +180,7 @@ def _classes(recipe: Recipe) -> Whole:
 
 def _lengths(recipe: Recipe, drawn: Whole) -> tuple[Whole, Whole]:
     ends = np.cumsum([stage.requests for stage in recipe.stages])
-    parts = [
-        _stage_lengths(recipe, number, drawn[end - stage.requests : end])
-        for number, (stage, end) in enumerate(zip(recipe.stages, ends, strict=True))
-    ]
+    parts = [_stage_lengths(recipe, number, mine) for number, mine in enumerate(np.split(drawn, ends[:-1]))]
     prompts, outputs = zip(*parts, strict=True)
     return np.concatenate(prompts), np.concatenate(outputs)
 
@@ -245,7 +237,7 @@ def _process(recipe: Recipe, number: int) -> ArrivalProcess:
         raise InputError(f"stage {number} has a rate in a closed loop; give it clients instead")
     if process is None:
         return Poisson(stage.rate)
-    if isinstance(process, Rated):
+    if isinstance(process, Poisson | GammaArrivals | Constant):
         return replace(process, rate=stage.rate)
     raise InputError(f"stage {number} has a rate, the arrivals have none; choose 'poisson' or drop the rate")
 

@@ -12,23 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from headgate.core.errors import InputError, unknown
-from headgate.workloads.formats import (
-    COLUMNS,
-    FORMATS,
-    BadFieldError,
-    Fields,
-    Format,
-    as_text,
-    as_written,
-    choose,
-    header_of,
-    is_json_lines,
-    read_bytes,
-    rows,
-    tokens,
-    tokens_or_none,
-    unit_of,
-)
+from headgate.workloads import formats
+from headgate.workloads.formats import BadFieldError, Fields, Format, header_of, is_json_lines, tokens
 from headgate.workloads.workload import PRIVATE, Contents, Kind, Piece, Workload, of_hashes
 
 SHOWN = 5  # bad rows that are kept to be shown; the others are only counted
@@ -36,13 +21,8 @@ SHOWN = 5  # bad rows that are kept to be shown; the others are only counted
 
 @dataclass(frozen=True)
 class BadRows:
-    """Rows left out of a trace: how many, and the first few as (line, reason)."""
-
     count: int = 0
     first: tuple[tuple[int, str], ...] = ()
-
-    def and_one(self, line: int, reason: str) -> BadRows:
-        return BadRows(self.count + 1, (*self.first, (line, reason))[:SHOWN])
 
 
 # One good row: its line, its arrival in ticks of the format's clock, its lengths, its client, what it shares,
@@ -83,14 +63,14 @@ def read_trace(
         >>> requests.prompt.tolist(), bad_rows.count
         ([374], 0)
     """
-    content = read_bytes(path)
-    text = as_text(path, content)
+    content = formats.read_bytes(path)
+    text = formats.as_text(path, content)
     columns = columns or (named_as_roles(text) if format is None else "")
     if columns:
-        name, chosen = COLUMNS, own_format(columns, is_json_lines(text))
+        name, chosen = formats.COLUMNS, own_format(columns, is_json_lines(text))
     else:
-        name = choose(str(path), text, format)
-        chosen = FORMATS[name]
+        name = formats.choose(str(path), text, format)
+        chosen = formats.FORMATS[name]
     if times and not chosen.any_unit:
         raise InputError(
             f"--times {times}, but the format {name} fixes its unit; drop --times or give --columns"
@@ -103,17 +83,14 @@ def read_trace(
         "bad_rows": bad.count,
     }
     if chosen.any_unit and not (chosen.lengths_only and not any(entry[1] for entry in entries)):
-        unit = unit_of([entry[1] for entry in entries], times)
+        unit = formats.unit_of([entry[1] for entry in entries], times)
         chosen = chosen._replace(ticks=unit.ticks, calendar=unit.calendar)
         origin |= {"times": unit.said} if unit.said else {}
     return _table(str(path), entries, chosen, sort, origin), bad
 
 
 def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> None:
-    """Writes the requests as a Mooncake trace; arrivals are rounded to the millisecond.
-
-    Where there are several tenants, a column of its own says whose each is.
-    """
+    """Arrivals are rounded to the millisecond; of several tenants, a column of its own says whose each is."""
     if workload.clients.any():
         raise InputError("a closed loop has no arrival times to write; save it as a workload instead")
     stamps = np.rint(workload.arrival * 1000).astype(np.int64).tolist()
@@ -137,13 +114,13 @@ def _entries(
     path: str, text: str, name: str, chosen: Format, skip_bad_rows: bool
 ) -> tuple[list[GoodRow], BadRows]:
     good, bad = list[GoodRow](), BadRows()
-    for line, fields in rows(path, text, name, chosen):
+    for line, fields in formats.rows(path, text, name, chosen):
         try:
             good.append(_entry(line, fields, chosen))
         except BadFieldError as error:
             if not skip_bad_rows:
                 raise InputError(f"{path}:{line}: {error}; fix the row or pass --skip-bad-rows") from None
-            bad = bad.and_one(line, str(error))
+            bad = BadRows(bad.count + 1, (*bad.first, (line, str(error)))[:SHOWN])
     if bad.count and not good:
         line, reason = bad.first[0]
         raise InputError(f"{path}: all {bad.count} rows are bad, line {line}: {reason}; check the format")
@@ -153,16 +130,14 @@ def _entries(
 
 
 def _entry(line: int, fields: Fields | str, chosen: Format) -> GoodRow:
-    """One row understood, or a BadFieldError."""
     if isinstance(fields, str):
         raise BadFieldError(fields)
     arrival, prompt, output, client, sharing, tenant = fields
     # Only a file of lengths alone has no arrival column; a row that lacks its arrival is bad.
     timeless = arrival is None and chosen.lengths_only
-    if chosen.client and not client:
-        raise BadFieldError(f"{chosen.client} is missing")
-    if chosen.tenant and not tenant:
-        raise BadFieldError(f"{chosen.tenant} is missing")
+    for column, given in ((chosen.client, client), (chosen.tenant, tenant)):
+        if column and not given:
+            raise BadFieldError(f"{column} is missing")
     return (
         line,
         0.0 if timeless else chosen.clock(arrival, chosen.arrival),
@@ -200,13 +175,8 @@ def _table(
         name=Path(path).name.split(".")[0],
         origin=origin,
         contents=None if contents is None else contents.subset(order),
-        cached=np.array([_cached(row, prompt) for row, prompt in zip(sharing, prompts, strict=True)])[order],
+        cached=np.minimum([row.get("cached", 0) for row in sharing], np.array(prompts) - 1)[order],
     )
-
-
-def _cached(row: Mapping[str, object], prompt: int) -> int:
-    recorded = row.get("cached", 0)
-    return min(recorded, prompt - 1) if isinstance(recorded, int) else 0
 
 
 def _kinds(clients: Sequence[str], classes: bool) -> tuple[list[Kind], list[int]]:
@@ -231,7 +201,6 @@ def named_as_roles(text: str) -> str:
 
 
 def own_format(text: str, json: bool) -> Format:
-    """The format that a list of columns describes; without an arrival it is one of lengths alone."""
     named: dict[str, str] = {}
     for part in text.split(","):
         role, equals, column = (word.strip() for word in part.partition("="))
@@ -250,7 +219,7 @@ def own_format(text: str, json: bool) -> Format:
         named.get("arrival", "arrival"),
         named["prompt"],
         named["output"],
-        clock=as_written,
+        clock=formats.as_written,
         lengths_only="arrival" not in named,
         client=named.get("class", ""),
         tenant=named.get("tenant", ""),
@@ -266,7 +235,6 @@ MOST_IDS = 1_000_000  # hash ids of one request
 
 
 def checked_sharing(row: Mapping[str, object]) -> Mapping[str, object]:
-    """The same, or a BadFieldError that names the column."""
     ids = row.get("hash_ids", [])
     if not isinstance(ids, list) or not all(isinstance(id, int | str) for id in ids):
         raise BadFieldError("hash_ids is not a list of ids")
@@ -276,7 +244,7 @@ def checked_sharing(row: Mapping[str, object]) -> Mapping[str, object]:
         if not isinstance(row.get(name, ""), int | str):
             raise BadFieldError(f"{name} is neither a number nor a name")
     if "cached" in row:
-        row = {**row, "cached": tokens_or_none(row["cached"], "cached")}
+        row = {**row, "cached": formats.tokens_or_none(row["cached"], "cached")}
     if "prefix" in row:
         return {**row, "prefix_tokens": tokens(row.get("prefix_tokens"), "prefix_tokens")}
     return row
@@ -285,7 +253,6 @@ def checked_sharing(row: Mapping[str, object]) -> Mapping[str, object]:
 def shared_contents(
     rows: Sequence[Mapping[str, object]], prompts: Sequence[int], outputs: Sequence[int], hashed: int
 ) -> Contents | None:
-    """The contents of all requests; None: no row says anything about them."""
     if any("prefix" in row or "session" in row for row in rows):
         return _named(rows, prompts)
     ids: list[list[object]] = [row.get("hash_ids", []) for row in rows]  # type: ignore[misc]

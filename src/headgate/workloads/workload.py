@@ -181,13 +181,8 @@ class Workload:
         if not isinstance(other, Workload):
             return NotImplemented
         theirs = other.columns()
-        if self.contents is not other.contents and (
-            self.contents is None or not self.contents.same(other.contents)
-        ):
-            return False
-        return (self.kinds, self.tenants) == (other.kinds, other.tenants) and all(
-            np.array_equal(mine, theirs[name]) for name, mine in self.columns().items()
-        )
+        known = (self.kinds, self.tenants, self.contents) == (other.kinds, other.tenants, other.contents)
+        return known and all(np.array_equal(mine, theirs[name]) for name, mine in self.columns().items())
 
     @property
     def closed(self) -> bool:
@@ -264,12 +259,9 @@ class Workload:
         kinds = _numbered(kind for part in parts for kind in part.kinds)
         tenants = _numbered(name for part in parts for name in part.tenants)
         joined = {name: np.concatenate([part.columns()[name] for part in parts]) for name in RULES}
-        joined["kind"] = np.concatenate(
-            [np.array([kinds[kind] for kind in part.kinds])[part.kind] for part in parts]
-        )
-        joined["tenant"] = np.concatenate(
-            [np.array([tenants[name] for name in part.tenants])[part.tenant] for part in parts]
-        )
+        own = [np.array([kinds[kind] for kind in part.kinds])[part.kind] for part in parts]
+        owners = [np.array([tenants[name] for name in part.tenants])[part.tenant] for part in parts]
+        joined |= {"kind": np.concatenate(own), "tenant": np.concatenate(owners)}
         order = np.argsort(joined["arrival"], kind="stable")
         contents = None
         if any(part.contents is not None for part in parts):
@@ -385,7 +377,6 @@ class Contents:
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[Piece]]) -> Contents:
-        """From one list of (key, tokens) per request."""
         offsets, keys, tokens = [0], [], []
         for row in rows:
             for key, count in row:
@@ -403,9 +394,9 @@ class Contents:
 
     def pieces(self) -> list[tuple[Piece, ...]]:
         """The same with a key of its own for each private piece, for an engine."""
+        rows = enumerate(self.rows())
         return [
-            tuple((key if key >= 0 else -1 - number, count) for key, count in row)
-            for number, row in enumerate(self.rows())
+            tuple((key if key >= 0 else -1 - number, count) for key, count in row) for number, row in rows
         ]
 
     def check(self, prompt: Whole) -> None:
@@ -438,10 +429,9 @@ class Contents:
             shift += int(table.keys.max(initial=-1)) + 1
         return Contents.of(rows)
 
-    def same(self, other: Contents | None) -> bool:
-        mine = (self.offsets, self.keys, self.tokens)
-        return other is not None and all(
-            np.array_equal(a, b) for a, b in zip(mine, (other.offsets, other.keys, other.tokens), strict=True)
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Contents) and all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in SHARED
         )
 
 
@@ -477,9 +467,6 @@ def of_hashes(ids: Sequence[Sequence[object]], spans: Sequence[int], block: int)
 
 
 def _joined(ids: Sequence[Sequence[object]]) -> list[list[Piece]]:
-    """Chains of (key, number of ids): an id that is followed by one and the same id wherever it occurs, and
-    that only ever follows that one, is joined with it.
-    """
     end, several = object(), object()
     follows: dict[object, object] = {}
     behind: dict[object, object] = {}
@@ -525,7 +512,6 @@ def write(
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Columns and header of a file that `write` made; anything else is an InputError."""
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
             header = json.loads(str(stored["header"]))
@@ -541,5 +527,4 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, npt.NDArray[Any]], dic
 
 
 def foreign(path: str | os.PathLike[str]) -> InputError:
-    """The error for a file that is damaged or was not written here."""
     return InputError(f"{path}: not a saved workload, or a damaged one; save it again or read it as a trace")

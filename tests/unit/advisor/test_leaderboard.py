@@ -63,7 +63,7 @@ output = 20
 prompt = 400
 output = 20
 turns = 3
-think = "2s"
+think = "20ms"
 
 [policies]
 mixed = "mixed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from headgate.advisor.leaderboard import FAIR_AT, FEW, LOADS, Board, Line, Standing, gain, standing
 from headgate.report import document as doc
@@ -23,11 +23,11 @@ KEPT = (
     f"that share among the longest quarter of prompts over the shortest quarter's, at {FAIR_AT:.2f}"
 )
 NO_RANK = "There is no overall rank: which promise and which traffic are yours decides."
-Lines = Mapping[tuple[str, str], Sequence[Line]]
+Lines = Mapping[tuple[str, str], Sequence[Line]]  # by policy and trace
+Standings = Mapping[tuple[str, str], Standing]
 
 
 def leaderboard_page(board: Board, lines: Lines, policies: Sequence[str], command: Sequence[str]) -> doc.Page:
-    """Of these policies all that the lines know."""
     traces = [name for name in board.settings.traces if any((policy, name) in lines for policy in policies)]
     bounds = {
         name: next(rows[0]["bound"] for (_, own), rows in lines.items() if own == name) for name in traces
@@ -40,10 +40,11 @@ def leaderboard_page(board: Board, lines: Lines, policies: Sequence[str], comman
             for key, rows in lines.items()
             if key[1] in traces and promise in rows[0]["ratio"]
         }
+        baseline = board.settings.baseline
         blocks = (
-            _capacity(board, tables, policies, bounds),
+            _grid("Capacity", tables, policies, bounds, baseline),
             _bars(tables, policies, bounds),
-            _kept(tables, policies, bounds),
+            _grid("Kept", tables, policies, bounds, baseline),
         )
         said = "; ".join(str(level) for level in levels)
         sections.append(doc.Section(f"{promise}: {said}", blocks))
@@ -51,12 +52,11 @@ def leaderboard_page(board: Board, lines: Lines, policies: Sequence[str], comman
     verdict = f"Policies: {len(policies)}, traces: {len(traces)}. {NO_RANK}"
     unsure = any(len({line["seed"] for line in rows}) < FEW for rows in shown.values())
     notes = [CAPACITY.format(baseline=board.settings.baseline) + (UNSURE if unsure else ""), KEPT]
-    own = {name: words["ttft"] for name, words in board.settings.traces.items() if "ttft" in words}
+    own = {name: given["ttft"] for name, given in board.settings.traces.items() if "ttft" in given}
     notes += [f"On {name} the first token was promised within {first}" for name, first in own.items()]
     notes += [f"{whole - cells} of {whole} cells have no lines yet"] if cells < whole else []
-    about = (
-        f"card {board.settings.card}, {board.settings.slots} slots, {board.settings.budget:,} tokens a step"
-    )
+    words = board.settings
+    about = f"card {words.card}, {words.slots} slots, {words.budget:,} tokens a step"
     return doc.plan_page("Leaderboard", about, verdict, sections, notes, command)
 
 
@@ -75,13 +75,9 @@ def _facts(board: Board, lines: Lines, bounds: Mapping[str, float]) -> doc.Facts
     return doc.Facts.of(facts)
 
 
-def _capacity(
-    board: Board,
-    found: Mapping[tuple[str, str], Standing],
-    policies: Sequence[str],
-    bounds: Mapping[str, float],
+def _grid(
+    title: str, found: Standings, policies: Sequence[str], bounds: Mapping[str, float], baseline: str
 ) -> doc.Grid:
-    baseline = board.settings.baseline
     rows = []
     for policy in policies:
         cells = []
@@ -89,12 +85,14 @@ def _capacity(
             mine, base = found.get((policy, trace)), found.get((baseline, trace))
             if mine is None:
                 cells.append(doc.Cell("-"))
-                continue
-            share = mine.capacity.value
-            change = "" if base is None or policy == baseline else f" ({_change(gain(mine, base))})"
-            cells.append(doc.valued(f"{100 * share:.1f}{change}", share))
+            elif title == "Kept":
+                cells.append(_kept(mine))
+            else:
+                share = mine.capacity.value
+                change = "" if base is None or policy == baseline else f" ({_change(gain(mine, base))})"
+                cells.append(doc.valued(f"{100 * share:.1f}{change}", share))
         rows.append(doc.row(policy, *cells))
-    return doc.Grid("Capacity", ("policy", *bounds), tuple(rows))
+    return doc.Grid(title, ("policy", *bounds), tuple(rows))
 
 
 def _change(found: Estimate) -> str:
@@ -105,53 +103,28 @@ def _change(found: Estimate) -> str:
     return "=" if found.low <= 0 <= found.high else f"{100 * found.value:+.1f} %"
 
 
-def _kept(
-    found: Mapping[tuple[str, str], Standing], policies: Sequence[str], bounds: Mapping[str, float]
-) -> doc.Grid:
-    rows = []
-    for policy in policies:
-        cells = []
-        for trace in bounds:
-            mine = found.get((policy, trace))
-            if mine is None:
-                cells.append(doc.Cell("-"))
-                continue
-            shares = " ".join(f"{100 * mine.kept[load]:.0f}" for load in LOADS)
-            fair = "" if mine.long_to_short is None else f" · {mine.long_to_short:.2f}"
-            cells.append(doc.valued(shares + fair, mine.kept[FAIR_AT]))
-        rows.append(doc.row(policy, *cells))
-    return doc.Grid("Kept", ("policy", *bounds), tuple(rows))
+def _kept(mine: Standing) -> doc.Cell:
+    shares = " ".join(f"{100 * mine.kept[load]:.0f}" for load in LOADS)
+    fair = "" if mine.long_to_short is None else f" · {mine.long_to_short:.2f}"
+    return doc.valued(shares + fair, mine.kept[FAIR_AT])
 
 
-def _bars(
-    found: Mapping[tuple[str, str], Standing], policies: Sequence[str], bounds: Mapping[str, float]
-) -> doc.Drawn:
-    """On a page only: bars with their intervals, and the bound as a line."""
-
-    def drawn() -> list[doc.Figure]:
-        figures = []
+def _bars(found: Standings, policies: Sequence[str], bounds: Mapping[str, float]) -> doc.Drawn:
+    def drawn() -> Iterator[doc.Figure]:
         for trace, bound in bounds.items():
-            mine = {policy: found[policy, trace] for policy in policies if (policy, trace) in found}
-            items = [
-                Bar(policy, (("", "c0", bound * each.capacity.value),), *_ends(each.capacity, bound))
-                for policy, each in mine.items()
-            ]
+            items = []
+            for policy in policies:
+                if mine := found.get((policy, trace)):
+                    value = mine.capacity.value
+                    low, high = (end and bound * end for end in (mine.capacity.low, mine.capacity.high))
+                    items.append(Bar(policy, (("", "c0", bound * value),), low, high))
             chart = Bars("load that keeps the promise", "requests/s", items, Mark("λ*", bound))
-            figures.append(chart.figure(trace, "How close each comes to λ*; the thin line is the interval."))
-        return figures
+            yield chart.figure(trace, "How close each comes to λ*; the thin line is the interval.")
 
     return doc.Drawn(drawn)
 
 
-def _ends(found: Estimate, scale: float) -> tuple[float | None, float | None]:
-    return (
-        None if found.low is None else scale * found.low,
-        None if found.high is None else scale * found.high,
-    )
-
-
 def bar(share: float) -> str:
-    """A bar of block characters; dots up to the bound."""
     eighths = max(0, min(8 * WIDTH, round(8 * WIDTH * share)))
     blocks = EIGHTHS[8] * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")
     return blocks.ljust(WIDTH, "·")
