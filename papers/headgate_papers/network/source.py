@@ -69,7 +69,7 @@ class Poisson:
         self._prompts = np.array(instance.seconds())
         self._outputs = np.array([flow.output for flow in instance.flows])
         self._patience = _means([flow.impatience for flow in instance.flows])
-        self._decode_patience = _means([flow.gives_up for flow in instance.flows])
+        self._decode_patience = _means([flow.impatience for flow in instance.flows])
         self._law = LAWS[law]
         names = ("arrivals", "kinds", "prompts", "outputs", "patience", "decode-patience")
         self._streams = [stream(seed, f"network-{name}") for name in names]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from math import nan
+from math import floor, nan
 from typing import Any
 
+from headgate.core.errors import InputError
 from headgate.cost.laws.tiles import TileCost, TileTerms
-from headgate.methods.bounds import Requests, cycle_requests, tile_bound
+from headgate.methods.bounds import Bound, Requests, decode_reads, tile_bound
 from headgate.workloads.traces import bundled
 from headgate_papers.report import REFERENCE, Cell, Count, Report, Row, Section, sign
 from headgate_papers.serving import Options, Outcomes
@@ -181,3 +182,19 @@ def _terms() -> TileTerms:
     cost = engine_of(ChatJob("", "mixed", {})).cost
     assert isinstance(cost, TileCost)
     return cost.terms
+
+
+def slowest_request(terms: TileTerms, longest: int) -> float:
+    """T^max of theorem 2: a request of `longest` tokens, one token at a time and nothing batched."""
+    return longest * (terms.per_column + terms.per_token) + float(decode_reads(terms, longest)[-1])
+
+
+def cycle_requests(terms: TileTerms, bound: Bound, longest: int, spare: float) -> int:
+    """The n of theorem 2: RAD with cycles of so many requests is stable at a load of (1 - spare) λ*.
+
+    Its use is the proof: for chat traffic it is hundreds of thousands, where a thousand lose two percent.
+    """
+    if not 0 < spare < 1:
+        raise InputError(f"spare={spare}; it is a share of the capacity, between 0 and 1")
+    least = (terms.tile[1] - 1) * slowest_request(terms, longest) / (spare * bound.seconds)
+    return floor(least) + 1

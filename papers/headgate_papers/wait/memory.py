@@ -13,11 +13,10 @@ from headgate.methods.wait.nested import (
     even_ends,
     least_nested,
     memory_bound,
-    segments_of,
 )
 from headgate_papers.report import LIMIT, Cell, Count, Report, Row, Section
 from headgate_papers.serving import Options, Outcomes
-from headgate_papers.wait.runs import FOR_EVER, Machine, Mix, Served, WaitJob, serve
+from headgate_papers.wait.runs import FOR_EVER, Machine, Mix, Served, WaitJob, segments_of, serve
 
 NAME = "wait-memory"
 ABOUT = "Nested WAIT's memory: bound (15) by number of segments, and how often simulated runs exceed (12)"

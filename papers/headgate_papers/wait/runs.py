@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import nan
@@ -13,6 +13,7 @@ import numpy as np
 from headgate.experiment.library import simulate
 from headgate.methods.make import make_policy
 from headgate.methods.wait.inventory import Lines, MixPart, kind, lines_of
+from headgate.methods.wait.nested import Segments, check_ends
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.streams import stream
@@ -158,3 +159,14 @@ def serve(job: WaitJob, seed: int) -> Served:
     policy, _ = make_policy(job.policy, settings, engine)
     run = simulate(engine, policy, draw(job.mix, job.seconds, seed), watchdog=1e12, lost=job.lost)
     return Served.of(run, job.seconds, len(job.mix.types))
+
+
+def segments_of(
+    prompt: float, types: Sequence[tuple[float, int]], ends: Sequence[int] | None = None
+) -> Segments:
+    """From types (rate, decode iterations); cut at their lengths unless `ends` says where."""
+    cuts = tuple(sorted({length for _, length in types})) if ends is None else tuple(ends)
+    check_ends(cuts)
+    starts = (-1, *cuts[:-1])
+    reach = tuple(sum(rate for rate, length in types if length > start) for start in starts)
+    return Segments(prompt, cuts, reach)

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 from headgate.core.errors import InputError
 from headgate.methods.wait.inventory import keeping_up, most_rate, offered, printed_rule, work_share
-from headgate.methods.wait.nested import segments_of
 from headgate_papers.report import Cell, Count, Report, Row, Section, sign
 from headgate_papers.serving import Options, Outcomes
-from headgate_papers.wait.runs import FOR_EVER, Machine, Mix, WaitJob
+from headgate_papers.wait.runs import FOR_EVER, Machine, Mix, WaitJob, segments_of
 
 SOURCE = (
     "Optimizing LLM Inference: Fluid-Guided Online Scheduling with Memory Constraints (Ao et al., April 2025)"

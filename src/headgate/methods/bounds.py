@@ -47,10 +47,6 @@ class Bound:
         """Requests per second of all nodes; beyond it the backlog grows under any policy."""
         return self.nodes / self.seconds
 
-    def split(self, prefill_nodes: int, decode_nodes: int) -> float:
-        """The same with nodes that only prefill and nodes that only decode (DistServe's split)."""
-        return min(prefill_nodes / self.prefill, decode_nodes / self.decode)
-
 
 @dataclass(frozen=True)
 class Requests:
@@ -66,12 +62,10 @@ class Requests:
     burst: float = 1.0
 
     def in_steps(self, burst: float) -> Requests:
-        """The same, whose decodes were counted in tokens, where an iteration brings that many of them."""
         return self if burst == 1 else replace(self, decodes=self.decodes / burst, burst=burst)
 
     @classmethod
     def of(cls, prompts: ArrayLike, decodes: ArrayLike, weights: ArrayLike | None = None) -> Requests:
-        """Checked: as many of each, prompts of at least one token, nothing negative."""
         tokens, steps = (np.asarray(x, dtype=np.float64) for x in (prompts, decodes))
         shares = None if weights is None else np.asarray(weights, dtype=np.float64)
         unequal = tokens.shape != steps.shape or (shares is not None and shares.shape != tokens.shape)
@@ -89,7 +83,6 @@ class Requests:
         return float(np.average(values, weights=self.weights))
 
     def error(self, values: Floats) -> float:
-        """The standard error of that mean; 0 where weights say the whole law."""
         if self.weights is not None:
             return 0.0
         return float(np.std(values)) / sqrt(len(values))
@@ -109,13 +102,9 @@ def tile_bound(
     context than x (the paper has the common multiple of the tile's sides for t_col, which is not proved).
     Constant and floor only make batches longer, so the bound stays one without them.
 
-    Args:
-        terms: the model.
-        requests: the lengths.
-        nodes: identical engines.
-        batch_tokens: the most tokens in one batch; then constant and floor are counted too, each token's
-            share of them in the best batch there can be, which is a sharper bound for that engine.
-        averaged: decode attention as `TileCost` has it, half a tile on top of the context.
+    With `batch_tokens`, the most in one batch, they are counted too: each token's share of them in the best
+    batch there can be, a sharper bound for that engine. `averaged` takes decode attention as `TileCost` has
+    it, half a tile on top of the context.
     """
     columns = terms.tile[1]
     price = _token_price(terms, batch_tokens)
@@ -181,24 +170,7 @@ def ideal_bound(
     return engine_bound(cost, requests, slots, budget, kv_tokens, nodes)
 
 
-def slowest_request(terms: TileTerms, longest: int) -> float:
-    """T^max of theorem 2: a request of `longest` tokens, one token at a time and nothing batched."""
-    return longest * (terms.per_column + terms.per_token) + float(_reads(terms, longest)[-1])
-
-
-def cycle_requests(terms: TileTerms, bound: Bound, longest: int, spare: float) -> int:
-    """The n of theorem 2: RAD with cycles of so many requests is stable at a load of (1 - spare) λ*.
-
-    Its use is the proof: for chat traffic it is hundreds of thousands, where a thousand lose two percent.
-    """
-    if not 0 < spare < 1:
-        raise InputError(f"spare={spare}; it is a share of the capacity, between 0 and 1")
-    least = (terms.tile[1] - 1) * slowest_request(terms, longest) / (spare * bound.seconds)
-    return ceil(least) if ceil(least) > least else int(least) + 1
-
-
 def _token_price(terms: TileTerms, batch_tokens: int | None) -> float:
-    """A token's share of the best batch, attention and head apart."""
     columns = terms.tile[1]
     if batch_tokens is None:
         return terms.per_column / columns + terms.per_token
@@ -217,11 +189,11 @@ def _attention(terms: TileTerms, requests: Requests, averaged: bool) -> Floats:
         rows, columns = terms.vector_tile
         contexts = decodes * prompts + decodes * (decodes + 1) / 2
         return np.asarray(terms.per_context * (contexts + decodes * (rows + columns - 2) / 4))
-    reads = _reads(terms, int((prompts + decodes).max()))
+    reads = decode_reads(terms, int((prompts + decodes).max()))
     return np.asarray(reads[(prompts + decodes).astype(np.int64)] - reads[prompts.astype(np.int64)])
 
 
-def _reads(terms: TileTerms, longest: int) -> Floats:
+def decode_reads(terms: TileTerms, longest: int) -> Floats:
     """Seconds of attention of decodes at positions 1 to x, for every x from 0 on."""
     rows, columns = terms.vector_tile
     place = np.arange(1, longest + 1)
@@ -244,16 +216,12 @@ TINY = 1e-6  # relative: an undercut below this is taken off the prices instead
 
 
 class Need(NamedTuple):
-    """What a mean request needs: decode steps, prompt tokens, and context tokens read over all its steps."""
-
     decodes: float
     prompt: float
     context: float
 
 
 class StepRoom(NamedTuple):
-    """What one step may hold, and the least and most context of one decode in it."""
-
     slots: int
     budget: int
     kv_tokens: float
@@ -267,9 +235,6 @@ class LeastPrices(NamedTuple):
     decode: float
     prompt: float
     context: float
-
-    def of(self, need: Need) -> float:
-        return self.decode * need.decodes + self.prompt * need.prompt + self.context * need.context
 
 
 def least_prices(cost: LinearCost, need: Need, room: StepRoom) -> LeastPrices:

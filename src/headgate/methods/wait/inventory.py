@@ -33,8 +33,6 @@ class Equilibrium(NamedTuple):
 
 
 class FilledSizes(NamedTuple):
-    """Sizes of the parts, and what a batch with all of them takes."""
-
     sizes: tuple[float, ...]  # n_j, or real-valued x_j
     kv: float  # M^π
     seconds: float  # ΔT(n)
@@ -48,7 +46,6 @@ class PaceRange(NamedTuple):
 
 
 def equilibrium(lines: Lines, parts: Sequence[MixPart]) -> Equilibrium:
-    """The fluid steady state, or an InputError when more work arrives than can ever be done."""
     iteration = keeping_up(lines, parts).shortest
     sizes = tuple(part.rate * iteration for part in parts)
     active = tuple(size * part.stages for size, part in zip(sizes, parts, strict=True))
@@ -121,7 +118,6 @@ def pace_within(
 
 
 def _why_not(lines: Lines, parts: Sequence[MixPart], capacity: float, slots: float, spare: float) -> str:
-    """The inequality that rules out every pace, and the nearest load, memory or slots that do not."""
     pace, kv = _pace(lines, parts), f"C = {capacity:,.0f}"
     stable = pace.shortest <= pace.longest
     full = pace.shortest * offered(parts)
@@ -145,7 +141,6 @@ def _why_not(lines: Lines, parts: Sequence[MixPart], capacity: float, slots: flo
 
 
 def filled(lines: Lines, parts: Sequence[MixPart], sizes: Sequence[float]) -> FilledSizes:
-    """Sizes with what they take."""
     return FilledSizes(tuple(sizes), held(parts, sizes), seconds(lines, parts, sizes))
 
 
@@ -213,7 +208,6 @@ def check_thresholds(
 
 
 def with_nearest(faults: Sequence[str], near: Sequence[float] | None) -> list[str]:
-    """The same faults, each with the thresholds that would do."""
     remedy = (
         "no thresholds near them do, serve less" if near is None else f"the nearest that do: {listed(near)}"
     )
@@ -240,7 +234,6 @@ def _stages(parts: Sequence[MixPart]) -> float:
 
 
 def listed(values: Sequence[float]) -> str:
-    """Thresholds as a user reads them."""
     return "(" + ", ".join(f"{value:.4g}" for value in values) + ")"
 
 
@@ -304,14 +297,12 @@ Lines = tuple[Line, ...]
 
 
 def kind(rate: float, prompt: int, decodes: int, block: int = 1) -> MixPart:
-    """Requests of one prompt and output length; `decodes` is output tokens less the one prompts bring."""
     return MixPart(
         rate, prompt, decodes, kv_work(prompt, decodes, block), -(-(prompt + decodes) // block) * block
     )
 
 
 def seen_kind(rate: float, prompts: Whole, decodes: Whole, block: int = 1) -> MixPart:
-    """Requests whose lengths differ, as they were seen: means, and the largest of them."""
     work = float(np.mean(kv_work(prompts, decodes, block)))
     longest = int((prompts + decodes).max())
     return MixPart(rate, float(prompts.mean()), float(decodes.mean()), work, -(-longest // block) * block)
@@ -404,7 +395,6 @@ def mean_seconds(cost: StepCost, parts: Sequence[MixPart], pace: float) -> float
 
 
 def _below(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The convex hull below points that go from left to right."""
     hull: list[tuple[float, float]] = []
     for x, y in points:
         while len(hull) > 1:
@@ -444,7 +434,6 @@ def nearest(
 
 
 def _cut(parts: Sequence[MixPart], sizes: Sequence[float], capacity: float) -> list[float]:
-    """The same in proportion, a little less than memory holds."""
     share = (1 - MARGIN) * capacity / held(parts, sizes)
     return [rounded(share * size, up=False) for size in sizes] if share < 1 - MARGIN else list(sizes)
 

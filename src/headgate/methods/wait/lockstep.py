@@ -29,9 +29,7 @@ class Lockstep(BatchPolicy):
     what is there; where a batch does not fit into memory no request enters and all segments move, the
     deepest first, as far as they fit, and only if none does the youngest is evicted.
 
-    `max_pause` of 0 pauses no request, neither in a segment nor before one, and then none waits for a
-    cohort to fill either (`max_wait` is 0 too): the quotas of the first segments pace admission, that is
-    all. Only memory can still make a decode wait.
+    With a `max_pause` of 0 only memory can still make a decode wait.
     """
 
     reserve = 0.0  # of memory, to be left free by a batch that admits a request
@@ -108,7 +106,6 @@ class Lockstep(BatchPolicy):
     # -- what it plans
 
     def plan(self, view: View) -> Plan:
-        """The batch under way, or the segments that are ready, or those whose patience has ended."""
         tracks = [track.places(view.limits.decode_width) for track in self.tracks.values()]
         places = [place for track in tracks for place in track]
         rest = self._under_way(view, places)
@@ -150,7 +147,6 @@ class Lockstep(BatchPolicy):
         return chosen, deadline
 
     def _patience(self, place: TrackSegment) -> float:
-        """When a segment that is not ready must move all the same."""
         end = place.since() + self.max_pause if self.max_pause < inf else inf
         if place.number or not place.queue or self.max_wait == inf:
             return end
@@ -201,7 +197,6 @@ class Lockstep(BatchPolicy):
     def _fits(
         self, view: View, decodes: Sequence[Request], prompts: Sequence[Request], reserve: float | None = None
     ) -> bool:
-        """Is there KV for what each decode computes and for all of the prompts?"""
         block, width, free = view.limits.block, view.limits.decode_width, view.kv_free
         if prompts or view.prefilling:
             free -= int((self.reserve if reserve is None else reserve) * view.kv_total)
@@ -212,7 +207,6 @@ class Lockstep(BatchPolicy):
         return sum(_more(request, width, block) for request in decodes) <= free
 
     def _that_fit(self, view: View, prompts: Sequence[Request]) -> list[Request]:
-        """The first of them, in an empty engine; one alone always fits."""
         room = view.kv_free
         fitting: list[Request] = []
         for request in prompts:
@@ -247,7 +241,6 @@ class Lockstep(BatchPolicy):
     def _growing(
         self, deepest: Iterable[TrackSegment], room: int, view: View, out: set[int]
     ) -> tuple[list[TrackSegment], list[Request]]:
-        """The segments whose requests can all decode once more, and those requests."""
         chosen: list[TrackSegment] = []
         decodes: list[Request] = []
         for place in deepest:
@@ -271,7 +264,6 @@ def _blocks(tokens: int, block: int) -> int:
 
 
 def _more(request: Request, tokens: int, block: int) -> int:
-    """KV it must be given to hold so many tokens more."""
     held = _held(request)
     return _blocks(held + tokens, block) - _blocks(held, block)
 
@@ -332,8 +324,6 @@ class Track:
 
 
 class TrackSegment(NamedTuple):
-    """One segment of a track at this moment."""
-
     track: Track
     number: int
     moving: list[Request]  # past its first stage; they go on whenever the segment moves
@@ -346,7 +336,6 @@ class TrackSegment(NamedTuple):
 
     @property
     def skip(self) -> int:
-        """Steps to leave out because there is no request to move."""
         return 0 if self.moving else self.quota.idle_steps()
 
     @property
@@ -383,7 +372,6 @@ class TrackSegment(NamedTuple):
         return moved
 
     def since(self) -> float:
-        """When the longest paused request here got its newest token; inf where none holds KV."""
         standing = self.moving if self.number == 0 else [*self.moving, *self.entering]
         return min((r.last_token or 0.0 for r in standing), default=inf)
 

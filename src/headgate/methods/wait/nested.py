@@ -83,17 +83,11 @@ class MemoryBound(NamedTuple):
 
 
 def nested_pace(lines: Lines, segments: Segments, slack: float, capacity: float) -> PaceRange:
-    """Iteration times that keep up with ε of slack per segment and whose full batch fits."""
     try:
         return pace_within(lines, segments.parts(slack), capacity)
     except InputError as error:
         cut = f"{len(segments.ends)} segments with {slack:g} slack each"
         raise InputError(f"{error}; that is for {cut}, as (10) wants; less --slack needs less") from None
-
-
-def nested_fractions(lines: Lines, segments: Segments, slack: float, pace: float) -> FilledSizes:
-    """Real-valued thresholds x_i = t Λ_i (1 + ε)^(i-1), which satisfy (10) for every ε > 0."""
-    return along_the_ray(lines, segments.parts(slack), pace)
 
 
 def least_nested(
@@ -108,7 +102,7 @@ def least_nested(
     n_1 ← ⌊(1+ε)·(most that come in ΔT(n))⌋ + 1, n_{i+1} ← the least above n_i p_i, at most n_i.
     """
     parts = segments.parts()
-    come = come or arrivals_at(segments.reach[0])
+    come = come or (lambda seconds: segments.reach[0] * seconds)
     first = 1
     for _ in range(MOST_ROUNDS):
         sizes = _followers(first, segments.stays, slack)
@@ -133,11 +127,6 @@ def _followers(first: int, stays: Sequence[float], slack: float) -> list[float]:
         least = max(floor(expected + ROUNDING) + 1, ceil((1 + slack) * expected - ROUNDING))
         sizes.append(min(least, sizes[-1]))
     return sizes
-
-
-def arrivals_at(rate: float) -> Callable[[float], float]:
-    """How many come in a while, at a steady rate."""
-    return lambda seconds: rate * seconds
 
 
 def busiest(rates: Sequence[tuple[float, float]]) -> Callable[[float], float]:
@@ -184,7 +173,6 @@ def check_nested(lines: Lines, segments: Segments, sizes: Sequence[float], capac
 
 
 def walks(segments: Segments, sizes: Sequence[float]) -> list[ResidueWalk]:
-    """The residues between the segments."""
     return [
         ResidueWalk(before, after, stay)
         for before, after, stay in zip(sizes, sizes[1:], segments.stays, strict=False)
@@ -222,8 +210,6 @@ def chance_of_overflow(bound: MemoryBound, miss: float, capacity: float) -> floa
 
 
 class Segmentation(NamedTuple):
-    """A way to cut, and what it needs; None where it cannot keep up, and why."""
-
     segments: Segments
     thresholds: FilledSizes | None
     bound: MemoryBound | None
@@ -238,7 +224,10 @@ def choices(
     horizon: float,
     capacity: float = inf,
 ) -> list[Segmentation]:
-    """For each way to cut, real-valued thresholds at a pace a little above the shortest, and their bound."""
+    """For each way to cut, real-valued thresholds at a pace a little above the shortest, and their bound.
+
+    Thresholds are x_i = t Λ_i (1 + ε)^(i-1), which satisfy (10) for every ε > 0.
+    """
     found = []
     for segments in candidates:
         try:
@@ -246,7 +235,7 @@ def choices(
         except InputError as error:
             found.append(Segmentation(segments, None, None, str(error)))
             continue
-        sizes = nested_fractions(lines, segments, slack, min(STEP * pace.shortest, pace.longest))
+        sizes = along_the_ray(lines, segments.parts(slack), min(STEP * pace.shortest, pace.longest))
         shortest = max(line.fixed for line in lines)
         bound = memory_bound(lines, segments, sizes.sizes, miss, horizon / shortest)
         found.append(Segmentation(segments, sizes, bound))
@@ -254,7 +243,6 @@ def choices(
 
 
 def best_choice(found: Sequence[Segmentation]) -> Segmentation:
-    """The one that needs the least memory; an InputError where none keeps up."""
     fine = [choice for choice in found if choice.bound is not None]
     if not fine:
         several = f"of {len(found)} segmentations none is feasible; the last: " if len(found) > 1 else ""
@@ -272,23 +260,12 @@ def compound(slack: float, times: int) -> float:
     return MOST if times * log1p(slack) > log(MOST) else float((1 + slack) ** times)
 
 
-def segments_of(
-    prompt: float, types: Sequence[tuple[float, int]], ends: Sequence[int] | None = None
-) -> Segments:
-    """From types (rate, decode iterations); cut at their lengths unless `ends` says where."""
-    cuts = tuple(sorted({length for _, length in types})) if ends is None else tuple(ends)
-    _check(cuts)
-    starts = (-1, *cuts[:-1])
-    reach = tuple(sum(rate for rate, length in types if length > start) for start in starts)
-    return Segments(prompt, cuts, reach)
-
-
 def segments_from(prompt: float, lengths: ArrayLike, rate: float, ends: Sequence[int]) -> Segments:
     """From outputs seen, in decode iterations: each is as likely as the next to come again."""
     seen = np.sort(np.asarray(lengths))
     if not len(seen):
         raise InputError("no outputs given; segments need a trace or a length law")
-    _check(tuple(ends))
+    check_ends(tuple(ends))
     starts = [-1, *ends[:-1]]
     above = len(seen) - np.searchsorted(seen, starts, side="right")
     return Segments(prompt, tuple(ends), tuple(float(rate * count / len(seen)) for count in above))
@@ -303,7 +280,6 @@ def worst(several: Sequence[Segments]) -> Segments:
 
 
 def even_ends(longest: int, count: int) -> tuple[int, ...]:
-    """So many segments of equal width up to the longest output, as the paper cuts them."""
     if not 1 <= count <= max(longest, 1):
         raise InputError(f"{count} segments of outputs up to {longest} iterations; choose 1 to {longest}")
     return tuple(round(longest * number / count) for number in range(1, count + 1))
@@ -316,7 +292,7 @@ def equal_shares(lengths: ArrayLike, count: int) -> tuple[int, ...]:
     return tuple(sorted({int(seen[rank]) for rank in ranks}))
 
 
-def _check(ends: tuple[int, ...]) -> None:
+def check_ends(ends: tuple[int, ...]) -> None:
     if not ends or ends[0] < 0 or any(x >= y for x, y in pairwise(ends)):
         raise InputError(f"segments end at {ends}; need growing whole numbers, the first at least 0")
 

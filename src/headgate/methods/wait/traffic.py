@@ -135,16 +135,12 @@ ENOUGH = 20  # completions of a type before its own lengths count; until then th
 
 
 class _Lengths:
-    """How long requests decode: those that do, and the share that does."""
-
     def __init__(self, window: int) -> None:
         self.hazard = OutputHazard(window)
         self.decoding = WindowMean(window)
 
 
 class Census:
-    """The last `window` arrivals of all types, and as many completions of each."""
-
     def __init__(self, window: int) -> None:
         self.ended = 0  # completions so far
         self._window = window
@@ -207,11 +203,6 @@ def queue(part: MixPart, size: float, iteration: float) -> float:
     """
     come = part.rate * iteration
     return size / 2 + come + come / (2 * (size - come)) if size > come else inf
-
-
-def latency(part: MixPart, size: float, iteration: float) -> float:
-    """Seconds from entering the queue to leaving the part, by Little's law: (E|Q_j| + n_j l'_j) / λ_j."""
-    return (queue(part, size, iteration) + size * part.decodes) / part.rate
 
 
 def mean_latency(lines: Lines, parts: Sequence[MixPart], sizes: Sequence[float]) -> float:

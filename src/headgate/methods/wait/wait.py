@@ -28,19 +28,13 @@ class Wait(Lockstep):
     one per stage, and never holds more than n·w KV tokens: memory is known before, and none is evicted.
     Output lengths must be known well enough to separate types; the policy itself never reads them.
 
-    Parameters:
-        slots: requests that may hold KV at once.
-        cost: what steps cost, for thresholds that are learned.
-        thresholds: requests per stage that enter together, `10` for every type or `chat=2+code=0.5` by type;
-            fractions enter now and then. Types without one enter freely. Empty: learned from the traffic.
+    Parameters: docs/policies/published.md, and here what is not said there:
+        thresholds: types without one enter freely.
         split: what makes a type: "kind", "prompt:256/1024" (by bounds of the prompt), "output:50/200" (by
             bounds of the predicted output), "none". A prompt counts without what the prefix cache had of it.
         max_pause: seconds a decode may pause before its type moves anyway. 0: no request is ever
             paused, in a segment or before one, and none waits for a cohort (`max_wait` is 0 too);
             thresholds only pace admission. With learned thresholds this is the better choice.
-        max_wait: seconds the first in a queue may wait before its type moves all the same.
-        window, warm, review: arrivals remembered, completions needed before the first thresholds, and
-            arrivals between two reviews.
         literal: as printed: at each stage at most n move, no patience, no memory guard. Strands the last
             requests of a finite run.
 
@@ -109,7 +103,6 @@ class Wait(Lockstep):
         self._names.pop(request.id, None)
 
     def _name(self, request: Request) -> str:
-        """Its type, as it was when it came."""
         name = self._names.get(request.id)
         if name is None:
             name = self._names[request.id] = self._sorting.name(request)
@@ -127,7 +120,6 @@ class Wait(Lockstep):
         return Track(name, WHOLE, self.fixed.get(name, self.fixed.get("", (inf,))))
 
     def _learn(self, now: float) -> None:
-        """Thresholds x = λt for the mix as it is now; types without recent arrivals enter freely."""
         seen = self._seen(now)
         if not seen or self._memory is None:
             return
@@ -229,7 +221,6 @@ class NestedWait(Wait):
                 track.cut(ends[name], sizes)
 
     def _with_slack(self, parts: list[MixPart]) -> list[MixPart]:
-        """Each segment as if (1 + ε) times as many came as to the one before it."""
         return with_slack(parts, [compound(self.slack, number) - 1 for number in range(len(parts))])
 
 
@@ -287,7 +278,6 @@ def read_thresholds(policy: str, text: str) -> dict[str, tuple[float, ...]]:
 
 
 def read_ends(policy: str, text: str) -> tuple[int, ...]:
-    """`20/40/80/160` as numbers."""
     return _growing(policy, f"ends={text}", text, 0) if text else ()
 
 

@@ -22,15 +22,15 @@ from headgate.methods.bounds import (
     Need,
     Requests,
     StepRoom,
-    cycle_requests,
     engine_bound,
     ideal_bound,
     least_prices,
     linear_bound,
-    slowest_request,
     tile_bound,
 )
+from headgate.methods.split.staffing import split_rate
 from headgate.workloads.traces import bundled
+from headgate_papers.slai.bounds import cycle_requests, slowest_request
 from worlds import Line
 
 MS = 1e-3
@@ -93,9 +93,10 @@ def test_chat_requests_on_the_published_card_and_a_split(chat):
     found = (bound.seconds / MS, bound.prefill / MS, bound.decode / MS)
     assert found == pytest.approx((551.138, 215.63, 335.51), abs=5e-3)
     assert bound.rate == pytest.approx(1.8144, abs=1e-4)
-    assert bound.split(1, 1) == pytest.approx(2.98, abs=5e-3)
+    assert split_rate(2, 1, bound.prefill, bound.decode) == pytest.approx(2.98, abs=5e-3)
     shares = [
-        bound.split(p, d) / (p + d) * bound.seconds for p, d in ((1, 1), (1, 2), (2, 2), (2, 3), (3, 5))
+        split_rate(p + d, p, bound.prefill, bound.decode) / (p + d) * bound.seconds
+        for p, d in ((1, 1), (1, 2), (2, 2), (2, 3), (3, 5))
     ]
     assert shares == pytest.approx([0.82, 0.85, 0.82, 0.99, 0.96], abs=5e-3)
 
@@ -167,7 +168,7 @@ def test_prices_by_hand():
     assert found == pytest.approx((0.3, 0.03, 0.01))
     # With memory for 400 context tokens a step holds fewer decodes of 80 tokens: five of them.
     tight = least_prices(cost, Need(5, 50, 400), StepRoom(10, 100, 400, 1, 80))
-    assert tight.of(Need(5, 50, 400)) > found.of(Need(5, 50, 400))
+    assert np.dot(tight, (5, 50, 400)) > np.dot(found, (5, 50, 400))
 
 
 @pytest.mark.parametrize("name", [name for name in list_cards() if load_card(name).tiles is None])
@@ -183,7 +184,7 @@ def test_no_step_of_a_card_undercuts_its_prices(name, decodes, prefill, reads, n
     decodes = min(decodes, card.kv_tokens // reads)
     prices = prices_of(name, need, room)
     context, prefill = decodes * reads, min(prefill, 8192 - decodes)
-    worth = prices.of(Need(decodes, prefill, context))
+    worth = np.dot(prices, (decodes, prefill, context))
     assert card.cost.seconds(Shape(decodes, context, prefill)) >= worth * (1 - 1e-6)
 
 
@@ -205,7 +206,7 @@ def test_prices_hold_for_bent_mixed_prices(share):
         for prefill in range(513 - decodes):
             for reads in (10, 500):
                 shape = Shape(decodes, decodes * reads, prefill)
-                assert cost.seconds(shape) >= prices.of(Need(decodes, prefill, shape.context)) * (1 - 1e-8)
+                assert cost.seconds(shape) >= np.dot(prices, (decodes, prefill, shape.context)) * (1 - 1e-8)
 
 
 def test_a_linear_bound_adds_up(chat):

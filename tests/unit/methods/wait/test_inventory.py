@@ -29,7 +29,7 @@ from headgate.methods.wait.inventory import (
     with_slack,
     work_share,
 )
-from headgate.methods.wait.traffic import best_pace, latency, mean_latency
+from headgate.methods.wait.traffic import best_pace, mean_latency, queue
 from headgate_papers.kv_linear import kv_linear
 
 CARD = kv_linear(0.008, 3e-7)
@@ -249,7 +249,7 @@ def test_latency_formula_and_best_pace():
     assert best_pace(lines, LOW, pace_within(lines, LOW, KV), per_token=0.0099) == pytest.approx(
         0.0099, rel=1e-3
     )
-    assert latency(LOW[0], 9, 0.0098) == float("inf")
+    assert queue(LOW[0], 9, 0.0098) == float("inf")
 
 
 def test_kv_in_whole_blocks():

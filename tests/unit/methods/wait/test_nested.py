@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
-from headgate.methods.wait.inventory import filled, kind, kv_work, lines_of, offered, with_slack
+from headgate.methods.wait.inventory import (
+    along_the_ray,
+    filled,
+    kind,
+    kv_work,
+    lines_of,
+    offered,
+    with_slack,
+)
 from headgate.methods.wait.nested import (
     ResidueWalk,
     Segments,
@@ -25,14 +33,13 @@ from headgate.methods.wait.nested import (
     even_ends,
     least_nested,
     memory_bound,
-    nested_fractions,
     nested_pace,
     segments_from,
-    segments_of,
     walks,
     worst,
 )
 from headgate_papers.kv_linear import kv_linear
+from headgate_papers.wait.runs import segments_of
 
 KV, T, D0 = 100_000, 200.0, 0.008
 LINES = lines_of(kv_linear(D0, 3e-7), [kind(1, 1, 1)], KV)
@@ -186,13 +193,16 @@ def test_the_nearest_thresholds_do(sizes, load):
 def test_slack_makes_condition_10_hold():
     for slack in (0.02, 0.05):
         pace = nested_pace(LINES, LMSYS, slack, KV)
-        found = nested_fractions(LINES, LMSYS, slack, 1.05 * pace.shortest)
+        found = along_the_ray(LINES, LMSYS.parts(slack), 1.05 * pace.shortest)
         assert check_nested(LINES, LMSYS, found.sizes, KV) == []
         for (before, after), stay in zip(pairwise(found.sizes), LMSYS.stays, strict=True):
             assert after / before == pytest.approx((1 + slack) * stay)
-    steep = [round(walk.decay, 4) for walk in walks(LMSYS, nested_fractions(LINES, LMSYS, 0.1, 1.0).sizes)]
+    sizes = [along_the_ray(LINES, LMSYS.parts(slack), 1.0).sizes for slack in (0.1, 0.05)]
+    steep, rising = ([round(walk.decay, 4) for walk in walks(LMSYS, each)] for each in sizes)
     assert steep == [0.6183, 0.9232, 0.9529, 0.7749, 0.6087, 0.5868, 0.4818, 0.4027, 0.4027]
-    rising = [round(walk.decay, 4) for walk in walks(LMSYS, nested_fractions(LINES, LMSYS, 0.05, 1.0).sizes)]
+    rising = [
+        round(walk.decay, 4) for walk in walks(LMSYS, along_the_ray(LINES, LMSYS.parts(0.05), 1.0).sizes)
+    ]
     assert rising == [0.2966, 0.4202, 0.4315, 0.3618, 0.2924, 0.283, 0.2365, 0.2003, 0.2003]
     with pytest.raises(
         InputError, match=r"M\* <= C = 30,000.* 4 segments with 0.05 slack each, as \(10\) wants"
