@@ -16,9 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from headgate.cost.card import Card, ExpectedError, Provenance, Region, load_card
-from headgate.cost.derive.tiles import MISTRAL_7B, QWEN3_8B, TileGpu, derive
-from headgate.cost.laws.tiles import TileCost, TileTerms, batch_seconds
+from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.cost.model import Chunk, Shape, StepCost
+from headgate_papers.slai.tile_model import (
+    MISTRAL_7B,
+    QWEN3_8B,
+    TileGpu,
+    batch_seconds,
+    body_pairs,
+    derive,
+    head_pairs,
+)
 
 CARDS = Path(__file__).resolve().parent.parent / "src" / "headgate" / "cards"
 TILE, VECTOR_TILE = (128, 128, 32), (64, 64)
@@ -45,7 +53,7 @@ CONTEXT = 700  # tokens each of those decodes reads
 
 def ada_terms() -> TileTerms:
     """The fitted numbers; attention per pair follows from the column's price, kappa from a serving run."""
-    pairs = MISTRAL_7B.body_pairs(TILE) + MISTRAL_7B.head_pairs(TILE)
+    pairs = body_pairs(MISTRAL_7B, TILE) + head_pairs(MISTRAL_7B, TILE)
     return TileTerms(
         layers=MISTRAL_7B.layers,
         width=MISTRAL_7B.width,

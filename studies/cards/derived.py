@@ -29,7 +29,17 @@ from headgate.cost.derive.derived_card import (
     kv_tokens,
     shapes,
 )
-from headgate.cost.derive.gpus import AS_L40S, GPUS, H200, TABLE, AllReduce, Gpu, left_out
+from headgate.cost.derive.gpus import (
+    AS_L40S,
+    ASSUMED,
+    GPUS,
+    H200,
+    OPERATORS,
+    TABLE,
+    AllReduce,
+    Gpu,
+    median_gpu,
+)
 from headgate.cost.derive.step import Deployment, step_seconds
 from headgate.cost.derive.transformer import MODELS
 from headgate.cost.fit.fit import fit, measure
@@ -218,6 +228,12 @@ def scaling(degree: int) -> tuple[float, float]:
     at = Deployment(MODELS["qwen3-32b"], GPUS["b300"], graph=512)
     one, many = (step_seconds(replace(at, tensor=count), 0, 0, step.chunks) for count in (1, degree))
     return one / many, PUBLISHED_STEPS[step][1] / PUBLISHED_STEPS[step][degree]
+
+
+def left_out(name: str) -> Gpu:
+    """A GPU of the table as if only its data sheet and links were known: the others' median."""
+    others = median_gpu([gpu for key, gpu in TABLE.items() if key != name])
+    return replace(TABLE[name], origin=ASSUMED, **{part: getattr(others, part) for part in OPERATORS})
 
 
 def left_out_gpus(model: str) -> Iterator[tuple[str, Errors]]:

@@ -20,7 +20,7 @@ from headgate.cost.fit.fit import Fitted, fit
 from headgate.cost.fit.steps import MIXED, About, Floats, StepTable, cut
 from headgate.cost.laws.work import WorkCost
 from headgate.cost.model import Chunk, Shape
-from studies.cards.plots import Panel, Series, svg
+from studies.cards.plots import Panel, Point, Series, svg
 from studies.cards.step_logs import read_steps
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
@@ -92,7 +92,7 @@ def binned(found: Bursts, x: Floats, edges: tuple[float, ...], chosen: np.ndarra
         spread = 1.4826 * float(np.median(np.abs(ratio - middle)))
         half = 1.96 * 1.25 * spread / len(ratio) ** 0.5  # a median varies a quarter more than a mean
         if half <= WIDEST:
-            points.append((float(x[here].mean()), middle, half, len(ratio)))
+            points.append(Point(float(x[here].mean()), middle, middle - half, middle + half, len(ratio)))
     return Series(label, tuple(points))
 
 
@@ -126,8 +126,8 @@ def table_lines(panel: Panel) -> list[str]:
     lines = [f"{panel.x:<40}{'median':>9}{'±':>7}{'bursts':>9}"]
     for series in panel.series:
         lines.append(series.label)
-        for x, middle, half, count in series.points:
-            lines.append(f"{x:>40,.3g}{middle:>+8.1f} %{half:>6.1f}{count:>9}")
+        for x, middle, low, _, count in series.points:
+            lines.append(f"{x:>40,.3g}{middle:>+8.1f} %{middle - low:>6.1f}{count:>9}")
     return lines
 
 

@@ -6,12 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from math import floor, log10
+from typing import NamedTuple
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 470, 360, 56, 14, 44, 92
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")  # told apart by colour-blind readers, too
 TICKS = 5
 
-Point = tuple[float, float, float, int]  # x, mean, half of the interval, how many
+
+class Point(NamedTuple):
+    """A mean of so many, with an interval or a range around it."""
+
+    x: float
+    mean: float
+    low: float
+    high: float
+    runs: int  # or bursts: Panel.counted
+
+
+def single(x: float, value: float) -> Point:
+    return Point(x, value, value, value, 1)
 
 
 @dataclass(frozen=True)
@@ -20,6 +33,7 @@ class Series:
 
     label: str
     points: tuple[Point, ...]
+    colour: str = ""  # else by its place in the panel
 
 
 @dataclass(frozen=True)
@@ -53,7 +67,7 @@ def svg(title: str, panels: Sequence[Panel]) -> str:
 
 def _panel(panel: Panel) -> list[str]:
     points = [point for series in panel.series for point in series.points]
-    xs, ys = [p[0] for p in points], [p[1] + sign * p[2] for p in points for sign in (-1, 1)]
+    xs, ys = [point.x for point in points], [end for point in points for end in (point.low, point.high)]
     x_ticks, y_ticks = _ticks(min(xs, default=0), max(xs, default=1)), _ticks(min([0, *ys]), max([0, *ys]))
     place = _Scale(x_ticks, y_ticks)
     drawn = []
@@ -68,18 +82,24 @@ def _panel(panel: Panel) -> list[str]:
     drawn.append(_text(middle, HEIGHT - BOTTOM + 36, panel.x))
     drawn.append(_text(LEFT - 40, TOP - 8, panel.y, "start"))
     for number, series in enumerate(panel.series):
-        drawn += _series(series, COLOURS[number % len(COLOURS)], place, number, panel.counted)
+        colour = series.colour or COLOURS[number % len(COLOURS)]
+        drawn += _series(series, colour, place, number, panel.counted)
     return drawn
 
 
 def _series(series: Series, colour: str, place: _Scale, number: int, counted: str) -> list[str]:
-    path = " ".join(f"{place.x(x):.1f},{place.y(y):.1f}" for x, y, _, _ in series.points)
-    drawn = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-opacity="0.4"/>']
-    for x, y, half, count in series.points:
-        at, low, high = place.x(x), place.y(y - half), place.y(y + half)
-        said = f"{series.label}: {y:+.1f} % ± {half:.1f}, {count} {counted}"
-        drawn.append(f'<path d="M{at:.1f},{low:.1f}V{high:.1f}" stroke="{colour}"/>')
-        place_of = f'cx="{at:.1f}" cy="{place.y(y):.1f}"'
+    path = " ".join(f"{place.x(point.x):.1f},{place.y(point.mean):.1f}" for point in series.points)
+    drawn = [
+        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-opacity="0.5"/>'
+    ]
+    for point in series.points:
+        at = place.x(point.x)
+        said = (
+            f"{series.label}: {point.mean:.1f} % [{point.low:.1f}, {point.high:.1f}], {point.runs} {counted}"
+        )
+        ends = f"M{at:.1f},{place.y(point.low):.1f}V{place.y(point.high):.1f}"
+        drawn.append(f'<path d="{ends}" stroke="{colour}"/>')
+        place_of = f'cx="{at:.1f}" cy="{place.y(point.mean):.1f}"'
         drawn.append(f'<circle {place_of} r="3.5" fill="{colour}"><title>{said}</title></circle>')
     x, y = LEFT + 205 * (number % 2), HEIGHT - BOTTOM + 56 + 18 * (number // 2)
     drawn.append(f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{colour}"/>')

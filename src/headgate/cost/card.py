@@ -40,8 +40,6 @@ class _Part(BaseModel):
 
 
 class GridCell(_Part):
-    """One part of the measurements: a cell of a grid, or a run. Ranges are smallest and largest of a step."""
-
     label: Text
     steps: Count
     decodes: Range
@@ -51,8 +49,6 @@ class GridCell(_Part):
 
 
 class Number(_Part):
-    """A number of a derived card, or one it was derived from: its value, and how it is known."""
-
     value: float
     origin: Literal["measured", "published", "assumed"]
     source: Text
@@ -74,8 +70,6 @@ class ExpectedError(_Part):
 
 
 class Provenance(_Part):
-    """Where the numbers come from, and where they stop being measurements."""
-
     source: Text  # the log, paper or report
     measured: Text  # how: what was run, what was timed, how it was fitted
     date: Text
@@ -118,8 +112,6 @@ class Region(_Part):
 
 
 class Coefficients(_Part):
-    """The three regimes of a `LinearCost`, in seconds."""
-
     decode: DecodeTerms
     prefill: PrefillTerms
     mixed: MixedTerms
@@ -170,7 +162,6 @@ class Card(_Part):
 
     @property
     def tensor_parallel(self) -> int:
-        """GPUs that share every matrix, as far as the card says."""
         setting = (self.provenance.settings or {}).get("tensor parallel", "1")
         return int(setting) if setting.isdigit() else 1
 
@@ -193,7 +184,6 @@ class Card(_Part):
 
 
 def list_cards() -> list[str]:
-    """The names of the cards that ship with the package."""
     return sorted(entry.name[:-5] for entry in _shipped().iterdir() if entry.name.endswith(".json"))
 
 
@@ -254,7 +244,6 @@ def renamed(card: str | Path) -> str:
 
 
 def parse_card(text: str, where: str) -> Card:
-    """A card from JSON text; `where` is the file that messages name."""
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:

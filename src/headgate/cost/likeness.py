@@ -27,8 +27,6 @@ DECISIVE = ("tensor parallel", "quantization")  # settings that change step time
 
 @dataclass(frozen=True)
 class Likeness:
-    """What is known of an engine; empty where it is not known."""
-
     model_shape: Mapping[str, int] = field(default_factory=dict)  # layers, hidden, heads, ...
     vllm: str = ""
     gpu: str = ""
@@ -36,7 +34,6 @@ class Likeness:
 
 
 def shape_of(config: Any) -> dict[str, int]:
-    """Sizes of the model, as far as its configuration names them."""
     found = {ours: getattr(config, theirs, None) for ours, theirs in SHAPE.items()}
     return {name: value for name, value in found.items() if isinstance(value, int)}
 
@@ -54,7 +51,6 @@ def refusals(card: Card, engine: Likeness) -> list[str]:
 
 
 def doubts(card: Card, engine: Likeness) -> list[str]:
-    """Why its prices may be off: another release, GPU or setting. One line each."""
     known, faults = card.provenance, error_bar(card)
     theirs = known.versions.get("vllm", "")
     if theirs and engine.vllm and _release(theirs) != _release(engine.vllm):
@@ -89,7 +85,6 @@ ASYNCHRONOUS = " (of an engine with asynchronous scheduling; without it, add :sy
 
 
 def error_bar(card: Card) -> list[str]:
-    """One line for a derived card, none for others."""
     found = card.expected_error
     if found is None:
         return []
@@ -104,7 +99,6 @@ def error_bar(card: Card) -> list[str]:
 
 
 def throughput_error(card: Card) -> float:
-    """Relative; 0 for a card that was measured."""
     return card.expected_error.throughput if card.expected_error else 0.0
 
 

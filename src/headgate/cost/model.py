@@ -107,7 +107,6 @@ class StepCost(ABC):
         return self
 
     def graphed(self, tokens: int) -> StepCost:
-        """The same on an engine whose largest CUDA graph holds that many tokens."""
         return self
 
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from headgate.cost.derive.gpus import GPUS, H100, H200, TABLE, UNGRAPHED, left_out
+from headgate.cost.derive.gpus import GPUS, H100, H200, TABLE, UNGRAPHED
 from headgate.cost.derive.step import NONE, Corrections, Deployment, all_reduce, gemm, joined, step_seconds
 from headgate.cost.derive.transformer import MODELS, model_named
 from headgate.cost.model import Chunk
+from studies.cards.derived import left_out
 
 MS, US = 1e-3, 1e-6
 LLAMA = {1: (50.012455, 904.727), 2: (28.164633, 500.339), 4: (16.832070, 291.650), 8: (11.062512, 177.178)}

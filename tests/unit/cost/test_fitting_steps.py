@@ -50,7 +50,7 @@ def test_what_is_not_given_is_filled_in() -> None:
 def test_nothing_stands_before_the_first_step_of_a_part() -> None:
     table = StepTable.from_columns({**PLAIN, "part": [0, 0, 1, 1]}, ["a", "b"])
     assert table.before.tolist() == [NOTHING, DECODE, NOTHING, MIXED]
-    assert [(label, len(part)) for label, part in table.split()] == [("a", 2), ("b", 2)]
+    assert [table.labels[index] for index in table.part] == ["a", "a", "b", "b"]
 
 
 def test_clock_jumps_and_empty_steps_are_dropped_and_counted() -> None:

@@ -13,9 +13,18 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.cost.derive.tiles import MISTRAL_7B, QWEN3_8B, TileGpu, derive
-from headgate.cost.laws.tiles import TileCost, TileTerms, batch_parts, batch_seconds
+from headgate.cost.laws.tiles import TileCost, TileTerms
 from headgate.cost.model import Chunk, Shape
+from headgate_papers.slai.tile_model import (
+    MISTRAL_7B,
+    QWEN3_8B,
+    TileGpu,
+    batch_parts,
+    batch_seconds,
+    body_pairs,
+    derive,
+    head_pairs,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 MS = 1e-3
@@ -94,8 +103,8 @@ def test_coefficients_from_matrices():
     tile = (128, 128, 32)
     assert (MISTRAL_7B.body_weights, MISTRAL_7B.head_weights) == (6_979_321_856, 131_072_000)
     assert (QWEN3_8B.body_weights, QWEN3_8B.head_weights) == (6_945_767_424, 622_329_856)
-    assert (MISTRAL_7B.body_pairs(tile), MISTRAL_7B.head_pairs(tile)) == (1_703_936, 32_000)
-    assert (QWEN3_8B.body_pairs(tile), QWEN3_8B.head_pairs(tile)) == (1_695_744, 151_936)
+    assert (body_pairs(MISTRAL_7B, tile), head_pairs(MISTRAL_7B, tile)) == (1_703_936, 32_000)
+    assert (body_pairs(QWEN3_8B, tile), head_pairs(QWEN3_8B, tile)) == (1_695_744, 151_936)
     assert (MISTRAL_7B.kv_bytes, QWEN3_8B.kv_bytes) == (131_072, 147_456)
     slow, fast = TileGpu(176e12, 960e9), TileGpu(176e12, 960e9, kv_share=0.55)
     mistral, qwen = (derive(model, slow, 0.0, 0.0, sampled_head=False) for model in (MISTRAL_7B, QWEN3_8B))

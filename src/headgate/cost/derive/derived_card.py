@@ -22,7 +22,6 @@ from headgate.cost.derive.step import (
     SCALES,
     Corrections,
     Deployment,
-    corrections,
     step_seconds,
 )
 from headgate.cost.derive.transformer import Transformer, model_named, read_config
@@ -57,11 +56,16 @@ def derive_card(wanted: WantedCard, correct: Sequence[Card] = (), name: str = ""
     steps = shapes(tokens, running, MOST_TOKENS)
     seconds = [step_seconds(at, step.decodes, step.context, step.chunks, lost) for step in steps]
     terms, errors = distil(steps, seconds, (at.model.experts, at.model.experts_per_token))
-    host = None if wanted.synchronous else host_prior(at.model, at.graph)
-    work = with_host(terms, host) if host else with_synchronous_host(terms)
+    if wanted.synchronous:  # GPU and host add up
+        per_decode = terms.per_decode + SUM_PER_REQUEST
+        host, work = None, replace(terms, constant=terms.constant + SUM_CONSTANT, per_decode=per_decode)
+    else:
+        host = host_prior(at.model, at.graph)
+        work = with_host(terms, host)
     names = ", ".join(card.name for card in correct)
     corrected = f"calibrated card {names}" if correct else "cal-h200-qwen3-8b"
     basis = Basis(work, host, lost, corrected, wanted.utilisation)
+    kv_off = min(1.0, WORKSPACE_OFF / (tokens * _kv_bytes(at)))
     gpus = at.gpu.name if at.gpus == 1 else f"{at.gpus} x {at.gpu.name}"
     return Card(
         name=name or wanted.name,
@@ -77,7 +81,7 @@ def derive_card(wanted: WantedCard, correct: Sequence[Card] = (), name: str = ""
         host=host,
         region=region(table(steps, seconds)),
         expected_error=expected_error(
-            at, kv_error(at, tokens), wanted.approximate and bool(resolved.doubts), wanted.synchronous
+            at, kv_off, wanted.approximate and bool(resolved.doubts), wanted.synchronous
         ),
         provenance=_provenance(wanted, resolved, basis, errors, tokens),
     )
@@ -153,23 +157,17 @@ def parse(text: str) -> WantedCard:
     if not at or not model or not place or len(text) > LONGEST:
         raise InputError(f"card {text[:80]!r} is not complete; {FORM}")
     gpu, *words = place.split(":")
-    wanted = WantedCard(model, gpu)
+    settings: dict[str, Any] = {}
     for word in words:
-        wanted = _with(wanted, word, text)
-    return wanted
-
-
-def _with(wanted: WantedCard, word: str, text: str) -> WantedCard:
-    degree = re.fullmatch(r"(tp|pp|ep|graph)(\d{1,5})", word)
-    share = re.fullmatch(r"util(0?\.\d{1,6}|1(?:\.0*)?)", word)
-    changed = WORDS.get(word)
-    if degree:
-        changed = {NUMBER[degree[1]]: int(degree[2])}
-    elif share:
-        changed = {"utilisation": float(share[1])}
-    if changed is None:
-        raise InputError(f"card {text[:80]!r}: {word[:40]!r} is not known; {FORM}")
-    return replace(wanted, **changed)
+        if degree := re.fullmatch(r"(tp|pp|ep|graph)(\d{1,5})", word):
+            settings[NUMBER[degree[1]]] = int(degree[2])
+        elif share := re.fullmatch(r"util(0?\.\d{1,6}|1(?:\.0*)?)", word):
+            settings["utilisation"] = float(share[1])
+        elif word in WORDS:
+            settings |= WORDS[word]
+        else:
+            raise InputError(f"card {text[:80]!r}: {word[:40]!r} is not known; {FORM}")
+    return WantedCard(model, gpu, **settings)
 
 
 # -- how far a derived card may be off
@@ -321,11 +319,10 @@ def fit_corrections(measured: Sequence[tuple[Deployment, Card]]) -> Corrections:
     start = np.array(astuple(OF_H200)) / SCALES
     most = np.array(MOST) / SCALES
     done = least_squares(off, start, bounds=(0.0, most), loss="soft_l1", f_scale=JITTER)
-    return corrections(done.x * SCALES)
+    return Corrections(*(float(f"{value:.4g}") for value in done.x * SCALES))
 
 
 def deployment_of(card: Card, gpu: Gpu) -> Deployment:
-    """What a calibrated card was measured on, if the laws know it."""
     shape, settings = card.provenance.model_shape or {}, card.provenance.settings or {}
     needed = ("layers", "hidden", "heads", "kv_heads", "head_size", "inner", "vocabulary")
     if card.work is None or card.expected_error or not all(name in shape for name in needed):
@@ -429,8 +426,6 @@ GRAPH = 512  # tokens of vLLM's largest CUDA graph, from 256 slots on
 
 @dataclass(frozen=True)
 class WantedCard:
-    """A model (a name of the table, or a config.json), a GPU, and how they are used."""
-
     model: str
     gpu: str
     tensor: int = 1
@@ -465,8 +460,6 @@ class WantedCard:
 
 @dataclass(frozen=True)
 class Resolved:
-    """What was asked for as a deployment, the model's name, and what is approximated."""
-
     at: Deployment
     model: str
     doubts: tuple[str, ...]
@@ -560,11 +553,6 @@ def kv_tokens(at: Deployment, utilisation: float) -> int:
     return tokens
 
 
-def kv_error(at: Deployment, tokens: int) -> float:
-    """Relative error of those KV tokens if the workspace is off as far as it ever was."""
-    return min(1.0, WORKSPACE_OFF / (tokens * _kv_bytes(at)))
-
-
 def most_running(tokens: int) -> int:
     """Requests that may run at once: vLLM takes any `max_num_seqs` for which every request has a block."""
     return min(MOST_RUNNING, tokens // BLOCK)
@@ -581,7 +569,7 @@ def _kv_bytes(at: Deployment) -> float:
 CONSTANT, PER_REQUEST, WITH_PROMPTS = 3e-3, 20e-6, 10e-3
 DENSE_LAYER, EXPERT_LAYER = 0.8e-3, 1.5e-3  # seconds to launch a layer kernel by kernel
 # The same, seen in step times
-SHOWN = {"host_constant": 4e-3, "host_per_request": 24e-6, "host_prompts": 7e-3}
+SHOWN: dict[str, Any] = {"host_constant": 4e-3, "host_per_request": 24e-6, "host_prompts": 7e-3}
 SHOWN_UNGRAPHED = 0.5  # of launching kernel by kernel, seen in step times
 # What the host of a synchronous engine adds to every step, from the 90 public runs on 2 to 8 H100 of
 # studies/cards/derived.py: the same seconds on 2, 4 and 8 GPUs.
@@ -595,15 +583,6 @@ def host_prior(model: Transformer, graph: int) -> HostTerms:
     return HostTerms(CONSTANT, PER_REQUEST, WITH_PROMPTS, float(f"{ungraphed:.4g}"), graph)
 
 
-def with_synchronous_host(terms: WorkTerms) -> WorkTerms:
-    """Prices of an engine that composes a step when the one before it has ended: GPU and host add up."""
-    return replace(
-        terms, constant=terms.constant + SUM_CONSTANT, per_decode=terms.per_decode + SUM_PER_REQUEST
-    )
-
-
 def with_host(terms: WorkTerms, host: HostTerms) -> WorkTerms:
-    """Prices for runs that do not follow the host beside the GPU: a step takes the longer of the two."""
-    own = {field.name: getattr(terms, field.name) for field in fields(terms)}
     ungraphed = float(f"{SHOWN_UNGRAPHED * host.ungraphed:.4g}")
-    return WorkTerms(**(own | SHOWN | {"host_ungraphed": ungraphed, "graph": host.graph}))
+    return replace(terms, **SHOWN, host_ungraphed=ungraphed, graph=host.graph)

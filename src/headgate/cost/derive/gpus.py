@@ -54,8 +54,6 @@ class Experts(Gemm):
 
 @dataclass(frozen=True)
 class AllReduce:
-    """A start and bytes/s, for one number of GPUs."""
-
     c0: float
     speed: float
 
@@ -150,7 +148,7 @@ def from_data_sheet(
 
     Peak in TFLOP/s, bandwidth in TB/s, memory in MiB.
     """
-    known = like or _median(list(TABLE.values()))
+    known = like or median_gpu(list(TABLE.values()))
     return replace(
         known,
         name=name,
@@ -164,20 +162,13 @@ def from_data_sheet(
     )
 
 
-def _median(gpus: list[Gpu]) -> Gpu:
-    """Each efficiency the median of these GPUs'."""
+def median_gpu(gpus: list[Gpu]) -> Gpu:
     medians = {}
     for part in OPERATORS:
         laws = [getattr(gpu, part) for gpu in gpus]
         values = {name: median(getattr(law, name) for law in laws) for name in vars(laws[0])}
         medians[part] = type(laws[0])(**values)
     return replace(gpus[0], **medians)
-
-
-def left_out(name: str) -> Gpu:
-    """A GPU of the table as if only its data sheet and links were known: the others' median."""
-    others = _median([gpu for key, gpu in TABLE.items() if key != name])
-    return replace(TABLE[name], origin=ASSUMED, **{part: getattr(others, part) for part in OPERATORS})
 
 
 # The sheet of a GeForce counts its products at half rate, which power does not limit: a public run (in

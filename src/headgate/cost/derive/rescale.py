@@ -42,8 +42,6 @@ WAYS = (TOGETHER, APART)
 
 @dataclass(frozen=True)
 class Rescaled:
-    """The new card, the factors, and errors on steps that a fit had not seen, before and after."""
-
     card: Card
     factors: dict[str, float]
     added: dict[str, float]
@@ -95,7 +93,6 @@ def rescale(card: Card, table: StepTable, name: str, source: str) -> Rescaled:
 
 
 def _unseen(problem: _Problem, law: WorkTerms, table: StepTable, way: str) -> Floats:
-    """Seconds of each row by prices scaled without the row's half."""
     told = np.zeros(len(table))
     for fold in range(FOLDS):
         held = problem.fold == fold
@@ -113,8 +110,6 @@ def _loss(regions: dict[str, dict[str, float]]) -> float:
 
 
 class _Problem:
-    """What each group takes in every row, and what the host would; measured by piece."""
-
     def __init__(self, table: StepTable, law: WorkTerms, prior: ExpectedError) -> None:
         self.pieces: Cuts = cut(table)
         self.lengths = np.diff(np.append(self.pieces.starts, len(table)))
@@ -167,7 +162,6 @@ class _Problem:
 
 
 def _balance(kinds: np.ndarray[tuple[int], np.dtype[np.int8]]) -> Floats:
-    """Kinds of steps weigh alike, within limits."""
     weight = np.ones(len(kinds))
     for kind in np.unique(kinds):
         here = kinds == kind
@@ -176,7 +170,6 @@ def _balance(kinds: np.ndarray[tuple[int], np.dtype[np.int8]]) -> Floats:
 
 
 def _only(law: WorkTerms, names: tuple[str, ...]) -> WorkTerms:
-    """A law with these prices and no other; sizes stay."""
     prices = {field.name: 0.0 for field in fields(law) if isinstance(getattr(law, field.name), float)}
     return replace(law, **{**prices, **{name: getattr(law, name) for name in names}})
 
@@ -262,7 +255,6 @@ def _bars(prior: ExpectedError, after: dict[str, dict[str, float]], source: str)
 
 
 def _numbers(known: Provenance, terms: WorkTerms, source: str) -> dict[str, Number] | None:
-    """Prices are now measured, by the traffic and the derivation together."""
     if known.numbers is None:
         return None
     found = dict(known.numbers)

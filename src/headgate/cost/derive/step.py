@@ -60,10 +60,6 @@ OF_H200 = Corrections(1.18, 0.955, 1.32)  # from cal-h200-qwen3-8b
 NONE = Corrections()
 
 
-def corrections(values: Sequence[float]) -> Corrections:
-    return Corrections(*(float(f"{value:.4g}") for value in values))
-
-
 def step_seconds(
     at: Deployment, decodes: int, context: int, chunks: Sequence[Chunk] = (), lost: Corrections = OF_H200
 ) -> float:
@@ -89,7 +85,6 @@ def step_seconds(
 
 
 def _matrices_and_sums(at: Deployment, tokens: int, lost: Corrections) -> float:
-    """Of one layer: Q, K, V and output, what is done element by element around them, two all-reduces."""
     model, head = at.model, at.model.head_size
     heads, keys = model.heads / at.tensor, at.kv_heads
     spent = _gemm(at, tokens, (heads + 2 * keys) * head, model.hidden, lost)
@@ -106,7 +101,6 @@ def _gated(at: Deployment, tokens: int, inner: float, lost: Corrections) -> floa
 
 
 def _experts(at: Deployment, tokens: int, lost: Corrections) -> float:
-    """Router, experts and what is read around them; and the net that all tokens pass."""
     model = at.model
     share = at.tensor if at.whole_experts else 1
     inner = model.expert_feed_forward * share / at.tensor
@@ -220,7 +214,6 @@ def routed_experts(
 
 
 def all_reduce(gpu: Gpu, elements: float, count: int, graphed: bool = True) -> float:
-    """A sum of bf16 over that many GPUs; nothing for one."""
     if count == 1:
         return 0.0
     law = gpu.links[count]

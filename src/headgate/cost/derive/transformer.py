@@ -46,14 +46,8 @@ class Transformer:
 
     @property
     def attention(self) -> tuple[tuple[int, int], ...]:
-        """Rows and columns of one layer's Q, K, V and output."""
         keys = self.kv_heads * self.head_size
         return ((self.width, self.hidden), *[(keys, self.hidden)] * 2, (self.hidden, self.width))
-
-    @property
-    def layer(self) -> tuple[tuple[int, int], ...]:
-        """The same of a dense layer: attention, gate, up, down."""
-        return (*self.attention, *self._net(self.feed_forward))
 
     @property
     def expert_layers(self) -> int:
@@ -65,7 +59,6 @@ class Transformer:
 
     @property
     def body_weights(self) -> int:
-        """Weights of all layers' matrices, without embeddings and head."""
         routed = self.hidden * self.experts + self.experts * _size(self._net(self.expert_feed_forward))
         dense = (self.layers - self.expert_layers) * _size(self._net(self.feed_forward))
         mixed = self.expert_layers * (routed + _size(self._net(self.shared_feed_forward)))
@@ -84,13 +77,6 @@ class Transformer:
     def kv_bytes(self) -> float:
         return 2 * self.layers * self.kv_heads * self.head_size * self.bytes_per_kv
 
-    def body_pairs(self, tile: tuple[int, int, int]) -> int:
-        """Tile pairs of all layers for one column of tokens: G of the paper, without the head."""
-        return self.layers * sum(_pairs(matrix, tile) for matrix in self.layer)
-
-    def head_pairs(self, tile: tuple[int, int, int]) -> int:
-        return _pairs((self.vocabulary, self.hidden), tile)
-
     def shape(self) -> dict[str, int]:
         sizes = {"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "kv_heads": self.kv_heads}
         sizes |= {"head_size": self.head_size, "inner": self.feed_forward, "vocabulary": self.vocabulary}
@@ -105,10 +91,6 @@ class Transformer:
 
 def _size(matrices: tuple[tuple[int, int], ...]) -> int:
     return sum(rows * columns for rows, columns in matrices)
-
-
-def _pairs(matrix: tuple[int, int], tile: tuple[int, int, int]) -> int:
-    return -(-matrix[0] // tile[0]) * -(-matrix[1] // tile[2])
 
 
 # -- shapes of common models, as published
@@ -255,8 +237,6 @@ def parse_config(document: Mapping[str, Any], where: str) -> tuple[Transformer, 
 
 
 class _Reader:
-    """Numbers of a config: whole, positive, and not absurd."""
-
     def __init__(self, document: Mapping[str, Any], where: str) -> None:
         self._document, self._where = document, where
 

@@ -31,8 +31,6 @@ HOW = (
 
 @dataclass(frozen=True)
 class Fitted:
-    """The law that was chosen, its coefficients with 95 % intervals, and how far it is from unseen steps."""
-
     about: About
     table: StepTable
     choice: ChosenLaw
@@ -55,7 +53,6 @@ class Fitted:
         )
 
     def lines(self) -> list[str]:
-        """What was fitted and how well, for a terminal of 80 columns."""
         steps, dropped = len(self.table), self.table.dropped
         text = [f"{steps} steps ({dropped} dropped), law of {self.choice.law.size} numbers"]
         for name in [name for name in self.choice.law.names if getattr(self.terms, name) > 0]:
@@ -136,8 +133,6 @@ def fit(table: StepTable, about: About) -> Fitted:
 
 
 def region(table: StepTable) -> Region:
-    """What was in the steps: smallest and largest of each feature, where it is there."""
-
     def span(values: Floats) -> tuple[int, int]:
         there = values[values > 0]
         return (int(there.min()), int(there.max())) if len(there) else (0, 0)
@@ -238,7 +233,6 @@ class Quality:
 
 
 def measure(table: StepTable, told: Floats) -> Quality:
-    """Of what an unseeing fit told of each row."""
     pieces = cut(table, together=1)
     real, priced = pieces.seconds, pieces.sums(told)
     masks = {KINDS[kind]: pieces.kind == kind for kind in np.unique(pieces.kind)}
@@ -251,16 +245,9 @@ def measure(table: StepTable, told: Floats) -> Quality:
 
 def _figures(real: Floats, priced: Floats) -> dict[str, float]:
     errors = np.abs(priced / real - 1)
-    return {
-        "median": _four(np.median(errors)),
-        "p95": _four(np.quantile(errors, 0.95)),
-        "total": _four(priced.sum() / real.sum() - 1),
-        "pieces": float(len(real)),
-    }
-
-
-def _four(value: np.floating) -> float:
-    return float(f"{float(value):.4g}")
+    total = priced.sum() / real.sum() - 1
+    figures = {"median": np.median(errors), "p95": np.quantile(errors, 0.95), "total": total}
+    return {name: float(f"{value:.4g}") for name, value in figures.items()} | {"pieces": float(len(real))}
 
 
 # -- speculative decoding, from steps that verified drafts
@@ -358,7 +345,6 @@ def waiting(table: StepTable) -> Whole:
 
 
 def _columns(table: StepTable, graph: int) -> tuple[Floats, Whole]:
-    """One row per step, one column per coefficient; and which of three kinds the step is."""
     prompting = table.prefill > 0
     prompts = np.where(np.isnan(table.prompts), prompting, table.prompts)
     beyond = prompting & (table.tokens > graph) & (graph > 0)

@@ -68,8 +68,7 @@ class Problem:
     def predicted(self, law: Law, found: Floats) -> Floats:
         units, sums = self._columns(law)
         if not law.host:
-            plain: Floats = sums @ found
-            return plain
+            return np.asarray(sums @ found)
         return self._summed(longer(law, units, self._host, found))
 
     def rows(self, law: Law, found: Floats) -> Floats:
@@ -92,7 +91,6 @@ class Problem:
         return found * level(real, priced, self.pieces.kind[use], 1 - MOST_LEVEL, 1 + MOST_LEVEL), ended
 
     def loss(self, law: Law) -> float:
-        """The mean relative error of the pieces the law was fitted to, all of them."""
         return self._error(law, self.solve(law, np.ones(len(self.pieces), bool))[0])
 
     def _columns(self, law: Law) -> tuple[Floats, Floats]:
@@ -105,7 +103,6 @@ class Problem:
         return np.asarray(np.add.reduceat(units, self._piece_starts, axis=0))
 
     def _lightest(self, decodes: float, prompts: float) -> Rows:
-        """Units with the least work: a share of those of decodes alone, a share of those with prompts."""
         held = np.zeros(len(self._work), bool)
         for units, share in ((self._quiet, decodes), (~self._quiet, prompts)):
             if share and units.any():
@@ -131,7 +128,6 @@ class Problem:
         return best
 
     def _given(self, law: Law, held: Rows, use: Rows, weights: Floats | None) -> tuple[Floats, Floats]:
-        """Coefficients when the host holds up these units, and the weights of the pieces."""
         units, _ = self._columns(law)
         of_gpu = np.where(held[:, None] & ~law.outside, 0.0, units)
         of_host = self._host * held[:, None]
@@ -189,7 +185,6 @@ def _trust(residual: Floats, kinds: NDArray[np.int8]) -> Floats:
 
 
 def _balance(kinds: NDArray[np.int8]) -> Floats:
-    """Weights that let regions count alike, whatever the number of their pieces, within limits."""
     weight = np.ones(len(kinds))
     counts = {kind: int((kinds == kind).sum()) for kind in np.unique(kinds)}
     most = max(counts.values(), default=1)
@@ -224,8 +219,6 @@ class TriedLaw:
 
 @dataclass(frozen=True)
 class ChosenLaw:
-    """The law chosen, and the path it was chosen from: each the best addition, the last the choice."""
-
     law: Law
     path: tuple[TriedLaw, ...]
 
@@ -315,7 +308,6 @@ def _corrected(problem: Problem, tried: TriedLaw, extras: tuple[str, ...]) -> Tr
 
 
 def _additions(law: Law, extras: tuple[str, ...], floors: tuple[int, ...], host: bool) -> list[list[Law]]:
-    """The law with one thing more; a list for each thing, with one law for each value it may have."""
     groups = [[replace(law, extras=(*law.extras, name))] for name in extras if name not in law.extras]
     if not law.least_tokens and floors:
         groups.append([replace(law, least_tokens=least) for least in floors])
@@ -335,7 +327,6 @@ def _blocks(pieces: Cuts) -> Whole:
 
 
 def _held_out(problem: Problem, law: Law) -> Floats:
-    """The mean relative error of each block and region, fitted without the blocks of its fold."""
     pieces, blocks = problem.pieces, _blocks(problem.pieces)
     folds = blocks % FOLDS
     errors = np.zeros(len(pieces))
@@ -409,7 +400,6 @@ class Law:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its coefficients, in the order of the unknowns."""
         return (*AFFINE, *self.extras, *(HOST if self.host else ()))
 
     @property
@@ -434,14 +424,10 @@ class Law:
         )
 
 
-def charged_tokens(table: StepTable, law: Law) -> Floats:
-    """Tokens the linear layers are charged for: whole tiles, and not fewer than the weights' reading."""
-    return np.asarray(np.maximum(np.ceil(table.tokens / law.tile) * law.tile, law.least_tokens))
-
-
 def gpu_columns(table: StepTable, law: Law) -> Floats:
-    """One row per step, one column per GPU coefficient of the law."""
-    columns = [np.ones(len(table)), charged_tokens(table, law), table.decodes]
+    # whole tiles, and not fewer tokens than the weights' reading takes
+    charged = np.maximum(np.ceil(table.tokens / law.tile) * law.tile, law.least_tokens)
+    columns = [np.ones(len(table)), charged, table.decodes]
     for name in law.extras:
         known = name != PER_EXPERT
         columns.append(EXTRAS[name](table) if known else experts_met(table.tokens, *law.experts))
@@ -449,7 +435,6 @@ def gpu_columns(table: StepTable, law: Law) -> Floats:
 
 
 def host_columns(table: StepTable, graph: int) -> Floats:
-    """The same for the host's coefficients; `graph` is the largest CUDA graph, 0 where none is known."""
     prompting = table.prefill > 0
     prompts = np.where(np.isnan(table.prompts), prompting, table.prompts)
     ungraphed = (table.tokens > graph) & (graph > 0)
@@ -466,7 +451,6 @@ def longer(law: Law, gpu: Floats, host: Floats, found: Floats) -> Floats:
 
 
 def seconds(terms: WorkTerms, table: StepTable) -> Floats:
-    """What a law says of each row, the change of phase included."""
     extras = tuple(name for name in (*EXTRAS, PER_EXPERT) if getattr(terms, name) > 0)
     experts = (terms.experts, terms.experts_per_token)
     law = Law(extras, terms.least_tokens, terms.tile, True, experts, terms.graph)

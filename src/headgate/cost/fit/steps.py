@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from zipfile import BadZipFile
@@ -58,14 +58,8 @@ class StepTable:
     def take(self, rows: Rows | NDArray[np.intp]) -> StepTable:
         return replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
 
-    def split(self) -> Iterator[tuple[str, StepTable]]:
-        for index in np.unique(self.part):
-            yield self.labels[index], self.take(self.part == index)
-
     def save(self, path: str | Path) -> None:
-        columns = {name: getattr(self, name) for name in COLUMNS}
-        if not self.drafts.any():
-            del columns["drafts"]
+        columns = {name: getattr(self, name) for name in COLUMNS if name != "drafts" or self.drafts.any()}
         np.savez_compressed(path, **columns, labels=np.array(self.labels), dropped=np.array(self.dropped))
 
     @classmethod
@@ -109,7 +103,6 @@ class StepTable:
         return replace(kept, dropped=int((~good).sum()))
 
     def checked(self) -> StepTable:
-        """This table, if a cost can be fitted to it."""
         if len(self) < FEWEST:
             raise InputError(
                 f"{len(self)} timed steps ({self.dropped} dropped for their times); a fit needs at least "
@@ -127,13 +120,11 @@ class StepTable:
 
 
 def shape_class(decodes: ArrayLike, prefill: ArrayLike) -> NDArray[np.int8]:
-    """DECODE, PREFILL, MIXED or NOTHING for each step."""
     has_decodes, has_prefill = np.asarray(decodes) > 0, np.asarray(prefill) > 0
     return (DECODE * has_decodes + PREFILL * has_prefill).astype(np.int8)
 
 
 def _filled(given: Mapping[str, NDArray[np.generic]], count: int, labels: tuple[str, ...]) -> StepTable:
-    """The given columns with their types, the others as `from_columns` says."""
     zero, unknown = np.zeros(count), np.full(count, np.nan)
     defaults = {"behind": zero, "drafts": zero, "prompts": unknown, "attention": unknown}
     try:
@@ -237,7 +228,6 @@ def _fine(table: StepTable) -> Starts:
 
 
 def _merged(table: StepTable, starts: Starts, together: int) -> Starts:
-    """Neighbouring pieces of one decode step each, joined within their part."""
     alone = (np.diff(np.append(starts, len(table))) == 1) & (table.kind[starts] == DECODE)
     part, alike = table.part[starts].tolist(), alone.tolist()
     kept, held = [0], 1
@@ -252,7 +242,6 @@ def _merged(table: StepTable, starts: Starts, together: int) -> Starts:
 
 
 def _mostly(table: StepTable, starts: Starts) -> NDArray[np.int32]:
-    """The part of each piece's longest row."""
     piece = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(table))))
     order = np.lexsort((table.seconds, piece))  # the longest row of each piece comes last
     last = np.append(starts[1:], len(table)) - 1

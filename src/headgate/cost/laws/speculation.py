@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import inf, isinf
 from typing import NamedTuple
@@ -44,26 +43,8 @@ class Acceptance(NamedTuple):
         """Tokens that a decode step delivers on average: tau."""
         return 1.0 + sum(self.rates(drafts))
 
-    @staticmethod
-    def fitted(rates: Sequence[float]) -> Acceptance:
-        """The law closest to measured acceptance by position: vLLM's
-        `spec_decode_num_accepted_tokens_per_pos` over `spec_decode_num_drafts`.
-
-        They weigh requests by steps, so requests with rejected drafts count more than their share.
-        """
-        measured = np.asarray(rates, dtype=np.float64)
-        means = np.linspace(0.01, 0.99, 197)[:, None, None]
-        spreads = np.append(np.geomspace(0.5, 500, 121), 1e9)[None, :, None]
-        place = np.arange(len(measured))[None, None, :]
-        off = np.square(np.cumprod((means * spreads + place) / (spreads + place), axis=2) - measured)
-        mean, spread = np.unravel_index(int(off.sum(axis=2).argmin()), off.shape[:2])
-        found = float(spreads[0, spread, 0])
-        return Acceptance(round(float(means[mean, 0, 0]), 6), inf if found > 500 else found)
-
 
 class MixedAcceptance(NamedTuple):
-    """Classes that decode together, each with its share."""
-
     parts: tuple[tuple[float, Acceptance], ...]
 
     def tokens(self, drafts: int) -> float:
@@ -83,7 +64,6 @@ class Gain(NamedTuple):
 
 
 def gain(cost: WorkCost, drafting: DraftTerms, accept: Accepts, decodes: int, context: float, k: int) -> Gain:
-    """At k drafts (0: none) with that many decodes, each of that context, and no prompts."""
     before = _step(cost.speculating(None), decodes, context)
     if not k:
         return Gain(0, before, 1.0, 1.0)
@@ -139,7 +119,6 @@ def schedule(
 
 
 def _smooth(values: list[float]) -> list[float]:
-    """Means over sizes that are at most an eighth smaller or larger."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
     size = np.arange(1, len(values) + 1)
     low, high = size - size // 8, np.minimum(size + size // 8, len(values))

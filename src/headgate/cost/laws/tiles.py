@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from headgate.cost.model import Chunk, Shape, StepCost, Terms
 
@@ -60,60 +58,13 @@ class TileTerms(Terms):
         values = self.width / rows * -(-end // depth)
         return -(-tokens // columns) * (keys + values)
 
-    def decode_pairs(self, position: int) -> float:
-        """Tile pairs of a decode's attention in one layer; `position` is that of its newest token, from 1."""
-        rows, columns = self.vector_tile
-        return self.width / columns * -(-position // rows) + -(-position // columns) * (self.width / rows)
-
-
-class Parts(NamedTuple):
-    constant: float
-    linear: float
-    other: float  # non-linear work, by token
-    decodes: float  # their attention
-    prompts: float  # their attention
-    head: float
-
-    @property
-    def total(self) -> float:
-        return sum(self)
-
-
-def batch_parts(terms: TileTerms, chunks: Iterable[Chunk], positions: Iterable[int]) -> Parts:
-    """A batch given request by request: prompt chunks, and the position of each decode's newest token.
-
-    Equations 4 to 7 of arXiv 2508.01002 with the missing 1/s of its equation 5, and the extensions of
-    `TileTerms`; with those at zero it is equation 7. Nothing takes no time.
-    """
-    chunks, positions = tuple(chunks), tuple(positions)
-    tokens = len(positions) + sum(chunk.tokens for chunk in chunks)
-    if not tokens:
-        return Parts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    columns = terms.tile[1]
-    sampled = len(positions) + sum(chunk.last for chunk in chunks)
-    decode_pairs = sum(terms.decode_pairs(position) for position in positions)
-    prompt_pairs = sum(terms.prompt_pairs(chunk.start, chunk.tokens) for chunk in chunks)
-    return Parts(
-        constant=terms.constant,
-        linear=max(terms.floor, terms.per_column * -(-tokens // columns)),
-        other=terms.per_token * tokens,
-        decodes=terms.layers * terms.per_vector_pair * decode_pairs,
-        prompts=terms.layers * terms.per_pair * prompt_pairs,
-        head=terms.head_per_column * -(-sampled // columns),
-    )
-
-
-def batch_seconds(terms: TileTerms, chunks: Iterable[Chunk], positions: Iterable[int]) -> float:
-    return batch_parts(terms, chunks, positions).total
-
 
 class TileCost(StepCost):
     """The tile model as a step cost: linear layers in whole tiles, prompt attention by chunk.
 
     Exact but for one thing. A decode's attention comes in whole tiles of its own context, which no sum over
     requests can tell, so each decode is charged for its context and half a tile: what the tiles come to on
-    average over all positions, and exactly so for a request that decodes through whole tiles. Batches given
-    request by request have `batch_seconds`.
+    average over all positions, and exactly so for a request that decodes through whole tiles.
     """
 
     by_chunk = True
@@ -155,7 +106,6 @@ class TileCost(StepCost):
         return line
 
     def _fixed(self, decodes: int, tokens: int, sampled: int) -> float:
-        """All but attention that grows with context."""
         terms = self.terms
         columns = terms.tile[1]
         return (

@@ -162,7 +162,6 @@ class WorkCost(CompiledCost):
         return self._launch(decodes, decodes * self.width)
 
     def _launch(self, requests: int, tokens: int) -> float:
-        """What the host takes for a step, prompts apart."""
         terms = self.terms
         spent = terms.host_constant + terms.host_per_request * requests
         return spent + terms.host_ungraphed if 0 < terms.graph < tokens else spent
@@ -172,7 +171,6 @@ class WorkCost(CompiledCost):
         return WorkCost(replace(self.terms, **nothing), drafting=self.drafting)
 
     def speculating(self, drafting: DraftTerms | None) -> WorkCost:
-        """The same on an engine that verifies so many drafts a step; None: none."""
         return WorkCost(self.terms, self.host, drafting)
 
     def graphed(self, tokens: int) -> WorkCost:
