@@ -87,8 +87,8 @@ def test_rayservice():
 
 
 def test_the_application_of_the_documentation():
-    """It is made as it stands there; docs/scale.md says what it answered."""
-    page = (EXAMPLES.parent / "docs" / "scale.md").read_text("utf-8")
+    """It is made as it stands there; docs/kubernetes.md says what it answered."""
+    page = (EXAMPLES.parent / "docs" / "kubernetes.md").read_text("utf-8")
     made: dict = {"__name__": "page"}
     exec(page.split("```py\n")[1].split("```")[0], made)
     assert made["routing"].get_request_router_class() is HeadgateRouter

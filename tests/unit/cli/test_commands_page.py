@@ -1,4 +1,4 @@
-"""docs/commands.md names every command and every flag: it is made from what --help shows.
+"""docs/commands.md names every command and every flag: above its messages it is what --help shows.
 
 `pytest --update-golden tests/unit/cli/test_commands_page.py` writes it.
 """
@@ -12,14 +12,14 @@ from headgate.cli import app
 
 PAGE = Path(__file__).parents[3] / "docs" / "commands.md"
 SHARED = 3  # commands that take a flag with the same meaning, for that meaning to stand on the page
-TOP = """# All commands and flags
+TOP = """# Commands, flags and messages
 
-`headgate COMMAND --help` explains every flag of a command. This page is made from it: first the flags that
-several commands share, with their meaning, then every command with the names of its own flags.
-A duration needs its unit (`500ms`, `2s`). Experiment files use the same names, with `_` for `-`.
+`headgate COMMAND --help` explains every flag of a command. The lists are made from it: flags that several
+commands share, with their meaning, then every command with the names of its own flags (most switches have a
+`--no-...`, too); at the end [messages](#messages) and what to do. A duration needs its unit (`500ms`, `2s`).
+Experiment files use the same names, with `_` for `-`.
 """
-BOTTOM = """Read next: [Serve with vLLM](vllm.md#options), [Settings of the router](settings.md).
-"""
+MESSAGES = "## Messages\n"  # what stands below is written by hand
 
 
 def leaves(group, name="headgate"):
@@ -55,14 +55,17 @@ def page():
         lines += [*(f"- {flag}: {meaning}" for where, flag, meaning in order if where == panel), ""]
     lines += ["## Commands", ""]
     for name, command in commands.items():
-        own = [flag for entry in flags(command) if entry not in shared for flag in entry[1:2]]
+        own = [entry[1].split(" / ")[0] for entry in flags(command) if entry not in shared]
         said = plain((command.help or "").split("\n\n")[0])
         lines.append(f"- **`{name}`**: {said}{' Its own: ' + ', '.join(own) + '.' if own else ''}")
-    return "\n".join([*lines, "", BOTTOM])
+    return "\n".join([*lines, "", ""])
 
 
 def test_the_page_is_what_help_says(request):
     found = page()
+    made, heading, messages = PAGE.read_text(encoding="utf-8").partition(MESSAGES)
+    assert heading
     if request.config.getoption("--update-golden"):
-        PAGE.write_text(found, encoding="utf-8")
-    assert PAGE.read_text(encoding="utf-8") == found, "run pytest --update-golden on this file"
+        PAGE.write_text(found + heading + messages, encoding="utf-8")
+        made = found
+    assert made == found, "run pytest --update-golden on this file"
