@@ -6,7 +6,7 @@ Three deployments of the same replicas, which answer at once: Ray's default rout
 in every router, and with the gate actor that all routers share. Times: the three are asked in turn, one
 request after another, and what a router adds is the median over its differences to the default's request of
 the same turn. Rates: 64 requests at once, the three in turn, and the median over the rounds of their ratios.
-So other work on the machine meets all three alike. Prints a table for docs/scale.md.
+So other work on the machine meets all three alike. Prints a table for docs/kubernetes.md.
 """
 
 from __future__ import annotations

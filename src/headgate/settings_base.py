@@ -105,7 +105,6 @@ def check_promises(words: Any, prefix: str = "") -> None:
 
 
 def check_worth(words: Any) -> None:
-    """What a class says of its worth: a weight above 0, and no promise to background work."""
     weight, background = words.weight, words.background
     promises = {name: getattr(words, name) for name in ("ttft", *BETWEEN)}
     if weight is not None and not 0 < weight <= MOST_WEIGHT:
@@ -166,7 +165,6 @@ class SettingsModel(BaseModel):
 
 
 def also(field: FieldInfo) -> list[str]:
-    """Further names of a setting."""
     more = field.json_schema_extra
     names = more.get("also", []) if isinstance(more, dict) else []
     return [str(name) for name in names] if isinstance(names, list) else []
@@ -176,7 +174,6 @@ Checked = TypeVar("Checked", bound=SettingsModel)
 
 
 def read_toml(path: str | Path, what: str = "experiment file") -> dict[str, Any]:
-    """The settings in a TOML file, not yet checked. Dashes in names may be underscores."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -187,7 +184,6 @@ def read_toml(path: str | Path, what: str = "experiment file") -> dict[str, Any]
 
 
 def parse_toml(text: str, path: str | Path, what: str) -> dict[str, Any]:
-    """The same from a text that has been read already."""
     try:
         return underscored(tomllib.loads(text), f"{what} {path}: ")
     except tomllib.TOMLDecodeError as error:
@@ -228,11 +224,12 @@ def checked(
     except InputError as error:  # from a duration
         raise InputError(f"{where}{error}") from None
     except ValidationError as error:
-        faults = [{**fault, "msg": _plainly(fault)} for fault in error.errors(include_url=False)]
+        faults = [{**fault, "msg": plainly(fault)} for fault in error.errors(include_url=False)]
         raise InputError(where + first_fault(faults, fields)) from None
 
 
-def _plainly(fault: Mapping[str, Any]) -> str:
+def plainly(fault: Mapping[str, Any]) -> str:
+    """A validator's fault with what to give instead, where REMEDIES has it."""
     wanted = REMEDIES.get(fault["type"])
     if wanted is None:
         return str(fault["msg"])

@@ -74,7 +74,10 @@ class Both:
         assert fast.evicted == plain.evicted
         blank = sum(block.identity is None for block in plain.queue)
         assert fast.blank == blank and all(block.identity is None for block in plain.queue[:blank])
-        runs = fast._queue.runs()
+        runs, run = [], fast._queue._ring.after
+        while run is not fast._queue._ring:
+            runs.append(run)
+            run = run.after
         assert (
             fast.free == fast.blank + sum(run.hi - run.lo for run in runs) == fast.blank + fast._queue.blocks
         )
@@ -181,4 +184,4 @@ def test_siblings_are_found_as_by_comparing_each_with_each(seed, named):
             assert siblings.held(waits) == max(alike, default=0)
     for id in here:
         siblings.drop(id)
-    assert not len(siblings) and not siblings._root.children and not siblings._admitted
+    assert not siblings._last and not siblings._root.children and not siblings._admitted

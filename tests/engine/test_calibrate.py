@@ -176,7 +176,7 @@ def shapes(table: StepTable) -> dict[str, set[tuple[int, int, int]]]:
                 strict=True,
             )
         )
-        for label, part in table.split()
+        for label, part in ((table.labels[i], table.take(table.part == i)) for i in np.unique(table.part))
         if label != "fill"
     }
 

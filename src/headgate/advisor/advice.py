@@ -5,6 +5,7 @@ Many flags are tried on short runs, the best of each policy on long ones, then e
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -58,8 +59,6 @@ FLAGS, PLAIN_FLAGS = 1, 3  # settings of a policy, and of vLLM's own scheduling,
 
 @dataclass(frozen=True)
 class Advised:
-    """One policy with its flags: the rate it holds on one engine, and the engines that bear the load."""
-
     policy: str
     settings: dict[str, Any]
     slots: int
@@ -72,6 +71,16 @@ class Advised:
     @property
     def name(self) -> str:
         return self.found.policy
+
+    @property
+    def text(self) -> str:
+        """As --policy takes it."""
+        values = ",".join(f"{key}={value}" for key, value in self.settings.items())
+        return f"{self.policy}:{values}" if values else self.policy
+
+    @property
+    def contender(self) -> Contender:
+        return Contender(self.policy, self.settings, (self.slots, self.budget))
 
 
 @dataclass(frozen=True)
@@ -150,7 +159,6 @@ def advise(
     progress: Progress,
     folder: Path | None,
 ) -> Advice:
-    """Every policy with several flags on short runs, the best flags of each on long ones, then fleets."""
     plain = ENGINES[settings.engine].policy
     if plain not in policies:
         policies = [plain, *policies]
@@ -169,7 +177,7 @@ def advise(
         return advice
     if load is not None:  # engines are counted for every policy at its best flags, and vLLM at its defaults
         counting = EngineCounter(settings, levels, options, progress, folder)
-        best = {f"{each.policy} {each.settings}": each.name for each in reversed(ranked)}
+        best = {each.text: each.name for each in reversed(ranked)}
         shown = {*best.values(), advice.default.name}
         counted = tuple(counting.engines(each) if each.name in shown else each for each in ranked)
         advice = replace(advice, final=counted)
@@ -184,20 +192,16 @@ def _left_beside(
     best, plain = advice.best, advice.plain
     if not any(share.background for share in settings.classes) or not best.engines:
         return None
-    shown = {
-        each.name: Contender(each.policy, each.settings, (each.slots, each.budget)) for each in (best, plain)
-    }
+    shown = {each.name: each.contender for each in (best, plain)}
     if best.policy != KEEP:  # it is made for this
         tried = next((each for each in advice.final if each.policy == KEEP), replace(best, settings={}))
         name = tried.name if tried.policy == KEEP else KEEP
-        shown[name] = Contender(KEEP, tried.settings, (tried.slots, tried.budget))
+        shown[name] = tried.contender._replace(policy=KEEP)
     fleet = settings.model_copy(update={"engines": best.engines if best.engines > 1 else None})
     return plan_beside(fleet, shown, advice.levels, options, progress)
 
 
 class FlagTrials(NamedTuple):
-    """Flags on short runs, the best of them on long ones, and what is to be said of these."""
-
     first: tuple[capacity.PolicyRate, ...]
     final: list[Advised]
     searched: capacity.Searched
@@ -212,7 +216,6 @@ def try_flags(
     progress: Progress,
     folder: Path | None,
 ) -> FlagTrials:
-    """Every policy with several flags, and vLLM's defaults, on short runs; then the best of each."""
     chosen = candidates(names, start, bound)
     default, contender = plain_default(start)
     chosen.setdefault(default, contender)
@@ -241,8 +244,7 @@ def _at_other_times(
     question = other_question(settings, options, advice.requests)
     if question is None:
         return advice
-    contender = Contender(best.policy, best.settings, (best.slots, best.budget))
-    other = other_rate(question, advice.levels, (best.name, rate), contender, progress, folder)
+    other = other_rate(question, advice.levels, (best.name, rate), best.contender, progress, folder)
     if not other.apart or advice.load is None:
         return replace(advice, other=other)
     held = replace(best, engines=None, found=replace(best.found, rate=Estimate(other.other)))
@@ -275,13 +277,12 @@ def _short(
 def _finalists(first: Sequence[capacity.PolicyRate], chosen: Chosen, default: str, own: str) -> list[str]:
     """The best flags of every policy that is not hopeless; of vLLM's own more, and its defaults always."""
     most = max(each.rate.value for each in first)
-    taken: dict[str, int] = {}
-    kept: list[str] = []
+    taken, kept = Counter[str](), list[str]()
     for each in sorted(first, key=lambda each: -each.rate.value):
         contender = chosen[each.policy]
         plain = contender.policy == own
         key = f"{contender.policy} {sorted(contender.settings.items())}"
-        taken[key] = taken.get(key, 0) + 1
+        taken[key] += 1
         if taken[key] <= (PLAIN_FLAGS if plain else FLAGS) and (plain or each.rate.value >= HOPELESS * most):
             kept.append(each.policy)
     return list(dict.fromkeys([*kept, default]))
@@ -299,9 +300,7 @@ class EngineCounter(NamedTuple):
         if not each.found.rate.value:
             return each
         fleet = self.settings.model_copy(update={"slots": each.slots, "budget": each.budget})
-        values = ",".join(f"{key}={value}" for key, value in each.settings.items())
-        text = f"{each.policy}:{values}" if values else each.policy
-        ways, serving = make_ways([fleet.router or DEFAULT_ROUTER], [text], fleet), Serving.of(fleet)
+        ways, serving = make_ways([fleet.router or DEFAULT_ROUTER], [each.text], fleet), Serving.of(fleet)
         try:
             plan = plan_engines(fleet, ways, self.levels, self.options, serving, self.progress, self.folder)
         except InputError:  # more engines than may be
@@ -326,7 +325,6 @@ ASSUMED = 0.9  # of λ*: the rate that the formula for the budget is given
 
 
 def candidates(policies: Sequence[str], start: SetUp, bound: Bound) -> Chosen:
-    """By name: every policy with slots and budgets, plain vLLM with its own defaults among them."""
     chosen: Chosen = {}
     most = most_slots(start)
     tried = [most] if start.settings.slots else sorted({min(USUAL_SLOTS, most), most})
@@ -364,7 +362,6 @@ def _sglang_flags(settings: Experiment, levels: Sequence[Level]) -> list[str]:
 
 
 def formula_budget(slots: int, start: SetUp, gap: float, bound: Bound) -> int:
-    """The budget by the card, for a load near what the engine bears."""
     lengths = start.traffic.lengths(start.engine).in_steps(start.engine.burst)
     prompt, output = float(lengths.prompts.mean()), float(lengths.decodes.mean()) + 1
     most = start.card.max_batch_tokens
@@ -406,8 +403,6 @@ def _budgets(name: str, slots: int, start: SetUp, bound: Bound) -> list[int]:
 
 @dataclass(frozen=True)
 class FlagsTried:
-    """What plain vLLM holds under the promise with each of the flags that came into the final."""
-
     formula: int  # the budget by the card, at as many slots as the best has
     gap: float
     final: tuple[Advised, ...]
@@ -447,7 +442,6 @@ class FlagsTried:
 def search_flags(
     settings: Experiment, levels: tuple[Level, ...], options: SearchSettings, progress: Progress
 ) -> FlagsTried:
-    """As `advise` does for plain vLLM alone, so that both answer the same."""
     gap = promised_gap(levels)
     if gap is None:
         raise InputError("--slo promises no gap; plan flags needs one for the budget, such as tbt=100ms@p99")

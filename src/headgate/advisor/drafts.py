@@ -1,6 +1,4 @@
-"""Speculation on or off, and how many drafts, at a load: each number is simulated on the same requests, and
-the best one for each batch size is computed from the step law.
-"""
+"""Speculation on or off, and how many drafts: simulated at a load, by the step law for each batch size."""
 
 from __future__ import annotations
 
@@ -74,15 +72,9 @@ class DraftsPlan:
 
     @property
     def at_most(self) -> bool:
-        """Whether what drafts take was not measured, so that gains are upper bounds."""
         return self.card.speculation is None or self.card.expected_error is not None
 
-    @property
-    def experts(self) -> bool:
-        return self.card.work is not None and self.card.work.per_expert > 0
-
     def config(self) -> dict[str, Any]:
-        """--speculative-config of vLLM, as far as it follows from here."""
         most = max(k for _, _, k in self.ranges)
         words: dict[str, Any] = {"method": self.drafting.method, "num_speculative_tokens": most}
         if len(self.ranges) > 1:

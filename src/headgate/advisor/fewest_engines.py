@@ -1,8 +1,4 @@
-"""The fewest engines that keep service levels at a given load, by router and policy, beside two bounds.
-
-Every way to serve is simulated at token level, from the bound up; where none is enough, the nearest levels
-that would be kept are named.
-"""
+"""The fewest engines that keep service levels at a given load, by router and policy, beside two bounds."""
 
 from __future__ import annotations
 
@@ -47,8 +43,6 @@ ROUNDING = 1e-9
 
 
 class FleetOutcome(NamedTuple):
-    """How a run stands to its levels, and how busy the engines were; one that stopped misses them all."""
-
     ratio: float
     worst: str
     values: tuple[float, ...] = ()
@@ -64,8 +58,6 @@ FULL = 0.95  # of λ*: beyond, a backlog grows too slowly for a short run to sho
 
 @dataclass(frozen=True)
 class Size:
-    """What one number of engines gave: seeds that kept every level, and means with intervals over seeds."""
-
     engines: int
     kept: int
     stopped: int  # seeds with which the run did not reach its end
@@ -103,7 +95,6 @@ class EnginesPlan(SearchPlan):
 
     @property
     def least(self) -> int:
-        """Fewer engines than this fall behind whatever routes and batches."""
         return least_engines(self.rate, self.bound)
 
     @property
@@ -125,7 +116,6 @@ class EnginesPlan(SearchPlan):
 
 
 def least_engines(rate: float, bound: Bound) -> int:
-    """λ* of so many engines must be above the load."""
     return max(1, ceil(rate / bound.rate - ROUNDING))
 
 
@@ -180,8 +170,6 @@ def plan_engines(
 
 
 class Way(NamedTuple):
-    """How a fleet serves: its router and the policy of its engines, each with settings."""
-
     router: str
     policy: str
     router_settings: dict[str, Any]
@@ -261,7 +249,6 @@ class FleetCase(NamedTuple):
 
 
 def utilisation(run: Run, engines: int, slots: int) -> tuple[float, float]:
-    """Shares of the engines' time in steps and of their slots taken by decodes, where rates are measured."""
     window = choose(run)
     start, seconds = run.steps["start"], run.steps["seconds"]
     inside = np.minimum(start + seconds, window.high) - np.maximum(start, window.low)
@@ -296,7 +283,6 @@ def _unfinished(searches: dict[str, Fewest]) -> list[str]:
 
 
 def _too_short(found: Sequence[FleetFound], seconds: float, rate: float) -> list[str]:
-    """Answers that a longer run might overturn."""
     answers = {fleet.name: size for fleet in found if (size := fleet.size(fleet.engines or 0))}
     notes = [
         f"{name}: {size.engines} engines run at {100 * FULL:.0f} % of λ* or more, where {seconds:.0f} s "
@@ -327,7 +313,6 @@ def _fluid(settings: Experiment, rate: float) -> float:
 def _fleets(
     counted: CountsTried, ways: dict[str, Way], levels: Sequence[Level], least: float
 ) -> tuple[FleetFound, ...]:
-    """All counts of engines that were tried, way by way; `least` is the load / λ*."""
     names = [str(level) for level in levels if level.statistic]
     fleets = []
     for name, search in counted.tried.items():
@@ -360,7 +345,6 @@ def _size(engines: int, runs: Sequence[FleetOutcome], names: Sequence[str], load
 
 
 def _mean(values: Sequence[float]) -> Estimate:
-    """Over seeds; without an interval when there is nothing to make one from."""
     if not values or not isfinite(sum(values)):
         return Estimate(float(np.mean(values)) if values else float("nan"))
     return Spread.of_values(np.array(values)).estimate()
@@ -372,7 +356,6 @@ DIGITS = 3  # of the value proposed, rounded up so that it is kept
 
 
 def out_of_reach(plan: EnginesPlan) -> str:
-    """One line of advice; empty when some fleet is enough, or when the search was interrupted."""
     if plan.interrupted or any(fleet.engines is not None for fleet in plan.found):
         return ""
     checked = [level for level in plan.traffic.levels if level.statistic]
@@ -400,7 +383,6 @@ def _ratio(size: Size, levels: list[Level]) -> float:
 
 
 def _wish(level: Level, value: float) -> str:
-    """The level as a user writes it, with a limit that was kept."""
     unit, scale = ("ms", 1000.0) if value < 1 else ("s", 1.0)
     digits = DIGITS - 1 - floor(log10(value * scale))
     limit = ceil(value * scale * 10**digits) / 10**digits
@@ -462,7 +444,6 @@ def remembered(
 
 
 def make_ways(routers: Sequence[str], policies: Sequence[str], settings: Experiment) -> dict[str, Way]:
-    """Every router with every policy, by what the user called them; mistakes show before the work."""
     if ALL in policies:
         raise InputError("--policy all is too much for a search over fleets; name the policies to try")
     engine = make_engine(settings, load_card(settings.card))

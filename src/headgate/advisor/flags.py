@@ -1,10 +1,8 @@
-"""What to set in plain vLLM or SGLang, without a plug-in, for a card and a workload.
-
-The advice is by formula; `check_flags` simulates it, `advice.search_flags` searches around it for a promise.
-"""
+"""What to set in plain vLLM or SGLang, without a plug-in: by formula; `check_flags` simulates the advice."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import ceil, floor, sqrt
@@ -135,8 +133,6 @@ class FlagsPlan:
 
 @dataclass(frozen=True)
 class Checked:
-    """One simulated run of mixed batching with given flags."""
-
     label: str
     slots: int
     budget: int
@@ -190,7 +186,6 @@ def safe_mixed_slots(about: Situation) -> int:
 
 
 def _slots(about: Situation, tpot: float | None, name: str = ENGINES["vllm"].slots) -> Flag:
-    """The most slots that memory, the card (or --slots) and the TPOT target allow."""
     by_memory = safe_mixed_slots(about)
     most = min(by_memory, about.slots)
     why = f"KV memory is enough for {by_memory:,} such requests 99 % of the time"
@@ -207,7 +202,6 @@ def _slots(about: Situation, tpot: float | None, name: str = ENGINES["vllm"].slo
 
 
 def _budget(about: Situation, slots: int, tpot: float | None, name: str = ENGINES["vllm"].budget) -> Flag:
-    """The most tokens that keep a step of all slots within the TPOT target; never below the slots."""
     needed = slots * (1 + about.lengths.computed / about.lengths.output)
     steady = f"in a steady state a step holds {needed:,.0f} tokens"
     if tpot is None:
@@ -250,7 +244,6 @@ def _ms(seconds: float) -> str:
 
 
 def loaded_with(card: Card, longest: int, engine: str = "vllm") -> list[str]:
-    """Flags that make the engine the one that was simulated, besides slots and budget."""
     said = card.provenance.settings or {}
     derived = _asked(card.name)
     quantization, kv = said.get("quantization", "None"), said.get("KV data type", BF16)
@@ -268,13 +261,11 @@ def loaded_with(card: Card, longest: int, engine: str = "vllm") -> list[str]:
 
 
 def model_of(card: Card, named: str) -> str | None:
-    """What vLLM loads, as far as the card says, or the user who named it derived:OWNER/MODEL@GPU."""
     asked = _asked(named)
     return hub_name("" if asked.from_file else asked.model) or hub_name(card.model)
 
 
 def _asked(name: str) -> WantedCard:
-    """What the name of a derived card asks for; nothing where it is none."""
     try:
         return parse(name) if name.startswith(DERIVED_CARD) else WantedCard("", "")
     except InputError:  # a card in a file may be called anything
@@ -331,19 +322,18 @@ def _plan_sglang(settings: Experiment, about: Situation, card: Card, gap: float 
 
 
 def _exclusive_slots(about: Situation, planned: ThresholdPlan, tpot: float | None) -> Threshold:
-    """Slots and refill; with a target, the most slots whose mean time between tokens keeps it."""
     chosen = planned.thresholds.chosen
     if tpot is None or planned.exclusive.per_token <= tpot:
         return chosen
 
-    def fits(slots: int) -> bool:
-        return plan_threshold(replace(about, load=SATURATED, slots=slots)).exclusive.per_token <= tpot
+    def at(slots: int) -> ThresholdPlan:
+        return plan_threshold(replace(about, load=SATURATED, slots=slots))
 
-    most = most_tokens(chosen.slots, lambda slots: slots == 0 or fits(slots))
+    most = most_tokens(chosen.slots, lambda slots: at(slots).exclusive.per_token <= tpot)
     if not most:
-        least = plan_threshold(replace(about, load=SATURATED, slots=1)).exclusive.per_token
+        least = at(1).exclusive.per_token
         raise InputError(f"--tpot {_ms(tpot)}: one request alone needs {_ms(least)} per token; ask for more")
-    return plan_threshold(replace(about, load=SATURATED, slots=most)).thresholds.chosen
+    return at(most).thresholds.chosen
 
 
 def _why_slots(about: Situation, slots: int, tpot: float | None, gap: float | None) -> str:
@@ -391,13 +381,9 @@ def _pieces(about: Situation, refill: Threshold, gap: float | None) -> tuple[Thr
 
 
 def _piece(about: Situation, slots: int, gap: float) -> int:
-    """Prompt tokens of a step that fits into the gap beside a decode step."""
     left = gap - _step(about, slots, 0)
-    return (
-        most_tokens(about.budget, lambda chunk: about.cost.seconds(Shape(0, 0, chunk)) <= left)
-        // MULTIPLE
-        * MULTIPLE
-    )
+    fitting = most_tokens(about.budget, lambda chunk: about.cost.seconds(Shape(0, 0, chunk)) <= left)
+    return fitting // MULTIPLE * MULTIPLE
 
 
 def _exclusive_flags(
@@ -418,7 +404,6 @@ def _exclusive_flags(
 
 
 def _beside(about: Situation, slots: int, parameters: dict[str, Any]) -> list[Flag]:
-    """What SGLang's estimate of outputs and its graphs ask for."""
     flags = []
     free = about.kv_tokens / slots - about.held.mean - about.block / 2
     reserved = min(RESERVED, about.lost.longest)
@@ -438,7 +423,6 @@ def _beside(about: Situation, slots: int, parameters: dict[str, Any]) -> list[Fl
 
 
 def sglang_words(policy: str, parameters: Mapping[str, Any], slots: int, budget: int) -> list[str]:
-    """Flags of SGLang that make it the policy, without a plug-in; none where it takes the plug-in."""
     names = ENGINES["sglang"]
     words = [f"{names.slots} {slots}", f"{names.budget} {budget}"]
     if policy == "mixed":
@@ -457,10 +441,8 @@ def sglang_words(policy: str, parameters: Mapping[str, Any], slots: int, budget:
         "conservativeness": "--schedule-conservativeness",
         "order": "--schedule-policy",
     }
-    words = [
-        f"{names.slots} {parameters.get('slots', slots)}",
-        f"{names.budget} {parameters.get('budget', budget)}",
-    ]
+    own = {"slots": slots, "budget": budget, **parameters}
+    words = [f"{names.slots} {own['slots']}", f"{names.budget} {own['budget']}"]
     words += [f"{flag} {parameters[key]}" for key, flag in written.items() if key in parameters]
     return words + (["--enable-mixed-chunk"] if parameters.get("mixed_chunk") else [])
 
@@ -501,7 +483,6 @@ def check_flags(settings: Experiment, plan: FlagsPlan, progress: Progress) -> tu
 
 
 def _loaded(settings: Experiment, plan: FlagsPlan) -> tuple[Experiment, str]:
-    """The settings with a load: their own, or as many clients as the flags let in when they name none."""
     load = plan.situation.load
     if load.rate is not None:
         return settings, f"{load.rate:.3g} requests/s"
@@ -568,21 +549,17 @@ def gap_budget(
     """
     decodes = max(1, min(slots, round(rate * output * gap)))
     context = round(decodes * (prompt + output / 2))
-    beside = most_tokens(
-        most - decodes, lambda chunk: cost.seconds(Shape(decodes, context, chunk)) <= FILLED * gap
-    )
-    return max(MULTIPLE, (beside + decodes) // MULTIPLE * MULTIPLE)
+
+    def fits(chunk: int) -> bool:
+        return cost.seconds(Shape(decodes, context, chunk)) <= FILLED * gap
+
+    return max(MULTIPLE, (most_tokens(most - decodes, fits) + decodes) // MULTIPLE * MULTIPLE)
 
 
 def most_tokens(most: int, fits: Callable[[int], bool]) -> int:
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    """The largest number up to `most` that fits; 0 where none does."""
+    most = max(most, 0)
+    return most - bisect_left(range(most, 0, -1), True, key=fits)
 
 
 # -- CUDA graphs for a promised gap
@@ -609,14 +586,12 @@ def with_graphs(settings: Experiment, levels: Sequence[Level]) -> Experiment:
 
 
 def graphs_said(settings: Experiment, engine: Engine, levels: Sequence[Level]) -> list[str]:
-    """With which graphs the gaps of a promise were simulated, where the card tells that they matter."""
     if not settings.graph or promised_gap(levels) is None or engine.cost.host is None:
         return []
     return [f"steps run from CUDA graphs of up to {settings.graph:,} tokens (vLLM: {FLAG}; here: --graph)"]
 
 
 def small_graphs(engine: Engine, levels: Sequence[Level], policies: Iterable[str]) -> list[str]:
-    """Where graphs of the simulated size make `keep` run prompts in small steps."""
     gap = promised_gap(levels)
     why = confined(engine.cost, gap) if gap is not None and "keep" in policies else None
     return [f"{why} (here: --graph)"] if why else []

@@ -1,8 +1,4 @@
-"""How a fleet splits its engines between prompts and decodes, which requests it serves, what that is worth.
-
-The classes come from flags, from a workload or from a router's trace; the engine's speeds from a card or
-numbers; `methods.fluid` solves the linear program.
-"""
+"""How a fleet splits its engines between prompts and decodes, which requests it serves, and its worth."""
 
 from __future__ import annotations
 
@@ -46,8 +42,6 @@ NO_LEVELS_HERE = ("ttft", "abort")
 
 @dataclass(frozen=True)
 class Demand:
-    """The classes, with rates of the whole fleet, and what their decodes read on average."""
-
     source: str
     flows: tuple[Flow, ...]
     context: float  # KV tokens a running decode reads, at a random moment
@@ -134,7 +128,6 @@ class FluidAnswer:
 def make_fluid_plan(
     settings: Experiment, fleet: FleetSettings, steps: StepSettings, asked: LevelSettings
 ) -> FluidAnswer:
-    """The plan, what the next engine adds, and what each parameter is worth."""
     build.refuse_speculation(settings, "plan fluid")
     engines, roles = fleet.size(settings), _checked(settings, fleet)
     traffic = _demand(settings, fleet, steps)
@@ -187,7 +180,6 @@ def _per_second(settings: Experiment, traffic: Demand, prices: TokenPrices) -> d
 
 
 def _checked(settings: Experiment, fleet: FleetSettings) -> Staffing | None:
-    """The roles the user asks for, if any; what cannot be is refused before anything is read."""
     engines = fleet.size(settings)
     if engines < 1:
         raise InputError(f"--engines {engines}; give at least 1")
@@ -209,7 +201,6 @@ def _checked(settings: Experiment, fleet: FleetSettings) -> Staffing | None:
 
 
 def fluid_bound(instance: Instance) -> float:
-    """How many times these engines would serve every request, if requests were a fluid."""
     pace, flows = instance.pace, instance.flows
     prefill = sum(flow.rate * pace.prefill_seconds(flow) for flow in flows)
     decode = sum(flow.rate * pace.decode_weight(flow) for flow in flows) / (pace.slots * pace.solo_speed)
@@ -231,7 +222,6 @@ def _gain(instance: Instance, levels: Levels, plan: planner.FluidPlan, engines: 
 def _frontier(
     instance: Instance, levels: Levels, plan: planner.FluidPlan, level: str | None
 ) -> list[planner.Point]:
-    """R along one cap, from the tightest that makes sense to where it stops to matter."""
     if level is None:
         return []
     name = level.replace("-", "_")
@@ -250,12 +240,10 @@ def _frontier(
 
 
 def _warnings(plan: planner.FluidPlan) -> list[str]:
-    """Where the plan leans on what its model leaves out."""
     pace, warnings = plan.instance.pace, []
     if plan.prefilling <= planner.NOTHING:
-        warnings.append(
-            "no request is served: no engine may prefill under these roles and levels; loosen one"
-        )
+        why = "no engine may prefill under these roles and levels"
+        warnings.append(f"no request is served: {why}; loosen one")
     if not pace.keeps_up:
         warnings.append(
             f"mixed steps are so short (κ = {pace.ratio:.2f}) that a queue before decode may pay; what the "
@@ -267,17 +255,13 @@ def _warnings(plan: planner.FluidPlan) -> list[str]:
             f"prompts of {', '.join(short)} are shorter than a chunk of {pace.chunk}: --whole-chunks counts "
             "a whole step for each"
         )
-    cached = [
-        f"{flow.name} {100 * flow.cached / flow.prompt:.0f} %" for flow in plan.instance.flows if flow.cached
-    ]
+    cached = {flow.name: flow.cached / flow.prompt for flow in plan.instance.flows if flow.cached}
     if cached:
-        warnings.append(
-            f"prompt tokens in prefix caches are paid for but no prefill work: {', '.join(cached)}"
-        )
+        shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in cached.items())
+        warnings.append(f"prompt tokens in prefix caches are paid for but no prefill work: {shares}")
     if any(loss > planner.NOTHING for loss in plan.decode_loss):
-        warnings.append(
-            "the plan lets requests give up after their prompt: use the service-level-general router"
-        )
+        router = "use the service-level-general router"
+        warnings.append(f"the plan lets requests give up after their prompt: {router}")
     return warnings
 
 
@@ -292,7 +276,6 @@ NOT_WITH_CLASSES = (*MAKE_LENGTHS, "classes", "stages", "trace", "rate", "client
 
 
 def demand(words: Experiment, classes: tuple[str, ...], clusters: int, engine: Engine | None) -> Demand:
-    """From `--class` texts if there are any, else from the words of a run; of these what the engine takes."""
     if classes:
         not_with(words, "--class")
         flows = tuple(_flow(text, words.patience) for text in classes)
@@ -313,9 +296,7 @@ def demand(words: Experiment, classes: tuple[str, ...], clusters: int, engine: E
     groups = workload.kind if several else cluster(prompts, outputs, clusters)
     names = {place: kind.name for place, kind in enumerate(workload.kinds)} if several else {}
     numbers = np.unique(groups).tolist()
-    flows = tuple(
-        flow_of(workload, outputs, groups == each, names.get(each) or None, rate) for each in numbers
-    )
+    flows = tuple(flow_of(workload, outputs, groups == n, names.get(n) or None, rate) for n in numbers)
     _, context = mean_lengths(workload)
     return Demand(named_after(words, workload), named_apart(flows), context, tuple(notes), lost)
 
@@ -347,12 +328,11 @@ def cluster(prompts: Floats, outputs: Floats, most: int) -> NDArray[np.int64]:
 
 
 def named_apart(flows: tuple[Flow, ...]) -> tuple[Flow, ...]:
-    """Clusters whose mean lengths read the same get numbers."""
     seen, named = Counter[str](), []
     for flow in flows:
         seen[flow.name] += 1
-        number = seen[flow.name]
-        named.append(replace(flow, name=f"{flow.name}.{number}") if number > 1 else flow)
+        number = f".{seen[flow.name]}" if seen[flow.name] > 1 else ""
+        named.append(replace(flow, name=flow.name + number))
     return tuple(named)
 
 
@@ -476,7 +456,6 @@ PAPER_SLOTS, PAPER_CHUNK = 16, 256  # with step costs as numbers
 
 
 def make_levels(settings: Experiment, asked: LevelSettings, roles: Staffing | None) -> Levels:
-    """Service levels as asked; a fixed number of mixed engines caps those that prefill."""
     served: dict[str, float] = {}
     for text in asked.serve:
         name, equals, share = text.rpartition("=")
@@ -498,7 +477,6 @@ def make_levels(settings: Experiment, asked: LevelSettings, roles: Staffing | No
 
 
 def fixed_roles(asked: FleetSettings, engines: int) -> Staffing | None:
-    """The engines that may prefill, where the user says; one number leaves the rest to the other role."""
     mixed, solo = asked.mixed, asked.solo
     if mixed is None and solo is None:
         return None
@@ -509,7 +487,6 @@ def fixed_roles(asked: FleetSettings, engines: int) -> Staffing | None:
 def make_pace(
     settings: Experiment, asked: StepSettings, traffic: Demand
 ) -> tuple[EnginePace, str, tuple[str, ...]]:
-    """The engine's speeds: from three numbers, or from a card at the slots and contexts of these classes."""
     costs = asked.costs
     if not costs:
         return _card_pace(settings, asked, traffic)
@@ -561,7 +538,6 @@ def _card_pace(
 
 
 def _mixed_line(cost: StepCost, traffic: Demand, decodes: int, chunk: int) -> tuple[float, float]:
-    """Constant and price per prompt token, exact at this chunk."""
     rate = sum(flow.rate for flow in traffic.flows) or 1.0
     behind = round(sum(flow.prompt * flow.rate for flow in traffic.flows) / rate / 2)
     read, half = round(decodes * traffic.context), max(1, chunk // 2)

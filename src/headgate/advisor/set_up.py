@@ -19,6 +19,7 @@ from headgate.experiment.settings import Experiment, without_clients
 from headgate.experiment.workers import Workers
 from headgate.methods.bounds import Bound, engine_bound, ideal_bound
 from headgate.sim.engine.engine import Engine
+from headgate.workloads.sessions import late_turns
 
 INSTANT = 1e9  # requests per second that no engine serves
 AS_RECORDED = "a trace as recorded is one sample of traffic: no interval"
@@ -26,8 +27,6 @@ AS_RECORDED = "a trace as recorded is one sample of traffic: no interval"
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """What every answer of a search has: what it starts from, and the traffic of its longest runs."""
-
     start: SetUp
     traffic: SearchTraffic
     notes: tuple[str, ...]
@@ -54,8 +53,6 @@ class SearchPlan:
 
 @dataclass(frozen=True)
 class SetUp:
-    """One engine of a card, and the requests it is to serve."""
-
     settings: Experiment
     card: Card
     engine: Engine
@@ -103,22 +100,25 @@ class SetUp:
 
 
 def set_up(settings: Experiment, levels: tuple[Level, ...], options: SearchSettings, requests: int) -> SetUp:
-    """Checked; `requests` are those of a run unless the settings say otherwise."""
     card = load_card(settings.card)
     engine = make_engine(settings, card)
     traffic = make_traffic(settings, levels, options.classes, requests, options.as_recorded, engine)
-    return SetUp(settings=settings, card=card, engine=engine, traffic=traffic, options=options)
+    start = SetUp(settings=settings, card=card, engine=engine, traffic=traffic, options=options)
+    if settings.turns and traffic.trace is None:
+        rate = settings.rate or start.bounds()[0].rate
+        drawn = traffic.at_rate.at(rate, settings.seed)
+        if said := late_turns(drawn, rate, settings.turns, settings.think or 0.0):
+            raise InputError(f"--turns {settings.turns:g}: {said}")
+    return start
 
 
 def without_load(settings: Experiment) -> Experiment:
-    """The same requests at a rate that is yet to be found."""
     if settings.rate and settings.scale_rate:
         raise InputError("--rate and --scale-rate both set the load; drop one of the two")
     return settings.model_copy(update={"rate": None, "scale_rate": None})
 
 
 def offered_rate(settings: Experiment, traffic: SearchTraffic) -> float | None:
-    """Requests per second that the settings ask for: --rate, or the trace's own times --scale-rate."""
     if settings.rate:
         return settings.rate
     if traffic.trace is None or not settings.trace:

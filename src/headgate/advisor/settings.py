@@ -13,8 +13,6 @@ FAIRNESS = "largest difference of"
 
 
 class CostSettings(SettingsModel):
-    """Step costs of `plan threshold` as the user wrote them; all None when a card is to be used."""
-
     prefill_fixed: str | None = declared(COSTS, "of a refill or prefill step, such as 5ms")
     prefill_per_token: str | None = declared(COSTS, "per prompt token, such as 30us")
     decode_fixed: str | None = declared(COSTS, "of a decode step")
@@ -53,8 +51,6 @@ class FleetSettings(SettingsModel):
 
 
 class StepSettings(SettingsModel):
-    """What a step costs in `plan fluid`; all costs None: a card says."""
-
     chunk: int | None = declared(COSTS, "prompt tokens in a mixed step (default: 512; 256)")
     whole_chunks: Switch = declared(
         COSTS, "a prompt takes whole steps, not P/C of one", False, flag="--whole-chunks/--no-whole-chunks"
@@ -97,8 +93,6 @@ class WaitSettings(SettingsModel):
 
 
 class SearchSettings(SettingsModel):
-    """How `plan capacity` searches for the highest rate or the fewest engines."""
-
     classes: str | None = declared(SEARCH, "classes drawn at random, such as paying=5%,free=95%")
     seeds: int = declared(SEARCH, "so many seeds, from --seed on", 4, ge=1, le=MOST_SEEDS)
     precision: float = declared(SEARCH, "of a bracket, as a share of the rate", 0.04, ge=0.001, le=0.5)

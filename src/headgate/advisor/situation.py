@@ -47,8 +47,6 @@ SATURATED = OfferedLoad()
 
 
 class Held(NamedTuple):
-    """KV tokens of a request that runs: mean and deviation at a random moment, in a steady state."""
-
     mean: float
     spread: float
 
@@ -75,12 +73,10 @@ class Situation:
     step_cost: StepCost | None = None  # of a step, where `cost` is of an iteration: with speculation
 
     def step_seconds(self, shape: Shape) -> float:
-        """How long a step takes, which is what a gap between deliveries is made of."""
         return (self.step_cost or self.cost).seconds(shape)
 
 
 def situation(settings: Experiment, texts: CostSettings | None = None) -> Situation:
-    """Settings of a run (and plain costs, where given) as what planners want."""
     if texts is None or not texts.model_fields_set:
         card = load_card(settings.card)
         return _on_card(settings, build.make_engine(settings, card), card)
@@ -188,7 +184,6 @@ def _burst(workload: Workload, speculation: Speculation) -> float:
 
 
 def prefix_hits(workload: Workload, engine: Engine, kv_tokens: float) -> NDArray[np.int64]:
-    """Cached tokens of the requests that the engine would take."""
     blocks = int(kv_tokens // engine.block) if isfinite(kv_tokens) else ENDLESS
     return found_again(workload, engine.block, blocks)[workload.prompt < engine.longest]
 
@@ -243,7 +238,6 @@ def named_after(settings: Experiment, workload: Workload) -> str:
 
 
 def _load(settings: Experiment, workload: Workload) -> OfferedLoad:
-    """The load that the settings ask for; where they name none, as much as the engine can do."""
     spoken = settings.clients or settings.rate or settings.all_at_once or settings.arrivals or settings.stages
     if settings.trace is None and not spoken:
         return SATURATED

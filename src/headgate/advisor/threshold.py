@@ -13,7 +13,7 @@ from headgate.cost.model import Shape
 from headgate.estimators.hazard import HazardTrend, hazard_trend
 from headgate.methods.eb import prediction
 from headgate.methods.eb import thresholds as refills
-from headgate.methods.eb.costs import Lengths, PhaseCosts, mean_prompts, phase_costs
+from headgate.methods.eb.costs import PhaseCosts, mean_prompts, phase_costs
 from headgate.stats.metrics import without_nan
 
 WITHIN_ERROR = 0.02  # predictions miss simulated rates by up to about this much
@@ -44,8 +44,6 @@ class RefillThresholds(NamedTuple):
 
 
 class MemoryLimits(NamedTuple):
-    """Slots that KV memory allows; None where memory was not given."""
-
     safe: int | None  # ours, for exclusive batches
     paper: int | None  # equation (6)
     mixed: int | None  # as many as fit on average under mixed batching
@@ -77,8 +75,6 @@ class GapPlan:
 
 @dataclass(frozen=True)
 class Crossing:
-    """Between how many concurrent requests exclusive batches win, by prediction and by the paper."""
-
     wins: tuple[int, int] | None
     clearly: tuple[int, int] | None  # by more than the model's error
     searched: int  # up to so many
@@ -110,7 +106,6 @@ class ThresholdPlan:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether both modes serve all that is offered: then neither serves more."""
         offered = self.situation.load.rate
         return offered is not None and offered <= min(self.saturated)
 
@@ -124,7 +119,6 @@ class ThresholdPlan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was left out, and where the predictions are weak."""
         alike = self.thresholds.chosen is not self.thresholds.stationary
         return (*self.situation.notes, *((ALIKE,) if alike else ()))
 
@@ -190,7 +184,6 @@ def plan_threshold(about: Situation, max_gap: float | None = None) -> ThresholdP
 
 
 def _thresholds(about: Situation) -> tuple[RefillThresholds, MemoryLimits, PhaseCosts]:
-    """Share, then the slots that are safe with it, then both again with the costs of that many slots."""
     slots, memory = about.slots, MemoryLimits(None, None, None)
     for _ in range(2):
         costs = phase_costs(about.cost, about.lengths, slots)
@@ -239,7 +232,8 @@ def _mixed(about: Situation, costs: PhaseCosts, running: int, clients: int | Non
     piece = Shape(round(decodes), context, max(1, round(lengths.computed / chunks)), round(lengths.cached))
     own = chunks * cost.seconds(piece)
     first = None if clients is None else max(0.0, clients - decodes) / rate + own
-    tokens, paper_rate = _tokens(lengths, rate), prediction.mixed_throughput(costs, lengths, running)
+    tokens = rate * (lengths.prompt + lengths.output + 1)
+    paper_rate = prediction.mixed_throughput(costs, lengths, running)
     return Predicted(running, rate, tokens, paper_rate, decodes / lengths.output / rate, longest, first)
 
 
@@ -252,17 +246,14 @@ def _exclusive(
     refilled = max(1.0, share * running)
     phase = lengths.output  # iterations
     if running > 1:
-        phase *= -log1p(-min(refilled / running, WHOLE))
+        phase = (phase - 0.5) * -log1p(-min(refilled / running, WHOLE))
     per_token = refilled / rate / phase
     first = None if clients is None else max(0.0, clients / rate - lengths.output * per_token)
     base = max(refills.base_share(costs.overhead / lengths.output), 1e-9)
     paper_rate = prediction.exclusive_throughput(costs, lengths, running, base * running)
-    tokens, longest = _tokens(lengths, rate), refill_gap(about, running, refilled)
+    tokens = rate * (lengths.prompt + lengths.output + 1)
+    longest = refill_gap(about, running, refilled)
     return Predicted(running, rate, tokens, paper_rate, per_token, longest, first)
-
-
-def _tokens(lengths: Lengths, rate: float) -> float:
-    return rate * (lengths.prompt + lengths.output + 1)
 
 
 def _rate(about: Situation, running: int, share: float) -> float:
@@ -279,13 +270,11 @@ def refill_gap(about: Situation, running: int, refilled: float) -> float:
     tokens = refilled * lengths.computed
     steps = ceil(tokens / about.budget)
     prompts = mean_prompts(tokens / steps, lengths.computed, lengths.cached)
-    return steps * about.step_seconds(prompts) + about.step_seconds(
-        Shape(running, round(running * lengths.context))
-    )
+    decode = Shape(running, round(running * lengths.context))
+    return steps * about.step_seconds(prompts) + about.step_seconds(decode)
 
 
 def _crossing(about: Situation, costs: PhaseCosts, chosen: refills.Threshold, mixed_slots: int) -> Crossing:
-    """Both predictions at every number of concurrent requests; the longest stretch won counts."""
     top = max(chosen.slots, mixed_slots)
     share = min(chosen.refill / chosen.slots, WHOLE)
     gains = []
@@ -298,7 +287,6 @@ def _crossing(about: Situation, costs: PhaseCosts, chosen: refills.Threshold, mi
 
 
 def _longest(won: Any) -> tuple[int, int] | None:
-    """The longest stretch of true values, as first and last, counted from one."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], won, [False])).astype(np.int8)))
     if not len(edges):
         return None

@@ -1,12 +1,10 @@
-"""WAIT and Nested WAIT planned from the settings of a run: thresholds, and the memory they need.
-
-The traffic becomes types with rates (for WAIT) and output lengths cut into segments (for Nested WAIT).
-"""
+"""WAIT and Nested WAIT planned from the settings of a run: thresholds, and the memory they need."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import Any, TypeVar
 
@@ -72,8 +70,6 @@ class Nested:
 
 @dataclass(frozen=True)
 class Mix:
-    """The requests: types for WAIT, lengths and times for Nested WAIT."""
-
     names: tuple[str, ...]
     parts: list[inventory.MixPart]
     split: str  # how `wait` tells the types apart
@@ -166,7 +162,6 @@ class WaitPlan:
 
 
 def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
-    """All of it; an InputError where the load is unstable or given thresholds violate a condition."""
     check_wishes(wishes)
     card = load_card(settings.card)
     engine = make_engine(settings, card)
@@ -179,12 +174,19 @@ def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
     most = mix.rate * inventory.most_rate(lines, mix.parts, engine.kv_tokens, engine.running)
     if wishes.load is not None:
         mix = scaled(mix, wishes.load * most / mix.rate)
-    pace = _pace_or_why(lines, mix, engine, lambda roomy: gathered_mix(settings, wishes, workload, roomy))
+    try:
+        pace = _pace(lines, mix, engine)
+    except InputError:
+        if engine.longest < engine.max_model_len:  # what is missing is said for whole requests
+            roomy = engine._replace(kv_tokens=engine.max_model_len + engine.block)
+            uncut = gathered_mix(settings, wishes, workload, roomy)
+            uncut = scaled(uncut, mix.rate / uncut.rate)
+            _pace(inventory.lines_of(engine.cost, uncut.parts, engine.kv_tokens), uncut, engine)
+        raise
     chosen = _chosen(lines, mix.parts, pace, settings.tpot)
     thresholds = inventory.along_the_ray(lines, mix.parts, chosen)
-    whole, why_not = _or_why(
-        lambda: inventory.least_thresholds(lines, mix.parts, engine.kv_tokens, wishes.slack)
-    )
+    least = partial(inventory.least_thresholds, lines, mix.parts, engine.kv_tokens, wishes.slack)
+    whole, why_not = _or_why(least)
     cuts = candidates(mix, wishes)  # Nested WAIT may need too much memory; the other half then stands
     nested, why_not_nested = _or_why(lambda: _nested(lines, mix, wishes, engine, cuts))
     plan = WaitPlan(
@@ -224,24 +226,9 @@ def _pace(lines: inventory.Lines, mix: Mix, engine: Engine) -> inventory.PaceRan
     return inventory.pace_within(lines, mix.parts, engine.kv_tokens, engine.running, spare)
 
 
-def _pace_or_why(
-    lines: inventory.Lines, mix: Mix, engine: Engine, mix_on: Callable[[Engine], Mix]
-) -> inventory.PaceRange:
-    """The same; what is missing is said for whole requests: memory below the model's length cuts them."""
-    try:
-        return _pace(lines, mix, engine)
-    except InputError:
-        if engine.longest < engine.max_model_len:
-            whole = mix_on(engine._replace(kv_tokens=engine.max_model_len + engine.block))
-            whole = scaled(whole, mix.rate / whole.rate)
-            _pace(inventory.lines_of(engine.cost, whole.parts, engine.kv_tokens), whole, engine)
-        raise
-
-
 def _chosen(
     lines: inventory.Lines, parts: list[inventory.MixPart], pace: inventory.PaceRange, tpot: float | None
 ) -> float:
-    """The pace with the least latency that the promised TPOT allows."""
     if tpot is not None and tpot < pace.shortest:
         raise InputError(
             f"--tpot {tpot:g}s: need t >= DT*, the shortest iteration that keeps up; promise "
@@ -266,9 +253,8 @@ def _nested(
     come = None
     if wishes.every is not None:
         come = nesting.busiest([(wishes.every, rate) for rate in windows(mix, wishes.every)])
-    whole, _ = _or_why(
-        lambda: nesting.least_nested(lines, best.segments, engine.kv_tokens, wishes.slack, come)
-    )
+    least = partial(nesting.least_nested, lines, best.segments, engine.kv_tokens, wishes.slack, come)
+    whole, _ = _or_why(least)
     overflow = nesting.chance_of_overflow(best.bound, wishes.miss, engine.kv_tokens)
     return Nested(
         best.segments, best.thresholds, whole, best.bound, wishes.miss, overflow, engine.running, tried
@@ -354,7 +340,6 @@ def scaled(mix: Mix, factor: float) -> Mix:
 
 
 def candidates(mix: Mix, wishes: WaitSettings) -> list[nesting.Segments]:
-    """Ways to cut: as told, or in segments of equal width and of equal shares of the requests."""
     longest = int(mix.decodes.max())
     if wishes.ends:
         given = read_ends("nested-wait", wishes.ends)
@@ -370,10 +355,8 @@ def candidates(mix: Mix, wishes: WaitSettings) -> list[nesting.Segments]:
     parts = [mix.decodes[place == number] for number in np.unique(place)]
     parts = [part for part in parts if len(part) >= FEW] or [mix.decodes]
     most = max(windows(mix, wishes.every))
-    return [
-        nesting.worst([nesting.segments_from(mix.prompt, part, most, ends) for part in parts])
-        for ends in unique
-    ]
+    each = ([nesting.segments_from(mix.prompt, part, most, ends) for part in parts] for ends in unique)
+    return [nesting.worst(segments) for segments in each]
 
 
 def windows(mix: Mix, every: float) -> list[float]:
@@ -403,11 +386,16 @@ def check_given(plan: WaitPlan) -> None:
         return
     everyone = given.get("", ())
     if len(everyone) > 1:
-        faults = _nested_faults(plan, everyone)
+        if plan.nested is None:
+            raise InputError(plan.why_not_nested)
+        segments = plan.nested.segments
+        if len(everyone) != len(segments.ends):
+            found = f"{len(everyone)} for {len(segments.ends)} segments"
+            raise InputError(f"--thresholds: {found}; give --ends too")
+        faults = nesting.check_nested(plan.lines, segments, everyone, plan.capacity)
     else:
-        faults = inventory.check_thresholds(
-            plan.lines, plan.mix.parts, _by_type(plan.mix, given), plan.capacity
-        )
+        sizes = _by_type(plan.mix, given)
+        faults = inventory.check_thresholds(plan.lines, plan.mix.parts, sizes, plan.capacity)
     if faults:
         raise InputError(f"--thresholds violate {faults[0]}")
 
@@ -422,12 +410,3 @@ def _by_type(mix: Mix, given: dict[str, tuple[float, ...]]) -> list[float]:
     if missing and "" not in given:
         raise InputError(f"--thresholds: none for type {missing[0]!r}; give one for each, or one for all")
     return [given[name if name in given else ""][0] for name in mix.names]
-
-
-def _nested_faults(plan: WaitPlan, sizes: tuple[float, ...]) -> list[str]:
-    if plan.nested is None:
-        raise InputError(plan.why_not_nested)
-    segments = plan.nested.segments
-    if len(sizes) != len(segments.ends):
-        raise InputError(f"--thresholds: {len(sizes)} for {len(segments.ends)} segments; give --ends too")
-    return nesting.check_nested(plan.lines, segments, sizes, plan.capacity)

@@ -61,8 +61,6 @@ def command_of(name: str) -> Any:
 
 
 class Commands(GroupPage):
-    """All of them; a page of `--help` imports none."""
-
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]  # names, for suggestions

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headgate.cli.help import Application
-from headgate.cli.output import bar, check_json, said_to, write_json
+from headgate.cli.help import panelled as _option
+from headgate.cli.output import Json, bar, check_json, said_to, write_json
 from headgate.core.errors import InputError, RunError, unknown
 from headgate.record.tables import write_whole
 
@@ -69,8 +70,7 @@ def derive(
     if config is not None and not config.endswith(".json"):
         what = str(Path(config) / "config.json")
     wanted = WantedCard(what, gpu, tp, pp, ep, dtype, kv_dtype, utilisation, graph, approximate)
-    measured = [load_card(name) for name in correct or ()]
-    found = derive_card(wanted, measured, name=place.stem if place else "")
+    found = derive_card(wanted, [*map(load_card, correct or ())], name=place.stem if place else "")
     say = said_to(json)
     print(*_lines(found), sep="\n", file=say)
     if place is not None:
@@ -82,9 +82,7 @@ def derive(
 
 
 @card.command(name="list")
-def list_all(
-    json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
-) -> None:
+def list_all(json: Json = None) -> None:
     """List cards, and the models and GPUs to derive cards for."""
     from headgate.cost.card import list_cards, load_card
     from headgate.cost.derive.gpus import GPUS, MEASURED
@@ -140,8 +138,7 @@ def _lines(found: Any) -> list[str]:
         seconds = cost.seconds(Shape(decodes, decodes * context, prompt))
         lines.append(f"{decodes:>7}{context if decodes else '-':>17}{prompt:>15}{1000 * seconds:>16.2f}")
     lines.append("")
-    numbers = found.provenance.numbers
-    if numbers:
+    if numbers := found.provenance.numbers:
         counts = Counter(number.origin for number in numbers.values())
         told = ", ".join(f"{counts[kind]} {kind}" for kind in ("measured", "published", "assumed"))
         lines.append(f"Numbers in it and behind it: {told} (provenance.numbers of the card names each).")
@@ -170,10 +167,6 @@ class _MeasuredSteps:
     about: About
     notes: tuple[str, ...] = ()
     failed: str | None = None
-
-
-def _option(help: str, panel: str, *flags: str) -> Any:
-    return typer.Option(*flags, help=help, rich_help_panel=panel)
 
 
 ENGINE, FROM, SAYS = "Measure an engine", "Or take steps that exist", "What the card says"
@@ -230,8 +223,11 @@ def calibrate(
       headgate calibrate --from-passes passes.jsonl --gpu H200 --out sglang.json
       headgate calibrate --from-steps card.steps.npz --as paper
     """
-    sources = (from_trace, from_steps, from_bench, from_passes)
-    _one_source({"MODEL": model, **dict(zip(FILES, sources, strict=True))})
+    sources = zip(FILES, (from_trace, from_steps, from_bench, from_passes), strict=True)
+    named = [*(["MODEL"] if model else []), *(flag for flag, value in sources if value)]
+    if len(named) != 1:
+        what = " and ".join(named) if named else "nothing to measure"
+        raise InputError(f"{what}: give one of MODEL, {', '.join(FILES[:-1])} and {FILES[-1]}")
     check_json(json)
     if as_form not in (None, PAPER):
         raise unknown("form for --as", str(as_form), (PAPER,))
@@ -261,15 +257,14 @@ def calibrate(
     _write_calibrated(found, card, json, as_form == PAPER)
 
 
-def _one_source(given: dict[str, Any]) -> None:
-    named = [flag for flag, value in given.items() if value]
-    if len(named) != 1:
-        what = " and ".join(named) if named else "nothing to measure"
-        raise InputError(f"{what}: give one of MODEL, {', '.join(FILES[:-1])} and {FILES[-1]}")
+def _derived(like: str | None) -> Card | None:
+    from headgate.cost.card import load_card
+
+    found = None if like is None else load_card(like)
+    return found if found is not None and found.expected_error and found.work else None
 
 
 def _write_calibrated(found: _MeasuredSteps, card: Path, json: str | None, paper: bool) -> None:
-    """Fit, say how well, and write the card; steps that ended early make a card, and exit code 1."""
     from headgate.cost.fit.fit import fit
 
     say = said_to(json)
@@ -291,33 +286,20 @@ def _write_calibrated(found: _MeasuredSteps, card: Path, json: str | None, paper
         raise RunError(f"{found.failed}; the card rests on the {len(found.table)} steps measured before")
 
 
-def _derived(like: str | None) -> Card | None:
-    from headgate.cost.card import load_card
-
-    found = None if like is None else load_card(like)
-    return found if found is not None and found.expected_error and found.work else None
-
-
-def _on_engine(card: Card, limits: dict[str, int]) -> Card:
-    """The card with the memory and lengths of the engine that was timed, where that says them."""
-    from headgate.cost.card import Card, Number
-
-    numbers = dict(card.provenance.numbers or {})
-    for name, value in limits.items():
-        if value != getattr(card, name):
-            numbers[name] = Number(value=value, origin="measured", source="as the engine says")
-    provenance = card.provenance.model_copy(update={"numbers": numbers})
-    kept = {field: getattr(card, field) for field in Card.model_fields}
-    return Card(**kept | limits | {"provenance": provenance})
-
-
 def _rescale(found: _MeasuredSteps, derived: Card, card: Path, json: str | None) -> None:
-    """Scale a derived card's prices by the steps, say how well, and write it."""
+    from headgate.cost.card import Card, Number
     from headgate.cost.derive.rescale import rescale
 
     about = found.about
-    engine = {name: getattr(about, name) for name in ("kv_tokens", "block", "max_model_len")}
-    done = rescale(_on_engine(derived, engine), found.table, about.name, about.source)
+    limits = {name: getattr(about, name) for name in ("kv_tokens", "block", "max_model_len")}
+    numbers = dict(derived.provenance.numbers or {})
+    for name, value in limits.items():  # the card gets the memory and lengths of the engine that was timed
+        if value != getattr(derived, name):
+            numbers[name] = Number(value=value, origin="measured", source="as the engine says")
+    provenance = derived.provenance.model_copy(update={"numbers": numbers})
+    kept = {field: getattr(derived, field) for field in Card.model_fields}
+    on_engine = Card(**kept | limits | {"provenance": provenance})
+    done = rescale(on_engine, found.table, about.name, about.source)
     _write(card, done.card.text())
     notes = (f"note: {note}" for note in found.notes)
     print(*done.lines(), *notes, f"card: {card}", sep="\n", file=said_to(json))
@@ -339,7 +321,6 @@ def card_file(out: str, overwrite: bool) -> Path:
 
 
 def _engine_words(given: list[str] | None) -> dict[str, Any]:
-    """NAME=VALUE, values as JSON where they are, else as text."""
     words: dict[str, Any] = {}
     for word in given or ():
         name, mark, value = word.partition("=")
@@ -416,7 +397,6 @@ def _passed(file: str, like: str | None) -> _MeasuredSteps:
 
 
 def _saved(files: list[str], like: str | None) -> _MeasuredSteps:
-    """Steps that earlier calibrations kept, with what the first wrote beside them."""
     from headgate.cost.fit.fit import METHOD
     from headgate.cost.fit.steps import StepTable, concat
 
@@ -433,7 +413,6 @@ def _saved(files: list[str], like: str | None) -> _MeasuredSteps:
 
 
 def _beside(steps: str) -> About | None:
-    """What was written beside a file of steps about the engine, if anything was."""
     from headgate.cost.fit.steps import About
 
     file = Path(steps.removesuffix(".steps.npz") + ".about.json")
@@ -446,7 +425,6 @@ def _beside(steps: str) -> About | None:
 
 
 def _facts(table: StepTable, like: str | None) -> About:
-    """The engine as another card has it, or as far as the steps show it."""
     from headgate.cost.card import load_card
     from headgate.cost.fit.fit import LARGEST_GRAPH
     from headgate.cost.fit.steps import About

@@ -1,7 +1,4 @@
-"""`headgate demo`: what scheduling is worth on one GPU, on one screen.
-
-It simulates the requests that a real H200 was sent, and shows what was measured there beside it.
-"""
+"""`headgate demo`: what scheduling is worth on one GPU, beside what an H200 did with the same requests."""
 
 from __future__ import annotations
 
@@ -95,7 +92,6 @@ def demo(
 
 
 def write_rising(place: Path) -> int:
-    """The requests that the H200 was sent, as a trace; how many."""
     from headgate.workloads.traces import bundled
 
     trace, name = bundled("azure-conv"), b"azure-conv"
@@ -116,7 +112,6 @@ def write_rising(place: Path) -> int:
 
 
 def story(kept: dict[str, Measured], served: dict[str, Measured]) -> Chapter:
-    """The screen."""
     from headgate.report import document as doc
 
     shares = {policy: shares_kept(kept[policy]) for policy in RISING.values()}
@@ -125,48 +120,35 @@ def story(kept: dict[str, Measured], served: dict[str, Measured]) -> Chapter:
         both = [(100 * shares[policy][place], KEPT[policy][place]) for policy in RISING.values()]
         rows.append((*doc.row(rate), *(doc.valued(f"{one:.0f}", one) for pair in both for one in pair)))
     heads = [f"{label}\n{where}" for label in RISING for where in ("simulated", "H200")]
-    promises = doc.Grid(
-        "Requests with both promises kept, %",
-        ("requests\nper s", *heads),
-        tuple(rows),
-        (POLICIES,),
-        joined=True,
-    )
+    heads = ["requests\nper s", *heads]
+    title = "Requests with both promises kept, %"
+    promises = doc.Grid(title, tuple(heads), tuple(rows), (POLICIES,), joined=True)
     rows = []
     for label, policy in SATURATED.items():
         pairs = ((served[name].metrics.request_rate.value, SERVED[name]) for name in (policy, "mixed"))
         cells = [f"{ours:.1f}" + _gain(ours, vllm) for ours, vllm in zip(*pairs, strict=True)]
         rows.append(doc.row(label, *cells))
     full = doc.Grid("Saturated, requests/s", ("policy", "simulated", "H200"), tuple(rows), (IN_PROCESS,))
-    at, most = STAIRS.index(20), len(STAIRS) - 1
     said = []
-    for place in (at, most):
+    for place in (STAIRS.index(20), len(STAIRS) - 1):
         vllm, ours = (f"{100 * shares[policy][place]:.0f} %" for policy in ("mixed", "keep"))
         real = f"(H200: {KEPT['mixed'][place]} and {KEPT['keep'][place]} %)"
-        said.append(
-            f"at {STAIRS[place]} requests/s vLLM keeps {vllm} of its promises, headgate {ours} {real}"
-        )
-    light = {policy: median_first(kept[policy]) for policy in FIRST}
+        at = f"at {STAIRS[place]} requests/s"
+        said.append(f"{at} vLLM keeps {vllm} of its promises, headgate {ours} {real}")
+    first = {policy: kept[policy].latencies.ttft[_counted(kept[policy])[0]] for policy in FIRST}
+    light = {policy: 1000 * float(np.median(times)) for policy, times in first.items()}
     nothing = (
         f"Light load: there is nothing to gain. At {STAIRS[0]} requests/s the first token comes after "
         f"{light['mixed']:.0f} ms with vLLM and {light['keep']:.0f} ms with headgate (median; "
         f"H200: {FIRST['mixed']:.0f} and {FIRST['keep']:.0f} ms)."
     )
-    verdict = f"{said[0][0].upper()}{said[0][1:]}; {said[1]}."
-    return doc.Chapter(
-        TITLE, verdict, (doc.Section("", (ABOUT, promises, full, nothing)),), answer_first=True
-    )
+    verdict, blocks = doc.sentence("; ".join(said)), (ABOUT, promises, full, nothing)
+    return doc.Chapter(TITLE, verdict, (doc.Section("", blocks),), answer_first=True)
 
 
 def shares_kept(run: Measured) -> list[float]:
-    """Of each stair's requests, the share whose promises were kept."""
     assert run.promises is not None
     return [float(run.promises.met[counts].mean()) for counts in _counted(run)]
-
-
-def median_first(run: Measured) -> float:
-    """Milliseconds to the first token on the first stair."""
-    return 1000 * float(np.median(run.latencies.ttft[_counted(run)[0]]))
 
 
 def _counted(run: Measured) -> list[Any]:

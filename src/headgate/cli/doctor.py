@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headgate.cli.output import bar, check_json, write_json
+from headgate.cli.output import Json, bar, check_json, write_json
 from headgate.core.build import build_name
 from headgate.core.errors import InputError, RunError
 from headgate.core.version import VERSION
@@ -41,7 +41,7 @@ def check(
     worlds: Annotated[int, typer.Option(help="how many worlds", min=1)] = 100,
     seed: Annotated[int, typer.Option(help="number of the first world", min=0)] = 0,
     seconds: Annotated[float, typer.Option(help="give up when one world takes longer", min=0.1)] = 30,
-    json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+    json: Json = None,
 ) -> None:
     """Test whether a policy or router of your own keeps the laws.
 
@@ -147,7 +147,7 @@ OPTIONAL = {
 
 
 def doctor(
-    json: Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")] = None,
+    json: Json = None,
     seams: Annotated[
         bool, typer.Option(help="import vLLM and look at what we rely on; takes a while")
     ] = True,
@@ -215,7 +215,6 @@ def _findings() -> dict[str, Any]:
 
 
 def _offered(what: str, base: type, ours: Collection[str], problems: list[str]) -> dict[str, str]:
-    """What installed packages add, by name; those that cannot be used are problems."""
     from headgate.methods.make import installed_class, offers, origin
 
     found: dict[str, str] = {}
@@ -255,7 +254,6 @@ AS_EXPECTED = "as expected"
 
 
 def checkup(seams: bool = True) -> dict[str, Any]:
-    """Findings in words, and a list of problems."""
     from headgate.cli.serve import executable
     from headgate.live.vllm.seams import installed
 
@@ -274,7 +272,6 @@ def checkup(seams: bool = True) -> dict[str, Any]:
 
 
 def sglang_checkup() -> dict[str, Any]:
-    """The installed SGLang, as its source shows it, and whether it would find our plug-in."""
     from headgate.live.sglang import seams
 
     problems: list[str] = []
@@ -311,7 +308,6 @@ def _version(release: str | None, problems: list[str]) -> str:
 
 
 def _meaning(release: str | None, seams: str, refused: bool) -> str:
-    """What headgate does with this vLLM."""
     from headgate.live.vllm.seams import release_numbers, untested
 
     if release is None:
@@ -326,7 +322,6 @@ def _meaning(release: str | None, seams: str, refused: bool) -> str:
 
 
 def _seams(release: str, problems: list[str]) -> str:
-    """Import vLLM elsewhere and look at every name and signature we rely on."""
     from headgate.live.vllm.seams import refusal, release_numbers
 
     began = time.monotonic()
@@ -358,14 +353,12 @@ def _seams(release: str, problems: list[str]) -> str:
 
 
 def _sign_of_life(seconds: float | None) -> None:
-    """On a terminal: how long it has been going on; None wipes that out again."""
     if sys.stderr.isatty():
         text = "" if seconds is None else f"importing vLLM to look at its seams, {seconds:.0f} s ..."
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _settings(problems: list[str]) -> dict[str, str]:
-    """What HEADGATE_CONFIG says, and what an engine started now with our scheduler would do."""
     from headgate.live.engine.policy import check_policy
     from headgate.live.engine.settings import FILE, file_of, read_settings
     from headgate.live.vllm import VLLM

@@ -59,7 +59,6 @@ def emulate(given: Annotated[dict[str, Any], Options], processes: Annotated[int,
 
 
 def _keep(options: Options, out: str) -> None:
-    """A run folder beside each trace, as other commands write it."""
     from headgate.cli.output import save
     from headgate.live.emulate.metrics import files
     from headgate.record.live_trace import read_live_trace
@@ -126,7 +125,7 @@ def predict(options: PredictOptions) -> None:
 
     Drop-in for llm-d's latency predictor: point PREDICTION_SERVER_URL and TRAINING_SERVER_URL of its router
     here. Answers from the first call on, and corrects itself by what the router measures. See
-    docs/scale.md.
+    docs/kubernetes.md.
 
     Examples:
       headgate predict --card cal-h200-qwen3-8b
@@ -144,7 +143,7 @@ def watch(options: WatchOptions) -> None:
 
     For fleets without headgate's router, which says the same. Reads the metrics of vLLM or SGLang engines and
     serves headgate_engines_needed{model,pool} on /metrics, for KEDA or a HorizontalPodAutoscaler. See
-    docs/scale.md.
+    docs/kubernetes.md.
 
     Examples:
       headgate watch --engine http://a:8000 --engine http://b:8000 --card cal-h200-qwen3-8b

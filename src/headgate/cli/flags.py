@@ -31,16 +31,6 @@ Command = Callable[..., None]
 Table = type[SettingsModel]
 
 
-def takes_settings(command: Command) -> Command:
-    """Give a command the flags of its settings; those of an Experiment without the ones about fleets."""
-    return _taking(command, fleet=False)
-
-
-def takes_fleet_settings(command: Command) -> Command:
-    """The same for a command that can run a fleet."""
-    return _taking(command, fleet=True)
-
-
 def option(table: Table, name: str, flag: str = "") -> Any:
     field = table.model_fields[name]
     return typer.Option(flag or flag_of(name), help=_help(field), rich_help_panel=_extra(field, "panel"))
@@ -50,7 +40,8 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _taking(command: Command, fleet: bool) -> Command:
+def takes_settings(command: Command, fleet: bool = False) -> Command:
+    """Give a command the flags of its settings; those of an Experiment without the ones about fleets."""
     hints = get_type_hints(command, include_extras=True)
     tables: dict[str, tuple[Table, bool]] = {}
     own: list[inspect.Parameter] = []
@@ -79,6 +70,9 @@ def _taking(command: Command, fleet: bool) -> Command:
     with_settings.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_settings.__annotations__ = {each.name: each.annotation for each in parameters}
     return with_settings
+
+
+takes_fleet_settings = functools.partial(takes_settings, fleet=True)
 
 
 def _table(hint: Any) -> Table | None:
@@ -112,7 +106,6 @@ def _parameter(name: str, field: FieldInfo, alias: str = "") -> inspect.Paramete
 
 
 def _help(field: FieldInfo) -> str:
-    """What a setting means, with its default unless the text has one or the default is to leave it out."""
     text, default = field.description or "", field.default
     if other := also(field):
         text += f" (also {', '.join(map(flag_of, other))})"
@@ -123,7 +116,10 @@ def _help(field: FieldInfo) -> str:
 
 def flag_type(field: FieldInfo) -> Any:
     """What the command line reads for a setting: durations are text, tables and lists come piece by piece."""
-    base, metadata = _unwrapped(field.annotation), list(field.metadata)
+    base: Any = field.annotation
+    if get_origin(base) in (Union, UnionType):
+        base = next(each for each in get_args(base) if each is not type(None))
+    metadata = list(field.metadata)
     while get_origin(base) is Annotated:
         base, *more = get_args(base)
         metadata += more
@@ -132,12 +128,6 @@ def flag_type(field: FieldInfo) -> Any:
     if get_origin(base) is Literal:  # checked by the settings; typer knows it from 0.19 on
         return type(get_args(base)[0])
     return list[str] if (get_origin(base) or base) in (dict, tuple) else base
-
-
-def _unwrapped(annotation: Any) -> Any:
-    if get_origin(annotation) in (Union, UnionType):
-        return next(each for each in get_args(annotation) if each is not type(None))
-    return annotation
 
 
 def _parameters(tables: list[Table], fleet: bool) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:

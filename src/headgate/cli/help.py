@@ -23,6 +23,10 @@ VALUES = re.compile("int|float", re.IGNORECASE)  # names of numbers in any relea
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+def panelled(help: str, panel: str, *flags: str) -> Any:
+    return typer.Option(*flags, help=help, rich_help_panel=panel)
+
+
 class Application(typer.Typer):
     def __init__(self, group: type[TyperGroup] | None = None, **settings: Any) -> None:
         width = {"max_content_width": WIDEST}
@@ -104,9 +108,8 @@ def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
         if panels.get(panel):
             with formatter.section(panel):
                 for label, text in panels[panel]:
-                    formatter.write(
-                        _filled(text, formatter.width, f"  {label}  ".ljust(indent), " " * indent)
-                    )
+                    first = f"  {label}  ".ljust(indent)
+                    formatter.write(_filled(text, formatter.width, first, " " * indent))
 
 
 def _row(parameter: Any, label: str, text: str) -> tuple[str, str]:

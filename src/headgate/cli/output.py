@@ -56,13 +56,13 @@ def run_folder(out: str | None, name: str, overwrite: bool) -> Iterator[Path]:
 
 def _asked(out: str, overwrite: bool) -> tuple[Path, bool]:
     folder = Path(out)
+    fresh = not folder.exists()
     if not out:
         raise InputError("--out is empty; name a folder")
-    if folder.exists() and not folder.is_dir():
+    if not fresh and not folder.is_dir():
         raise InputError(f"--out {folder} is a file; name a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+    if not fresh and any(folder.iterdir()) and not overwrite:
         raise InputError(f"--out {folder} exists and is not empty; choose another or pass --overwrite")
-    fresh = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     return folder, fresh
 
@@ -112,7 +112,6 @@ def _check_target(target: str, flag: str, remedy: str) -> None:
 
 
 def write_json(target: str | None, document: dict[str, Any]) -> None:
-    """To a file, whole or not at all, or to standard output for `-`."""
     if target is None:
         return
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
@@ -127,7 +126,6 @@ def write_json(target: str | None, document: dict[str, Any]) -> None:
 
 
 def save(run: Run | Measured, folder: Path, overwrite: bool) -> None:
-    """The run's tables, and its figures in the schema of `vllm bench serve`."""
     from headgate.stats.measured import Measured
     from headgate.stats.vllm_bench import bench_result
 
@@ -138,7 +136,6 @@ def save(run: Run | Measured, folder: Path, overwrite: bool) -> None:
 
 
 def ended_early(run: Run, what: str, folder: Path) -> RunError:
-    """The error for a run that has not finished; what there is of it stands in a folder."""
     outcome = run.meta["outcome"]
     kind = RunInterruptedError if outcome == "interrupted" else RunError
     return kind(f"{what} ended early ({outcome}); its results so far are in {folder}")
@@ -146,7 +143,6 @@ def ended_early(run: Run, what: str, folder: Path) -> RunError:
 
 @contextmanager
 def _undisturbed(folder: Path) -> Iterator[None]:
-    """A run that is over is written whole; an interrupt meanwhile is heard afterwards."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -21,8 +21,9 @@ from headgate.advisor.settings import (
     WaitSettings,
 )
 from headgate.cli.flags import takes_settings
-from headgate.cli.help import Application
+from headgate.cli.help import Application, panelled
 from headgate.cli.output import Json, Outputs, Report, bar, resting_on, said_to, save_page, tell, write_json
+from headgate.core.durations import duration
 from headgate.core.errors import InputError, unknown
 from headgate.experiment.settings import NAMED, POLICY, Experiment
 
@@ -63,7 +64,9 @@ def threshold(
     from headgate.report.plans.threshold import threshold_page
 
     outputs = Outputs(json, report).checked()
-    bound = _bound(max_gap)
+    bound = None if max_gap is None else duration(max_gap)
+    if bound is not None and not bound > 0:
+        raise InputError(f"--max-gap {max_gap}: it must be above 0, or left out for no bound")
     found = plan_threshold(situation(words, costs), bound)
     if costs.model_fields_set:
         setup = outside = ""
@@ -73,17 +76,6 @@ def threshold(
         outside = outside_said(words, MIXED, min(offered or inf, found.mixed.rate))
     page, lost = threshold_page(found, sys.argv[1:]), found.situation.lost
     tell(page, found.as_dict(), outputs, setup, lost, [outside])
-
-
-def _bound(text: str | None) -> float | None:
-    from headgate.core.durations import duration
-
-    if text is None:
-        return None
-    seconds = duration(text)
-    if not seconds > 0:
-        raise InputError(f"--max-gap {text}: it must be above 0, or left out for no bound")
-    return seconds
 
 
 @plan.command()
@@ -112,9 +104,8 @@ def speculation(words: Experiment, json: Json = None, report: Report = None) -> 
 # -- what commands that search have in common
 
 
-def flag(help: str, panel: str = SEARCH) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(help=help, rich_help_panel=panel)
-    return option
+def flag(help: str, panel: str = SEARCH) -> Any:
+    return panelled(help, panel)
 
 
 Levels = Annotated[list[str] | None, flag("service levels, such as ttft=500ms@p50,tbt=100ms@p99:paying")]
@@ -178,7 +169,6 @@ def flags(
 def _promised(
     words: Experiment, search: SearchSettings, slo: list[str], check: bool, outputs: Outputs
 ) -> None:
-    """The same for a promise: the budget by formula, and what a search says of it."""
     from headgate.advisor.advice import search_flags
     from headgate.advisor.flags import plan_flags
     from headgate.experiment.run import MIXED, assumed, outside_said, tried_arrivals
@@ -271,7 +261,6 @@ def capacity(
 
 
 def _other_times(words: Experiment, asks: SearchQuestion, found: CapacityPlan) -> OtherTimes | None:
-    """The best policy with the other arrival times."""
     from headgate.advisor.capacity.plan import choose
     from headgate.advisor.set_up import other_question, other_rate
 
@@ -301,7 +290,6 @@ def _find_rate(words: Experiment, asks: SearchQuestion, outputs: Outputs) -> Non
 
 
 def _find_batch(words: Experiment, routers: list[str], asks: SearchQuestion, outputs: Outputs) -> None:
-    """What a class without a promise gets beside those that have one."""
     from headgate.advisor.capacity.beside import plan_beside, with_promises
     from headgate.advisor.capacity.plan import choose
     from headgate.advisor.flags import with_graphs
@@ -338,7 +326,6 @@ def _tell_search(
 
 
 def find_engines(words: Experiment, routers: list[str], asks: SearchQuestion, outputs: Outputs) -> None:
-    """Search, show, and write JSON and a report where asked; levels that no fleet keeps are refused then."""
     from headgate.advisor.fewest_engines import Serving, make_ways, out_of_reach, plan_engines
     from headgate.experiment.run import DEFAULT_ROUTER, assumed, outside_said, tried_arrivals
     from headgate.report.plans.capacity import apart_said, engines_page
@@ -359,7 +346,6 @@ def find_engines(words: Experiment, routers: list[str], asks: SearchQuestion, ou
 def _engines_at_other_times(
     words: Experiment, asks: SearchQuestion, ways: dict[str, Way], found: EnginesPlan
 ) -> OtherTimes | None:
-    """The smallest fleet with the other arrival times; None where no fleet is enough."""
     from headgate.advisor.fewest_engines import Serving, plan_engines
     from headgate.advisor.set_up import OtherTimes, other_question
 
@@ -378,8 +364,6 @@ def _engines_at_other_times(
 
 
 class SearchQuestion(NamedTuple):
-    """A question, checked before any work."""
-
     levels: tuple[Level, ...]
     policies: list[str]
     options: SearchSettings
@@ -401,7 +385,6 @@ def asked(
     cache: str | None = None,
     needed: bool = True,
 ) -> SearchQuestion:
-    """There is a promise where one is needed, and jobs are as many as cores unless told."""
     from headgate.advisor.capacity.traffic import parse_levels
 
     if not slo and needed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,7 +52,10 @@ def report(
             progress(number)
     scenes = gather(loaded)
     if baseline is not None:
-        scenes = [_led_by(scene, baseline) for scene in scenes]
+        for scene in scenes:
+            if baseline not in scene.runs:
+                raise unknown("name among these runs", baseline, scene.runs)
+        scenes = [replace(each, runs={baseline: each.runs[baseline], **each.runs}) for each in scenes]
     output.summed_up(scenes)
     page = runs_page(scenes, sys.argv[1:], title)
     say = output.said_to(json)
@@ -62,7 +66,6 @@ def report(
 
 
 def find_runs(text: str) -> list[Path]:
-    """The run, or all runs in a folder, in the order they were written."""
     from headgate.record.tables import RECORD
 
     place = Path(text)
@@ -72,15 +75,6 @@ def find_runs(text: str) -> list[Path]:
     if not found:
         raise InputError(f"no run in folder {place}; give a folder that simulate, compare or demo wrote")
     return [record.parent for record in found]
-
-
-def _led_by(scene: Scene, baseline: str) -> Scene:
-    from dataclasses import replace
-
-    if baseline not in scene.runs:
-        raise unknown("name among these runs", baseline, scene.runs)
-    order = [baseline, *(name for name in scene.runs if name != baseline)]
-    return replace(scene, runs={name: scene.runs[name] for name in order})
 
 
 def _document(out: str, scenes: list[Scene]) -> dict[str, Any]:
@@ -119,7 +113,12 @@ def reproduce(
       headgate reproduce eb-table10 --quick --json -
     """
     outputs = output.Outputs(json, report).checked()
-    papers = _papers()
+    point = next(iter(metadata.entry_points(group="headgate.papers")), None)
+    if point is None:
+        raise InputError(
+            "the experiments are in the package headgate-papers; install it: pip install ./papers in a clone"
+        )
+    papers = point.load()
     if name is None:
         if json is not None:
             output.write_json(json, {key: experiment.about for key, experiment in papers.EXPERIMENTS.items()})
@@ -138,14 +137,3 @@ def reproduce(
     output.tell(papers.published_page(found, sys.argv[1:], quick), document, outputs)
     if found.interrupted:
         raise KeyboardInterrupt
-
-
-def _papers() -> Any:
-    """The package of the experiments, which is not part of headgate itself."""
-    from headgate.core.errors import InputError
-
-    for point in metadata.entry_points(group="headgate.papers"):
-        return point.load()
-    raise InputError(
-        "the experiments are in the package headgate-papers; install it: pip install ./papers in a clone"
-    )

@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from headgate.cli.help import panelled as _option
 from headgate.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -117,7 +118,6 @@ async def _print(frames: Frames, once: bool, as_json: bool) -> None:
 
 
 async def _serve(frames: Frames, engine: EngineView, url: str, page: str) -> None:
-    """The same page as a router's, for an engine."""
     from aiohttp import web
 
     from headgate.live.route.config import address
@@ -173,7 +173,6 @@ def _session() -> aiohttp.ClientSession:
 
 
 async def _engine_at(session: aiohttp.ClientSession, url: str) -> EngineView | None:
-    """The engine at this address, None for a router; an error where it is neither."""
     import aiohttp
 
     from headgate.live.route.view.counters import EngineView
@@ -275,7 +274,6 @@ FEWEST, WIDEST, MOST_ROWS = 3, 60, 6  # points and bars of the timeline, tenants
 
 
 def view(frame: Frame, where: str = "", notes: Sequence[str] = ()) -> Group:
-    """All of it; columns and lines in which nothing stands are left out."""
     shown = frame.shown
     many = f", {len(shown['engines']) + shown['left_out']['engines']} engines" * (shown["kind"] == "router")
     head = Text(f"{_clean(shown['kind'])} {_clean(shown['name'])}{many}", "bold")
@@ -314,7 +312,9 @@ def _totals(totals: Row) -> Text:
 
 
 def _engine(row: Row) -> Row:
-    status = _clean(row["status"])
+    status, breaker = _clean(row["status"]), _clean(row.get("breaker", "closed"))
+    if breaker != "closed" and row.get("retry_s"):
+        breaker += f", {row['retry_s']:.0f} s"
     sign = SIGNS.get(status, "■")
     return {
         "engine": _clean(row["id"]),
@@ -325,17 +325,11 @@ def _engine(row: Row) -> Row:
         "KV": _percent(row["kv"]),
         "tokens/s": _number(row["output"], 0),
         "TTFT": _seconds(row["ttft"]),
-        "breaker": _breaker(row),
+        "breaker": "" if breaker == "closed" else breaker,
         "faults": _counts(row.get("faults")),
         "role": _clean(row["role"]).replace("any", ""),
         **({"URL": _clean(row["url"])} if Console().width >= WIDE else {}),
     }
-
-
-def _breaker(row: Row) -> str:
-    if row.get("breaker", "closed") == "closed":
-        return ""
-    return _clean(row["breaker"]) + (f", {row['retry_s']:.0f} s" if row.get("retry_s") else "")
 
 
 def _class(row: Row) -> Row:
@@ -438,10 +432,6 @@ FRONT, POLICY = "Front", "Router"
 ROUTER = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:Class (default: least-loaded)"
 
 
-def _option(help: str, panel: str, *flags: str) -> Any:
-    return typer.Option(*flags, help=help, rich_help_panel=panel)
-
-
 def route(
     engine: Annotated[list[str] | None, typer.Option(help="URL of an engine; repeat it")] = None,
     config: Annotated[str | None, typer.Option(help="TOML file; flags are laid over it")] = None,
@@ -485,7 +475,10 @@ def route(
     from headgate.live.route.config import read_config
 
     if new_key is not None:
-        _print_key(new_key)
+        from headgate.live.route import classes
+
+        key, line = classes.new_key(new_key)
+        print(f"key for the client (shown once): {key}\nline for the key file:           {line}")
         return
     logging.basicConfig(format="headgate route: %(message)s", level=logging.WARNING)
     fronts = {
@@ -524,16 +517,7 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _print_key(name: str) -> None:
-    from headgate.live.route.classes import new_key
-
-    key, line = new_key(name)
-    print(f"key for the client (shown once): {key}")
-    print(f"line for the key file:           {line}")
-
-
 def _check_config(config: Config) -> None:
-    """What the router would do with this configuration."""
     from headgate.live.route.classes import read_keys
     from headgate.live.route.engines import discover, engine_key
     from headgate.live.route.gate.policy import LivePolicy, rests_on
@@ -562,13 +546,11 @@ def _check_config(config: Config) -> None:
         print(f"shared with other routers through {where} as {config.replicas.name!r}")
     for line in config.doubts(keys.names):
         print(f"warning: {line}")
-    print(
-        "keys: required" if keys.required else "keys: none, every client that reaches the address is served"
-    )
+    open_to_all = "none, every client that reaches the address is served"
+    print(f"keys: {'required' if keys.required else open_to_all}")
 
 
 async def _demo(flags: dict[str, dict[str, Any]], seconds: float | None) -> None:
-    """Until an interrupt, or for so many seconds."""
     from headgate.live.route.run import demo
     from headgate.live.tasks import on_stop
 

@@ -28,7 +28,7 @@ from headgate.core.errors import InputError
 from headgate.live.engine.process import EngineNames
 from headgate.live.engine.settings import AUTO, PANEL, Settings, check_words, merge
 from headgate.live.sglang import LOADED, SGLANG
-from headgate.live.sglang.fit import MIXED_CHUNK, check_fit, mixes
+from headgate.live.sglang.fit import MIXED_CHUNK, arguments, check_arguments, check_fit, mixes
 from headgate.live.vllm import VLLM
 from headgate.live.vllm.refusals import OURS, WARM_FILE
 from headgate.live.vllm.settings import ADDITIONAL_CONFIG, VllmSettings, own_table, read_settings
@@ -81,9 +81,11 @@ def serve(
     """
     if engine not in (VLLM.name, SGLANG.name):
         raise InputError(f"--engine {engine} is not known; write vllm or sglang")
+    if model.startswith("-"):
+        raise InputError(f"the model comes first, not {model}; write headgate serve MODEL {model} ...")
     if engine == SGLANG.name:
         raise typer.Exit(_run_sglang(model, list(context.args), given, config, dry_run))
-    raise typer.Exit(_run(model, list(context.args), given, config, (graphs, warm), dry_run))
+    raise typer.Exit(_run(model, list(context.args), given, config, graphs, warm, dry_run))
 
 
 def _run(
@@ -91,11 +93,12 @@ def _run(
     rest: list[str],
     given: dict[str, Any],
     config: str | None,
-    switches: tuple[bool, bool],
+    graphs: bool,
+    warm: bool,
     dry_run: bool,
 ) -> int:
-    """Check everything, then hand over to vLLM; its exit code."""
-    _check_first(model)
+    from headgate.live.vllm.seams import installed, release_numbers, unsupported
+
     if _value(rest, "--scheduler-cls") is not None:
         raise InputError("--scheduler-cls is what headgate serve sets; drop it or run vllm serve yourself")
     own = _own_file(config, given)
@@ -104,8 +107,10 @@ def _run(
     vllm = executable()
     if vllm is None and not dry_run:
         raise InputError("no vllm command here; install vLLM (0.26 to 0.33) into the environment of headgate")
-    _check_release(settings)
-    graphs, warm = switches
+    release = installed()
+    why = unsupported(release_numbers(release)) if release else None
+    if why and not settings.force:
+        raise InputError(why)
     more, graphs_said = _graphs(settings, rest) if graphs else ([], "")
     server, warm_said = _warm_up(settings, rest) if warm else (None, "")
     command = [vllm or "vllm", "serve", model, *more, *rest, "--scheduler-cls", SCHEDULER]
@@ -120,11 +125,6 @@ def _run(
     return _launch(command, lines, settings, own, given, dry_run, server)
 
 
-def _check_first(model: str) -> None:
-    if model.startswith("-"):
-        raise InputError(f"the model comes first, not {model}; write headgate serve MODEL {model} ...")
-
-
 def _launch(
     command: list[str],
     lines: Sequence[str | None],
@@ -135,7 +135,6 @@ def _launch(
     server: _Warm | None = None,
     presence: _Presence | None = None,
 ) -> int:
-    """Say what runs, and run it with its settings in a folder that goes again at the end; its exit code."""
     with ExitStack() as scratch:
         folder = Path(tempfile.gettempdir(), "headgate-XXXX")
         if not dry_run:
@@ -159,7 +158,6 @@ def _launch(
 
 
 def _own_file(config: str | None, given: Mapping[str, Any]) -> str | None:
-    """The file of settings the user keeps; then nothing may be said beside it."""
     inherited = os.environ.get(CONFIG)
     if config is not None and inherited:
         raise InputError(f"--config {config}, but {CONFIG} is set to {inherited}; unset it or drop --config")
@@ -173,10 +171,12 @@ def _own_file(config: str | None, given: Mapping[str, Any]) -> str | None:
 
 
 def _settings(own: str | None, given: dict[str, Any], rest: list[str]) -> Settings:
-    """Checked as the engine will check them, as far as that can be told before it is there."""
     from headgate.live.engine.policy import check_policy
 
-    additional = _additional(rest)
+    try:
+        additional = json.loads(_value(rest, ADDITIONAL_CONFIG) or "null")
+    except ValueError:  # vLLM will say so itself
+        additional = None
     if own:
         settings = read_settings(additional, own)
     else:
@@ -189,13 +189,11 @@ def _settings(own: str | None, given: dict[str, Any], rest: list[str]) -> Settin
 
 SGLANG_LIMITS = ("--max-running-requests", "--chunked-prefill-size", "--context-length")
 PLUGINS = "SGLANG_PLUGINS"
-USES_RAY = "--use-ray"
 
 
 def _run_sglang(model: str, rest: list[str], given: dict[str, Any], config: str | None, dry_run: bool) -> int:
-    """Check everything, then hand over to SGLang and see that headgate is in it; its exit code."""
     own = _own_file(config, given)
-    settings = _sglang_settings(model, own, given, rest)
+    settings = _sglang_settings(own, given, rest)
     given = Settings.renamed(given)
     command = executable(SGLANG.name)
     if command is None and not dry_run:
@@ -210,15 +208,12 @@ def _run_sglang(model: str, rest: list[str], given: dict[str, Any], config: str 
     return code
 
 
-def _sglang_settings(model: str, own: str | None, given: dict[str, Any], rest: list[str]) -> Settings:
-    """Checked as the plug-in will check them, as far as that can be told before it is there."""
+def _sglang_settings(own: str | None, given: dict[str, Any], rest: list[str]) -> Settings:
     from headgate.live.engine import settings as neutral
     from headgate.live.engine.policy import check_policy
     from headgate.live.sglang.seams import home, problem
 
-    _check_first(model)
-    if USES_RAY in rest:
-        raise InputError(f"SGLang with {USES_RAY} loads no plug-ins; drop it")
+    check_arguments(arguments(rest))
     chosen = [name.strip() for name in os.environ.get(PLUGINS, "").split(",") if name.strip()]
     if chosen and "headgate" not in chosen:
         raise InputError(f"{PLUGINS} names other plug-ins only; add headgate to it or unset it")
@@ -233,7 +228,6 @@ def _sglang_settings(model: str, own: str | None, given: dict[str, Any], rest: l
 
 
 def _sglang_flags(settings: Settings, rest: list[str]) -> list[str]:
-    """What the policy and our metrics need, unless the command line says it."""
     mixing = settings.policy != SGLANG.name and mixes(settings.named()[0])
     wanted = {MIXED_CHUNK: mixing, "--enable-metrics": settings.metrics}
     return [flag for flag, needed in wanted.items() if needed and flag not in rest]
@@ -291,7 +285,6 @@ def _check_model(model: str, settings: Settings, rest: list[str]) -> None:
 
 
 def _policy_said(settings: Settings, model: str, names: EngineNames = VLLM) -> str:
-    """The policy that will run and whose step times it uses, in one line."""
     if settings.policy == names.name:
         return f"{names.title} decides; headgate watches"
     name, values = settings.named()
@@ -307,9 +300,8 @@ def _policy_said(settings: Settings, model: str, names: EngineNames = VLLM) -> s
 
 def _classes_said(settings: Settings) -> str:
     def said(words: Any) -> str:
-        parts = [
-            f"{name} {1000 * value:g} ms" for name in ("ttft", *BETWEEN) if (value := getattr(words, name))
-        ]
+        limits = {name: getattr(words, name) for name in ("ttft", *BETWEEN)}
+        parts = (f"{name} {1000 * value:g} ms" for name, value in limits.items() if value)
         return ", ".join(parts) or "nothing promised"
 
     classes = []
@@ -321,7 +313,6 @@ def _classes_said(settings: Settings) -> str:
 
 
 def _limits_said(rest: list[str]) -> str:
-    """Slots, budget, longest request and asynchrony: as the command line says, or as vLLM decides."""
     parts = [f"{flag[2:]} {_value(rest, flag) or 'as vLLM chooses'}" for flag in LIMITS]
     named = next((flag for flag in (OFF, ON) if flag in (word.replace("_", "-") for word in rest)), None)
     ahead = {OFF: "synchronous", ON: "asynchronous"}.get(named or "", "asynchronous where vLLM can")
@@ -359,7 +350,6 @@ class _Warm(NamedTuple):
 
 
 def _warm_up(settings: Settings, rest: list[str]) -> tuple[_Warm | None, str]:
-    """Which server, and the line that says so; none where nothing is promised."""
     first = (settings.ttft, *(promise.ttft for promise in settings.classes.values()))
     if settings.tightest() == inf and not any(first):
         return None, ""
@@ -373,7 +363,6 @@ def _warm_up(settings: Settings, rest: list[str]) -> tuple[_Warm | None, str]:
 
 
 def _where(rest: list[str], port: str) -> str:
-    """The server, as it is seen from here; `port` is the engine's own default."""
     host, port = _value(rest, "--host") or "", _value(rest, "--port") or port
     host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     return f"http://{host}:{port}"
@@ -418,7 +407,6 @@ class _WarmUp(threading.Thread):
 
 
 def _without_keys(command: list[str]) -> list[str]:
-    """For a log: the words after --api-key are left out."""
     shown, hide = [], False
     for word in command:
         name, equals, _ = word.partition("=")
@@ -449,27 +437,10 @@ def _number(rest: list[str], flag: str) -> int | None:
     return int(text) if text is not None and text.isdigit() and int(text) else None
 
 
-def _additional(rest: list[str]) -> Any:
-    """VLLM's --additional-config; if it is no JSON vLLM will say so itself."""
-    try:
-        return json.loads(_value(rest, ADDITIONAL_CONFIG) or "null")
-    except ValueError:
-        return None
-
-
 def executable(name: str = "vllm") -> str | None:
     """The engine's command: beside this Python, where headgate is installed too, or on the path."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.is_file() else shutil.which(name)
-
-
-def _check_release(settings: Settings) -> None:
-    from headgate.live.vllm.seams import installed, release_numbers, unsupported
-
-    found = installed()
-    why = unsupported(release_numbers(found)) if found else None
-    if why and not settings.force:
-        raise InputError(why)
 
 
 def _wait(

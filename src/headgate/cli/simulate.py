@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -56,8 +56,7 @@ def simulate(
 
     if detailed and json is None:
         raise InputError("--detailed is about --json; give --json FILE or drop it")
-    output.check_json(json)
-    output.check_report(report)
+    output.Outputs(json, report).checked()
     name, settings = split_name(_one_policy(policy, words))
     settings = {**words.set, **settings}
     prepared = Prepared(words)
@@ -72,13 +71,12 @@ def simulate(
             run = carry_out(prepared, name, settings, progress=progress, router=routed, make=make)
         found = Measured(run)
         output.save(found, folder, overwrite)
-    _report(found, folder, (json, report), detailed, say)
+    _report(found, folder, json, report, detailed)
     if run.meta["outcome"] != "finished":
         raise output.ended_early(run, "the run", folder)
 
 
 def _one_policy(flags: list[str] | None, words: Experiment) -> str:
-    """The policy to run; a file made for compare may name several, then a flag must choose."""
     if flags is not None and len(flags) > 1:
         raise InputError("simulate runs one policy; drop a --policy or use headgate compare")
     if flags is None and words.policies and "policy" not in words.model_fields_set:
@@ -87,7 +85,6 @@ def _one_policy(flags: list[str] | None, words: Experiment) -> str:
 
 
 def _one_router(flags: list[str] | None, prepared: Prepared) -> tuple[str, dict[str, Any]] | None:
-    """The router of a fleet, made once so that a mistake in it costs nothing."""
     from headgate.experiment.run import choose_routers
 
     if flags is not None and len(flags) > 1:
@@ -98,16 +95,14 @@ def _one_router(flags: list[str] | None, prepared: Prepared) -> tuple[str, dict[
     return next(iter(chosen.values()), None)
 
 
-def _report(
-    found: Measured, folder: Path, outputs: tuple[str | None, str | None], detailed: bool, say: IO[str]
-) -> None:
+def _report(found: Measured, folder: Path, json: str | None, report: str | None, detailed: bool) -> None:
     from headgate.experiment.run import warning
     from headgate.report.runs.page import runs_page
     from headgate.report.runs.scenes import scene_of
     from headgate.report.terminal import show
     from headgate.stats.vllm_bench import bench_result
 
-    page = runs_page([scene_of({found.run.meta["label"]: [found]})], sys.argv[1:])
+    page, say = runs_page([scene_of({found.run.meta["label"]: [found]})], sys.argv[1:]), output.said_to(json)
     show(page.chapters[0], say)
     if extrapolated := warning(found.run):
         show(f"note: {extrapolated}", say)
@@ -117,7 +112,6 @@ def _report(
         hours, least, most = scaled["engine_hours"], scaled["least"], scaled["most"]
         print(f"autoscale {scaled['rule']}: {hours:.2f} engine-hours, {least} to {most} engines", file=say)
     print(f"run folder: {folder}", file=say)
-    json, report = outputs
     output.save_page(page, report, say)
     output.write_json(json, {**bench_result(found, detailed), "headgate": found.metrics.as_dict(), **more})
 
@@ -165,8 +159,7 @@ def compare(
     from headgate.report.terminal import show
     from headgate.stats.comparison import Comparison
 
-    output.check_json(json)
-    output.check_report(report)
+    output.Outputs(json, report).checked()
     prepared = Prepared(words)
     chosen = choose_all(words, policy, router, prepared)
     if seeds > 1 and prepared.requests(words.seed) == prepared.requests(words.seed + 1):
@@ -204,16 +197,14 @@ def extrapolations(runs: Mapping[str, list[Measured]]) -> list[str]:
 def choose_all(
     words: Experiment, policy: list[str] | None, router: list[str] | None, prepared: Prepared
 ) -> dict[str, Chosen]:
-    """What is compared: policies, routers, or every router with every policy."""
     from headgate.experiment.run import choose_routers
 
     wanted = list(words.policies) if policy is None else policy
     routers = choose_routers(list(words.routers) if router is None else router, prepared)
     if len(wanted) * max(1, len(routers)) < 2 and len(routers) < 2:
         also = ", or --router round-robin --router split" if prepared.words.engines else ""
-        raise InputError(
-            f"compare needs at least two different policies; pass --policy mixed --policy v0{also}"
-        )
+        example = f"--policy mixed --policy v0{also}"
+        raise InputError(f"compare needs at least two different policies; pass {example}")
     policies = choose(wanted or [words.policy], prepared)
     if not routers:
         return policies
@@ -330,8 +321,7 @@ def sweep(
     from headgate.report.runs.scenes import load_grid, swept
     from headgate.report.terminal import show
 
-    output.check_json(json)
-    output.check_report(report)
+    output.Outputs(json, report).checked()
     workers = Workers(jobs or os.cpu_count() or 1, on).checked()
     axes = sorted(parse_grid(over or []), key=lambda axis: axis.word not in LOADS)
     if not axes:
@@ -343,17 +333,18 @@ def sweep(
     with output.run_folder(out, "sweep", going_on) as folder:
         runs = sweep_all(tasks, folder, workers, say)
     first = next((axis for axis in axes if is_word(axis)), None)
-    scenes = {at: swept(own, first.word if first else "", at) for at, own in by_place(runs).items()}
-    output.summed_up(list(scenes.values()))
-    show(setup(list(scenes.values())), say)
+    places = {at: swept(own, first.word if first else "", at) for at, own in by_place(runs).items()}
+    scenes = list(places.values())
+    output.summed_up(scenes)
+    show(setup(scenes), say)
     print(file=say)
-    show(load_grid(list(scenes.values())), say)
+    show(load_grid(scenes), say)
     for line in dict.fromkeys(line for _, run in runs if (line := warning(run))):
         show(f"note: {line}", say)
     print(f"run folders: {folder}", file=say)
-    page = runs_page(list(scenes.values()), sys.argv[1:])
+    page = runs_page(scenes, sys.argv[1:])
     output.save_page(page, report or str(folder / output.REPORT), say)
-    output.write_json(json, _document(scenes, axes))
+    output.write_json(json, _document(places, axes))
     _all_ended_well(runs, folder)
 
 
@@ -373,7 +364,6 @@ def _notes(tasks: Sequence[SweepTask], say: Any) -> None:
 
 
 def _all_ended_well(runs: Sequence[tuple[SweepTask, Run]], folder: Path) -> None:
-    """A run that failed is no reason to lose the others, but one to say so."""
     failed = [(task, run) for task, run in runs if run.meta["outcome"] != "finished"]
     if failed:
         task, run = failed[0]
@@ -385,40 +375,29 @@ def make_tasks(
     words: Experiment, axes: Sequence[Axis], policy: list[str] | None, router: list[str] | None, seeds: int
 ) -> list[SweepTask]:
     """The whole grid; every policy is made once at every point, so that mistakes cost nothing."""
-    from headgate.experiment.run import (
-        MOST,
-        Prepared,
-        SweepTask,
-        expand_policies,
-        is_word,
-        variants,
-        with_value,
-    )
+    from headgate.experiment import run as runs
 
-    of_runs = [axis for axis in axes if is_word(axis)]
-    texts = expand_policies(
-        policy or list(words.policies) or [words.policy], [a for a in axes if not is_word(a)]
-    )
+    of_runs = [axis for axis in axes if runs.is_word(axis)]
+    of_policies = [axis for axis in axes if not runs.is_word(axis)]
+    texts = runs.expand_policies(policy or list(words.policies) or [words.policy], of_policies)
     places: list[tuple[Any, Experiment]] = [(None, words)]
     if of_runs:
-        places = [(value, with_value(words, of_runs[0], value)) for value in of_runs[0].values]
+        places = [(value, runs.with_value(words, of_runs[0], value)) for value in of_runs[0].values]
     tasks: list[SweepTask] = []
     for at, here in places:
-        for suffix, own in variants(here, of_runs[1:]).items():
-            prepared = Prepared(own)
-            for text, chosen in _chosen(own, texts, router, prepared).items():
-                name, settings, routed = chosen.policy, chosen.settings, chosen.router
-                each = range(words.seed, words.seed + seeds)
-                tasks += [SweepTask(at, text + suffix, own, name, settings, routed, seed) for seed in each]
-            if len(tasks) > MOST:
-                raise InputError(f"more than {MOST:,} runs; take fewer values or seeds")
+        for suffix, own in runs.variants(here, of_runs[1:]).items():
+            prepared = runs.Prepared(own)
+            for text, (name, settings, _, routed) in _chosen(own, texts, router, prepared).items():
+                for seed in range(words.seed, words.seed + seeds):
+                    tasks.append(runs.SweepTask(at, text + suffix, own, name, settings, routed, seed))
+            if len(tasks) > runs.MOST:
+                raise InputError(f"more than {runs.MOST:,} runs; take fewer values or seeds")
     return tasks
 
 
 def _chosen(
     words: Experiment, texts: list[str], router: list[str] | None, prepared: Prepared
 ) -> dict[str, Chosen]:
-    """As for compare, but one of a kind is enough."""
     from headgate.experiment.run import choose_routers
 
     routers = choose_routers(list(words.routers) if router is None else router, prepared)
@@ -431,7 +410,6 @@ def _chosen(
 def sweep_all(
     tasks: Sequence[SweepTask], folder: Path, workers: Workers, say: Any
 ) -> list[tuple[SweepTask, Run]]:
-    """Every run that is not there yet, each into its own folder as soon as it ends."""
     from headgate.experiment.run import carry_out_all
     from headgate.record.tables import Run
 
@@ -460,7 +438,6 @@ def _place(task: SweepTask) -> str:
 
 
 def _finished(place: Path, task: SweepTask) -> bool:
-    """Whether the run stands there, whole. Another run in its place is refused rather than replaced."""
     from headgate.record.tables import Run
 
     if not (place / "run.json").is_file():
@@ -474,8 +451,9 @@ def _finished(place: Path, task: SweepTask) -> bool:
 def _document(scenes: dict[Any, Scene], axes: Sequence[Axis]) -> dict[str, Any]:
     points = []
     for at, scene in scenes.items():
-        for label, one in ((label, one) for label, own in scene.runs.items() for one in own):
-            meta = one.run.meta
-            point = {"at": at, "label": label, "seed": meta.get("seed"), "outcome": meta["outcome"]}
-            points.append(point | {"metrics": one.metrics.as_dict()})
+        for label, own in scene.runs.items():
+            for one in own:
+                meta = one.run.meta
+                point = {"at": at, "label": label, "seed": meta.get("seed"), "outcome": meta["outcome"]}
+                points.append(point | {"metrics": one.metrics.as_dict()})
     return {"over": {axis.word: list(axis.values) for axis in axes}, "points": points}

@@ -83,7 +83,6 @@ def trace(
 
 
 def notes(run: Run) -> list[str]:
-    """What the figures alone do not show."""
     meta, steps = run.meta, run.steps
     found: list[str] = []
     if meta["outcome"] != "finished":
@@ -109,7 +108,6 @@ def notes(run: Run) -> list[str]:
 
 
 def convert(names: list[str], settings: Experiment, overwrite: bool) -> None:
-    """Read, write, and say what was written."""
     if len(names) != 2:
         raise InputError("trace convert takes two files; write headgate trace convert IN OUT.jsonl")
     source, target = names

@@ -18,7 +18,6 @@ from headgate.cli import output
 from headgate.cli.flags import takes_settings
 from headgate.core.errors import InputError, RunError, RunInterruptedError
 from headgate.experiment.settings import Experiment, experiment
-from headgate.record.tables import write_whole
 from headgate.settings_base import BETWEEN, SettingsModel, checked, promised
 from headgate.stats.switchback import KEPT, METRICS, THROUGHPUT
 
@@ -105,8 +104,7 @@ def trial(
       headgate trial --config headgate.toml --arm auto --arm mixed --stop-if 'kept<90%'
       headgate trial --arm old=http://a:8000 --arm new=http://b:8000 --rate 8
     """
-    output.check_json(json)
-    output.check_report(report)
+    output.Outputs(json, report).checked()
     checked(TrialLoad, load)
     load = TrialLoad.renamed(load)
     _check(minutes, speed, seed, url)
@@ -151,7 +149,8 @@ def trial(
         say = output.said_to(json)
         outcome = asyncio.run(_run(plan, config, url, api_key, followed, workload, judged, say))
         traffic = f"that the server has, from {source}" if followed else "requests that the trial sends"
-        command = [word[: -len(api_key)] + "KEY" if _holds(word, api_key) else word for word in sys.argv[1:]]
+        told = (api_key, f"--api-key={api_key}") if api_key else ()  # which no report should
+        command = [word[: -len(api_key)] + "KEY" if word in told else word for word in sys.argv[1:]]
         _write(outcome, plan, folder, report, json, workload, judged, traffic, command)
     if outcome.interrupted:
         raise RunInterruptedError(f"{outcome.stopped}; what there is stands in {folder}")
@@ -160,11 +159,6 @@ def trial(
 
 
 # -- what was asked for
-
-
-def _holds(word: str, key: str) -> bool:
-    """Whether a word of the command line tells the server's key, which no report should."""
-    return bool(key) and (word == key or word == f"--api-key={key}")
 
 
 def _check(minutes: float, speed: float, seed: int, url: str | None) -> None:
@@ -315,20 +309,14 @@ def _write(
     traffic: str,
     command: list[str],
 ) -> None:
-    import json as json_module
-
     from headgate.live.trial.book import as_json, bench_result
     from headgate.report.runs.trial import trial_page
     from headgate.report.terminal import show
 
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    document = {
-        "date": date,
-        "stopped": outcome.stopped,
-        "seed": plan.seed,
-        "settings": {arm.name: arm.url or dict(arm.words) for arm in plan.arms},
-        **as_json(outcome.findings),
-    }
+    document: dict[str, Any] = {"date": date, "stopped": outcome.stopped, "seed": plan.seed}
+    document["settings"] = {arm.name: arm.url or dict(arm.words) for arm in plan.arms}
+    document |= as_json(outcome.findings)
     output.write_json(str(folder / "trial.json"), document)
     rate = None
     if workload is not None and not workload.closed:
@@ -336,9 +324,7 @@ def _write(
     for place, name in enumerate(plan.names):
         result = bench_result(outcome.book, place, name, outcome.model, date, rate)
         safe = re.sub(r"[^A-Za-z0-9_.+-]+", "-", name)
-        write_whole(
-            folder / f"{place}-{safe}.bench.json", json_module.dumps(result, indent=2, allow_nan=False) + "\n"
-        )
+        output.write_json(str(folder / f"{place}-{safe}.bench.json"), result)
     about = {"date": date, "model": outcome.model, "traffic": traffic}
     about = {name: value for name, value in about.items() if value}
     page = trial_page(outcome, plan.arms, judged, about, command)

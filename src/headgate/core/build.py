@@ -20,12 +20,10 @@ quick: Final = tuple.__new__
 
 
 def compiled() -> bool:
-    """Does the compiled build run?"""
     from headgate.core import ledger
 
     return not str(ledger.__file__).endswith(".py")
 
 
 def build_name() -> str:
-    """As reports and `headgate doctor` say it."""
     return "compiled" if compiled() else "pure Python"

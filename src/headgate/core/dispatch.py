@@ -71,14 +71,12 @@ class Dispatch:
     # -- what happens to requests
 
     def arrived(self, request: Request, now: float) -> None:
-        """It waits for its prompt."""
         self.roster.arrive(request)
         if self._tell_arrived:
             self._tell_arrived(request, now)
         self.route(now)
 
     def prompt_done(self, request: Request, engine: int, now: float) -> None:
-        """It decodes where its prompt was."""
         if not self.roster.places[request.id].decoding:  # not when it was evicted and comes again
             self.roster.end_prompt(request, self.roster.replicas[engine], True)
             self.pending = True
@@ -93,7 +91,6 @@ class Dispatch:
             self._tell_prefilled(request, engine, now)
 
     def ended(self, request: Request, engine: int, now: float, how: End) -> None:
-        """It has left an engine, or its way there, for good."""
         member, decodes = self.roster.replicas[engine], self.roster.places[request.id].decoding
         served = how is STOPPED or how is LIMIT
         if not decodes and not served:
@@ -109,7 +106,6 @@ class Dispatch:
             self._tell_finished(request, engine, now)
 
     def left(self, request: Request, now: float, how: End) -> None:
-        """A request that waits before the engines, or between two of them, leaves."""
         self.roster.leave(request)
         self.pending = True
         self.router.left(request, now, how)
@@ -137,7 +133,6 @@ class Dispatch:
         self.engines_changed()
 
     def open(self, engine: int) -> None:
-        """It takes requests again, as its role says."""
         self.roster.set_room(engine, self._rooms(self.roster.member(engine).role))
         self.engines_changed()
 
@@ -148,7 +143,6 @@ class Dispatch:
     # -- what the router wants
 
     def woken(self, now: float) -> bool:
-        """Has a time come that the router asked for?"""
         due = self._asking.woken(now)
         self.pending = self.pending or due
         return due
@@ -207,7 +201,6 @@ class AskRouter:
         self.wakes_at = inf  # the time the router asked for; inf: none
 
     def ask(self, now: float) -> None:
-        """Until no request is moved or turned away."""
         roster, route, move_one = self._roster, self._router.route, self._move
         while roster.waiting or roster.handoff:
             routing = route(roster)

@@ -24,14 +24,12 @@ class RunInterruptedError(RunError):
 
 
 def one_line(error: BaseException) -> str:
-    """An exception in one line, with the place it came from."""
     frame = extract_tb(error.__traceback__)[-1]
     message = " ".join(str(error).split())
     return f"{type(error).__name__}: {message} (in {frame.name}, {frame.filename}:{frame.lineno})"
 
 
 def unknown(what: str, name: str, choices: Iterable[str]) -> InputError:
-    """An unknown name, with the nearest known one or the whole list as the remedy."""
     known = sorted(filter(None, choices))  # requests of no class have the empty name
     near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     listed = f"choose from: {', '.join(known)}" if known else "none exist, drop it"

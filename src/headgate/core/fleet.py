@@ -94,71 +94,41 @@ class Place(Protocol):
     """Where a request is that was sent to an engine and has not left the fleet."""
 
     @property
-    def request(self) -> Request:
-        """The request itself."""
-
+    def request(self) -> Request: ...  # the request itself
     @property
-    def replica(self) -> int:
-        """The engine that works on it; for one in `Fleet.handoff` the engine that holds its KV."""
-
+    def replica(self) -> int: ...  # the engine that works on it, or holds its KV while it is in handoff
     @property
-    def stage(self) -> Stage:
-        """What it was last sent for."""
-
+    def stage(self) -> Stage: ...  # what it was last sent for
     @property
-    def decoding(self) -> bool:
-        """Whether it holds a decode slot: its prompt is done and its output has a place."""
+    def decoding(self) -> bool: ...  # whether its prompt is done and its output has a decode slot
 
 
 class Replica(Protocol):
     """One engine as the router knows it; live in simulation, a little stale in life."""
 
     @property
-    def id(self) -> int:
-        """Its number: 0, 1, 2, ..."""
-
+    def id(self) -> int: ...  # 0, 1, 2, ...
     @property
-    def role(self) -> str:
-        """One of ROLES."""
-
+    def role(self) -> str: ...  # one of ROLES
     @property
-    def room(self) -> Room:
-        """What it takes at once; CLOSED while it is down or drained."""
-
+    def room(self) -> Room: ...  # what it takes at once; CLOSED while it is down or drained
     @property
-    def prefilling(self) -> Mapping[str, int]:
-        """Prompts in service, by kind."""
-
+    def prefilling(self) -> Mapping[str, int]: ...  # prompts in service, by kind
     @property
-    def decoding(self) -> Mapping[str, int]:
-        """Outputs in service, by kind."""
-
+    def decoding(self) -> Mapping[str, int]: ...  # outputs in service, by kind
     @property
-    def waiting(self) -> int:
-        """Sent there, not started."""
-
+    def waiting(self) -> int: ...  # sent there, not started
     @property
-    def load(self) -> int:
-        """Requests sent there that have not left it."""
-
+    def load(self) -> int: ...  # requests sent there that have not left it
     @property
-    def idle(self) -> bool:
-        """Whether it may be sent a prompt now."""
-
+    def idle(self) -> bool: ...  # whether it may be sent a prompt now
     @property
-    def slots(self) -> int:
-        """Decodes it may still take."""
-
+    def slots(self) -> int: ...  # decodes it may still take
     @property
-    def kv_free(self) -> int:
-        """Tokens."""
-
-    def cached(self, request: Request) -> int:
-        """Tokens of its prompt in the engine's prefix cache; 0 where the driver cannot look."""
-
+    def kv_free(self) -> int: ...  # tokens
+    def cached(self, request: Request) -> int: ...  # prompt tokens in its prefix cache; 0 if unknown
     @property
-    def seen(self) -> float:
-        """When these numbers were true."""
+    def seen(self) -> float: ...  # when these numbers were true
 
 
 class Fleet(Protocol):

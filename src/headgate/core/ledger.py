@@ -38,21 +38,8 @@ class Entry(Identity):
     """One request in the ledger; policies see it as a read-only `Request`."""
 
     __slots__ = (
-        "_joined",
-        "_last",
-        "_ledger",
-        "_tokens",
-        "admission",
-        "cached",
-        "deliveries",
-        "drawn",
-        "end",
-        "evictions",
-        "hit",
-        "loose",
-        "queued",
-        "todo",
-        "wasted",
+        "_joined", "_last", "_ledger", "_tokens", "admission", "cached", "deliveries", "drawn", "end",
+        "evictions", "hit", "loose", "queued", "todo", "wasted",
     )  # fmt: skip
 
     def __init__(
@@ -91,7 +78,6 @@ class Entry(Identity):
 
     @property
     def rolls(self) -> bool:
-        """Does it share the tick?"""
         return self._joined != NOT_ROLLING
 
     @property
@@ -108,7 +94,6 @@ class Entry(Identity):
         return self._tokens + self._ledger.tick - self._joined
 
     def _gained(self, deliveries: Deliveries) -> int:
-        """Tokens since it began to roll."""
         sums, at = deliveries.sums, deliveries.at
         return sums[at + self._ledger.tick - self._joined] - sums[at]
 
@@ -121,7 +106,6 @@ class Entry(Identity):
 
     @property
     def burst(self) -> int:
-        """Tokens that its newest step brought."""
         if self.deliveries is None:
             return 1
         sums, taken = self.deliveries.sums, self.taken
@@ -229,7 +213,6 @@ class Ledger:
         self._decode(entry, rolling)
 
     def take_in(self, entry: Entry, rolling: bool) -> None:
-        """It comes from another engine with its KV and decodes here from now on."""
         entry._ledger = self
         entry.admission = self.admitted
         self.admitted += 1
@@ -268,7 +251,6 @@ class Ledger:
                 entry._last = seen
 
     def hold(self, entry: Entry) -> None:
-        """It stops rolling and keeps its KV."""
         self._stop(entry)
         self.held[entry.id] = entry
 
@@ -277,7 +259,6 @@ class Ledger:
         self._roll(entry)
 
     def retire(self, entry: Entry) -> None:
-        """It has all its tokens; it keeps its KV until it is let go."""
         self._stop(entry)
         self._retired[entry.id] = entry
 
@@ -317,11 +298,9 @@ class Ledger:
             self._remove_running(entry)
 
     def find(self, id: int) -> Entry | None:
-        """The request of that number, if it is still here."""
         return self.waiting.get(id) or self.prefilling.get(id) or self.decoding.get(id)
 
     def known(self, id: int) -> Entry:
-        """The request of that number, which must be here."""
         return self.waiting.get(id) or self.prefilling.get(id) or self.decoding[id]
 
     def _remove_running(self, entry: Entry) -> None:

@@ -11,8 +11,6 @@ from headgate.core.ledger import Ledger
 
 
 class Decodes(Enum):
-    """Which decodes run, said without naming them."""
-
     ALL = "all"  # every decode that is ready, also those that join meanwhile
     NONE = "none"  # keep their KV, give them no token
 
@@ -61,7 +59,6 @@ class Plan(NamedTuple):
     reject: tuple[int, ...] = ()  # before the first step: turn these away, none of which has begun
 
     def __str__(self) -> str:
-        """For messages: of many ids the first few."""
         parts = zip(self._fields, self, strict=True)
         return f"Plan({', '.join(f'{name}={_short(value)}' for name, value in parts)})"
 

@@ -56,7 +56,6 @@ MOST_WEIGHT = 1e9  # of a class: sums of weights stay exact enough
 
 
 def weight_remedy(weight: float) -> str:
-    """What to give instead of one that is not allowed."""
     return f"give at most {MOST_WEIGHT:,.0f}" if weight > MOST_WEIGHT else "give a number above 0"
 
 

@@ -126,7 +126,6 @@ class Roster:
         self.queues[request.kind][request.id] = request
 
     def leave(self, request: Request) -> None:
-        """A request that waits, before its prompt or before its decode, leaves."""
         if self.waiting.pop(request.id, None) is None:
             del self.handoff[request.id]
             del self.places[request.id]
@@ -158,7 +157,6 @@ class Roster:
         return id
 
     def find(self, move: Move) -> tuple[Request, Member]:
-        """The request that is moved and its engine, if the move is allowed."""
         id, engine, stage = move
         if not 0 <= engine < len(self.replicas):
             raise RunError(f"{move}: there are {len(self.replicas)} engines")
@@ -176,7 +174,6 @@ class Roster:
         return request, member
 
     def start_prompt(self, request: Request, member: Member, stage: Stage) -> None:
-        """Its prompt runs there, and its output if it was sent whole."""
         kind = request.kind
         self.places[request.id] = Stay(request, member.id, stage)
         del self.waiting[request.id]
@@ -199,7 +196,6 @@ class Roster:
         self._count(member)
 
     def drop_prompt(self, request: Request, member: Member) -> None:
-        """It goes away from there before its prompt is done."""
         del self.places[request.id]
         self._leave_prompt(request.kind, member)
         self._count(member)
@@ -246,27 +242,16 @@ class Roster:
 
 
 class Inside(Protocol):
-    """What an engine knows of itself, where the driver models it."""
-
     @property
-    def waiting(self) -> int:
-        """Requests in its queue."""
-
+    def waiting(self) -> int: ...  # requests in its queue
     @property
-    def kv_free(self) -> int:
-        """Tokens."""
-
-    def cached(self, request: Request) -> int:
-        """Tokens of its prompt in the prefix cache."""
-
-    def catch_up(self) -> None:
-        """Count the tokens of all steps that have begun by now."""
+    def kv_free(self) -> int: ...  # tokens
+    def cached(self, request: Request) -> int: ...  # tokens of its prompt in the prefix cache
+    def catch_up(self) -> None: ...  # count the tokens of all steps that have begun by now
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Nothing:
-    """An engine without a queue and with endless memory."""
-
     def __init__(self) -> None:
         self.waiting, self.kv_free = 0, ENDLESS
 
@@ -351,7 +336,6 @@ class OpenEngines:
         self._place: dict[int, int] = {}
 
     def put(self, id: int, inside: bool) -> None:
-        """In or out, whatever it was before."""
         place = self._place.get(id)
         if inside == (place is not None):
             return

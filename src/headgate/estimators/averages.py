@@ -24,18 +24,14 @@ class Ema:
 
     def __init__(self, half_life: float) -> None:
         self._weight = 1 - 0.5 ** (1 / _positive("half_life", half_life))
-        self._value: float | None = None
+        self.value: float | None = None
 
     def update(self, x: float, n: int = 1) -> None:
         for _ in range(n):
-            before = self._value
-            self._value = float(x) if before is None else before + self._weight * (x - before)
-            if self._value == before:  # a fixed point: further equal values change nothing
+            before = self.value
+            self.value = float(x) if before is None else before + self._weight * (x - before)
+            if self.value == before:  # a fixed point: further equal values change nothing
                 break
-
-    @property
-    def value(self) -> float | None:
-        return self._value
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -50,31 +46,24 @@ class TimedEma:
     def __init__(self, rising: float, falling: float) -> None:
         self._rising = _positive("rising", rising)
         self._falling = _positive("falling", falling)
-        self._value: float | None = None
+        self.value: float | None = None
 
     def update(self, x: float, seconds: float, n: int = 1) -> None:
-        """Equal values, n of them, each of which lasted that many seconds."""
         if not seconds >= 0:
             raise InputError(f"a value lasted seconds={seconds}; time must be >= 0, give the step's duration")
         for _ in range(n):
-            before = self._value
+            before = self.value
             if before is None:
-                self._value = float(x)
+                self.value = float(x)
                 continue
             constant = self._rising if x > before else self._falling
-            self._value = before + (1 - exp(-seconds / constant)) * (x - before)
-            if self._value == before:
+            self.value = before + (1 - exp(-seconds / constant)) * (x - before)
+            if self.value == before:
                 break
-
-    @property
-    def value(self) -> float | None:
-        return self._value
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class Mean:
-    """The mean of everything seen."""
-
     def __init__(self) -> None:
         self._total = 0.0
         self._count = 0
@@ -128,7 +117,6 @@ class Rate:
         self._gaps = WindowMean(size)
 
     def update(self, seconds: float, n: int = 1) -> None:
-        """Events, n of them, each this many seconds after the one before."""
         if not seconds >= 0:
             raise InputError(f"a gap of {seconds} seconds; gaps must be >= 0, give events in order of time")
         self._gaps.update(seconds, n)

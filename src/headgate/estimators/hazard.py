@@ -29,8 +29,6 @@ class LinearHazard(NamedTuple):
 
 
 class _Lives(NamedTuple):
-    """One request observed from one age to another, and whether it ended there."""
-
     last: NDArray[np.int64]
     known: NDArray[np.bool_]
     first: NDArray[np.int64]
@@ -100,7 +98,6 @@ class OutputHazard:
         return 1 / rate if rate else None
 
     def survival(self, running: Sequence[int] = (), at: int | None = None) -> Survival | None:
-        """Kaplan-Meier's curve; None before the first ending."""
         lives = self._lives(running, at)
         return life_table(lives.last, lives.known, lives.first) if lives.known.any() else None
 
@@ -110,7 +107,6 @@ class OutputHazard:
         return _fit(lives) if lives.known.any() else None
 
     def _lives(self, running: Sequence[int], at: int | None) -> _Lives:
-        """The window, and the running ones as far as they can be counted."""
         alive = [] if self._forgot and self._opened is None else list(running)
         last = np.array([point.tokens for point in self._points] + alive, dtype=np.int64)
         known = np.array([point.finished for point in self._points] + [False] * len(alive), dtype=np.bool_)
@@ -125,7 +121,6 @@ class OutputHazard:
 
 
 def fit_hazard(lengths: ArrayLike) -> LinearHazard:
-    """The fit of 4.1 on complete outputs, in decode iterations."""
     last = checked_lengths(lengths)
     fit = _fit(_Lives(last, np.ones(len(last), dtype=np.bool_), np.zeros_like(last)))
     if fit is None:
@@ -284,7 +279,6 @@ def life_table(
 
 
 def checked_lengths(lengths: ArrayLike) -> NDArray[np.int64]:
-    """Whole numbers >= 1, at least one of them."""
     seen = np.asarray(lengths)
     if seen.ndim != 1 or not len(seen):
         raise InputError("no outputs given; need >= 1 completed request, wait for one or use a prior")
@@ -322,7 +316,6 @@ class HazardTrend(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Rising or falling where both tests say so."""
         if max(self.ranks.chance, self.slope_chance) >= SURE or self.ranks.score * self.line.slope <= 0:
             return LEVEL
         return RISING if self.line.slope > 0 else FALLING
@@ -358,7 +351,6 @@ def hazard_trend(survival: Survival) -> HazardTrend | None:
 
 
 def _grouped(curve: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The hazard over groups of ages: endings by iterations run."""
     ended = curve[0] - curve
     marks = np.linspace(0.0, ended[-1], GROUPS + 1)[1:]
     edges = np.unique(np.concatenate(([0], np.searchsorted(ended, marks * (1 - ROUNDING)))))

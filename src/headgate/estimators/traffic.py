@@ -121,13 +121,11 @@ class ClassTraffic:
         self._queue(-1, now)
 
     def gave_up(self, now: float) -> None:
-        """One leaves the queue because it has waited too long."""
         self._queue(-1, now)
         self._gave_up.add(1.0, now)
         self._exits += 1
 
     def decoded(self, tokens: int, since: float, now: float, ended: bool) -> None:
-        """So many output tokens of one request since then, one by one, and whether it has all of them now."""
         if now > since:
             self._tokens.lasted(tokens / (now - since), since, now)
         else:
@@ -136,7 +134,6 @@ class ClassTraffic:
             self._ended.add(1.0, now)
 
     def found(self, cached: int, prompt: int, now: float) -> None:
-        """So many tokens of a prompt were in the prefix cache of its engine."""
         self._found.add(float(cached), now)
         self._asked.add(float(prompt), now)
 
@@ -166,8 +163,6 @@ class ClassTraffic:
 
 
 class TrafficEstimator:
-    """All classes, fed by what a router hears."""
-
     def __init__(self, assumed: Mapping[str, ClassEstimate], half_life: float, now: float = 0.0) -> None:
         self._half_life = half_life
         self.kinds = {kind: ClassTraffic(seen, half_life, now) for kind, seen in assumed.items()}

@@ -91,19 +91,18 @@ BURSTS = "steps deliver up to 1 + {} tokens of a request: gaps are between deliv
 
 
 def speculating(engine: Engine, card: Card, words: Experiment) -> Engine:
-    classes = tuple((one.name, _acceptance(one)) for one in words.classes if one.accept is not None)
+    classes = tuple(
+        (one.name, Acceptance(one.accept, one.accept_spread or inf))
+        for one in words.classes
+        if one.accept is not None
+    )
     every_class = bool(words.classes) and len(classes) == len(words.classes)
     return with_speculation(engine, card, words.speculate or "0", classes, every_class)
 
 
 def refuse_speculation(words: Experiment, command: str) -> None:
-    """For plans whose stages are tokens."""
     if words.speculate is not None and speculate_settings(words.speculate).drafts:
         raise InputError(f"{command} counts in tokens, not in steps: it cannot plan for --speculate; drop it")
-
-
-def _acceptance(share: ClassSettings) -> Acceptance:
-    return Acceptance(share.accept or 0.0, share.accept_spread or inf)
 
 
 def speculation_notes(engine: Engine, card: Card, words: Experiment) -> list[str]:
@@ -119,15 +118,17 @@ def speculation_notes(engine: Engine, card: Card, words: Experiment) -> list[str
 
 
 def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload, BadRows]:
-    """The requests, drawn or read; with the rows of a trace that were left out."""
     refuse_conflicts(words)
     seed = words.seed if seed is None else seed
     if words.trace is None:
         workload, bad = _drawn(words, seed), BadRows()
     else:
         workload, bad = _traced(words, words.trace, seed)
-    if promised(words) != Slo():
-        kinds = tuple(_with_promise(kind, promised(words)) for kind in workload.kinds)
+    if (promise := promised(words)) != Slo():  # to all but background work; what a class is worth stays
+        kinds = tuple(
+            kind if kind.slo.background else kind._replace(slo=promise._replace(weight=kind.slo.weight))
+            for kind in workload.kinds
+        )
         workload = replace(workload, kinds=kinds)
     workload = beside_clients(words, workload, seed)
     if words.cap_prompt or words.cap_output:
@@ -141,10 +142,7 @@ def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload,
 
 
 def too_long(workload: Workload, engine: Engine) -> int:
-    """How many requests can never fit, because their prompt alone fills the model or the KV.
-
-    Such requests are refused one by one in a run; when none is left the input is wrong.
-    """
+    """How many can never fit: a run refuses them one by one; where none is left the input is wrong."""
     number = int(np.count_nonzero(workload.prompt >= engine.longest))
     if number == len(workload):
         raise InputError(
@@ -157,7 +155,6 @@ def too_long(workload: Workload, engine: Engine) -> int:
 
 
 def refuse_endless(workload: Workload, engine: Engine) -> None:
-    """Clients none of whose prompts fits: each would send its next request at once, without end."""
     if not workload.beside:
         return
     closed = workload.clients > OPEN_LOOP
@@ -194,10 +191,7 @@ def beside_clients(words: Experiment, workload: Workload, seed: int) -> Workload
 
 
 def _clients_of(words: Experiment, share: ClassSettings, beside: Workload, seed: int) -> Workload:
-    """As many requests of a class in a closed loop as its clients could send while the others come.
-
-    At most `MOST_SENT`: of a longer run the clients are silent at the end, which `warning` of the run says.
-    """
+    """At most `MOST_SENT`: of a longer run the clients are silent at the end, which `warning` says."""
     law, clients = _share(share), share.clients or 1
     outputs = law.output.draw(SAMPLED, stream(seed, "clients"))
     prompts = law.prompt.draw(SAMPLED, stream(seed, "clients prompts"))
@@ -235,19 +229,16 @@ def ran_out(run: Run, workload: Workload) -> dict[str, int]:
 
 
 def _with_sessions(words: Experiment, workload: Workload, seed: int) -> Workload:
-    """System prompts and conversations, where the words ask for them."""
     own = {share.name: share.shared_prefix for share in words.classes}
     texts = [own.get(kind.name, words.shared_prefix) for kind in workload.kinds]
     if not (words.turns or any(texts)):
         return workload
     prefixes = [shared_prefix(text) if text else None for text in texts]
-    return as_sessions(
-        workload, seed=seed, turns=words.turns or 1.0, think=words.think or 0.0, prefixes=prefixes
-    )
+    turns, think = words.turns or 1.0, words.think or 0.0
+    return as_sessions(workload, seed=seed, turns=turns, think=think, prefixes=prefixes)
 
 
 def refuse_many(requests: int) -> None:
-    """More than fit into memory, said before any work."""
     if requests > MOST_REQUESTS:
         raise InputError(
             f"{requests:,} requests are too many for one run: they need about "
@@ -257,7 +248,6 @@ def refuse_many(requests: int) -> None:
 
 
 def _load(words: Experiment) -> tuple[int | None, ArrivalProcess | None]:
-    """How requests are sent: clients of a closed loop, or an arrival process."""
     if at_once(words):
         return None, None
     rates = [stage.rate for stage in words.stages if stage.rate]
@@ -276,12 +266,6 @@ def _law(words: LengthSettings, which: str, mean: float | None = None) -> Length
     given = {word: getattr(words, word) for word, law in OWN.items() if law == name}
     parameters = {word: value for word, value in given.items() if value is not None}
     return length_law(name, mean or DEFAULT_LENGTH, **parameters)
-
-
-def _with_promise(kind: Kind, promise: Slo) -> Kind:
-    """What is promised to all, background work left out; what a class is worth stays."""
-    before = kind.slo
-    return kind if before.background else kind._replace(slo=promise._replace(weight=before.weight))
 
 
 def _share(share: ClassSettings) -> Share:
@@ -323,7 +307,6 @@ def _traced(words: Experiment, trace: str, seed: int) -> tuple[Workload, BadRows
 
 
 def _ticked(words: Experiment, workload: Workload, tick: float, seed: int) -> Workload:
-    """Arrivals in coarse ticks, spread where that is asked for or known to be right; said either way."""
     known = workload.origin.get("format") == "mooncake"
     together = len(workload) / len(np.unique(workload.arrival))
     shared = f"arrivals come in ticks of {tick:g} s, {together:.3g} at once"
@@ -342,9 +325,8 @@ def _read(words: Experiment, trace: str) -> tuple[Workload, BadRows]:
         return as_workload(read_live_trace(trace), Path(trace)), BadRows()
     if "/" not in trace and "." not in trace and not (trace and Path(trace).exists()):
         raise unknown("trace", trace, BUNDLED)
-    return read_trace(
-        trace, words.format, words.skip_bad_rows, words.sort, words.columns or "", words.times or ""
-    )
+    columns, times = words.columns or "", words.times or ""
+    return read_trace(trace, words.format, words.skip_bad_rows, words.sort, columns, times)
 
 
 def as_workload(run: Run, path: Path) -> Workload:
@@ -385,16 +367,12 @@ def as_workload(run: Run, path: Path) -> Workload:
 
 
 def cache_record(engines: Sequence[Residents]) -> dict[str, object]:
-    """Blocks that each one's prefix cache evicted, where they had any."""
     evicted = [engine.cache.evicted for engine in engines if engine.cache is not None]
     return {"prefix_evicted": evicted} if evicted else {}
 
 
 def described(workload: Workload) -> dict[str, object]:
-    """Name, size, load and classes of the requests, for run.json.
-
-    `clients_beside` are those of each class in a closed loop beside an open one.
-    """
+    """For run.json; `clients_beside` are those of each class in a closed loop beside an open one."""
     kinds = workload.kinds
     load = "closed" if workload.closed else "open" if np.ptp(workload.arrival) else "all-at-once"
     requests, beside = len(workload), dict[str, int]()
@@ -416,10 +394,7 @@ def described(workload: Workload) -> dict[str, object]:
 
 
 def by_tenant(tables: dict[str, Columns], workload: Workload, rows: Sequence[int] = ()) -> dict[str, Columns]:
-    """The tables of a run with the tenant of each request, where there are several.
-
-    A number is a row of the workload, or its place in `rows` where clients send beside an open loop.
-    """
+    """A number is a row of the workload, or its place in `rows` where clients send beside an open loop."""
     if len(workload.tenants) > 1:
         requests = tables["requests"]
         numbers = requests["id"].astype(np.int64)
@@ -428,15 +403,12 @@ def by_tenant(tables: dict[str, Columns], workload: Workload, rows: Sequence[int
 
 
 class Unservable(NamedTuple):
-    """How many of how many requests do not fit, and the prompt from which on none does."""
-
     number: int = 0
     total: int = 0
-    longest: int = 0
+    longest: int = 0  # from this prompt on none fits
 
     @property
     def said(self) -> str:
-        """One sentence with the remedy, "" where all fit."""
         if not self.number:
             return ""
         return (
@@ -447,7 +419,6 @@ class Unservable(NamedTuple):
         )
 
     def before(self, document: dict[str, Any]) -> dict[str, Any]:
-        """A document for JSON with the same as its first entry, where there is something to say."""
         if not self.number:
             return document
         lost = {"requests": self.number, "of": self.total, "prompt_tokens_from": self.longest}

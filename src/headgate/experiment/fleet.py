@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, isfinite
 from typing import Any
 
@@ -29,6 +30,7 @@ from headgate.methods.scaling import FIXED, Scaling, work_of
 from headgate.methods.split.staffing import best_split
 from headgate.record.tables import Flags, Run
 from headgate.sim.engine.engine import Engine, Speculation
+from headgate.sim.engine.replica import Residents
 from headgate.sim.engine.simulator import PATIENT_DOG
 from headgate.sim.fleet.autoscale import FleetScaler
 from headgate.sim.fleet.fleet import NO_TIME, FleetSimulator
@@ -47,7 +49,6 @@ MakePolicy = Callable[[str], BatchPolicy]  # from the role of an engine
 
 
 def transfer_time(settings: ManyEngines, send: float | None = None) -> Transfer:
-    """What it costs to hand KV over, as the settings say; `send` is the card's price of a send."""
     busy = (send or 0.0) if settings.send_time is None else settings.send_time
     delay = DELAY if settings.transfer_delay is None else settings.transfer_delay
     per_token = (settings.kv_bytes or KV_BYTES) / ((settings.bandwidth or BANDWIDTH) * 1e9)
@@ -62,10 +63,7 @@ def prices_of(settings: ManyEngines) -> TokenPrices:
 
 @dataclass(frozen=True)
 class FleetSetup:
-    """Engines and what lies between them. With one workload and one seed it makes routers and runs.
-
-    Engines of a fleet do not compose ahead: `asynchronous` ones have policies that see the world a step late.
-    """
+    """Its engines do not compose ahead: `asynchronous` ones have policies that see the world a step late."""
 
     engine: Engine
     engines: int
@@ -86,9 +84,8 @@ class FleetSetup:
         values = router_settings(name, settings)
         if name == "split" and "prefill" not in values:
             values["prefill"] = prefill_engines(self.engine, self.engines, workload)
-        router = make_router(
-            name, lambda: self.plan(workload), self.engines, seed, values, lambda: self.sharing(workload)
-        )
+        plan, sharing = partial(self.plan, workload), partial(self.sharing, workload)
+        router = make_router(name, plan, self.engines, seed, values, sharing)
         if self.engine.running < 2 and not router.sends_at_once:
             raise InputError(
                 f"router {name} keeps a slot for a prompt beside a decode, the engine has one; raise "
@@ -102,24 +99,20 @@ class FleetSetup:
         return router, values
 
     def sharing(self, workload: Workload) -> Sharing:
-        """What a router knows of prefixes: contents of the requests, and the size of an engine's cache."""
         engine, pieces = self.engine, workload.pieces() if self.engine.prefix_cache else None
-        if pieces is not None and workload.beside:
+        sizes = engine.cost, engine.kv_tokens, engine.block, engine.running
+        if pieces is None:
+            return Sharing(lambda request: None, *sizes)
+        if workload.beside:
             raise InputError(
                 "routers that look at prefixes must know which request comes; a class with clients "
                 "of its own does not say: give it a share, or choose another router such as least-loaded"
             )
         return Sharing(
-            (lambda request: None) if pieces is None else (lambda request: pieces[request.id]),
-            engine.cost,
-            engine.kv_tokens,
-            engine.block,
-            engine.running,
-            (lambda request: None) if pieces is None else (lambda request: session(pieces[request.id])),
+            lambda request: pieces[request.id], *sizes, lambda request: session(pieces[request.id])
         )
 
     def plan(self, workload: Workload) -> FluidPlan:
-        """The fluid plan for these requests: a class per kind, at the rate they come."""
         return fleet_plan(self.engine, self.engines, workload, self.prices)
 
     def run(
@@ -147,18 +140,12 @@ class FleetSetup:
         scaler = None if self.scaling is None else self._scaler(fleet, workload, self.scaling)
         outcome = outcome_of(fleet.run)
         meta: dict[str, Any] = {
-            "driver": "fleet",
-            "kv_tokens": self.engine.kv_tokens,
-            **({"speculation": self.engine.speculation.said()} if self.engine.speculation else {}),
-            "engines": self.engines,
+            **self._described([station.replica for station in fleet.stations], workload),
             "router": type(router).__name__,
             "roles": [member.role for member in fleet.dispatch.roster.replicas],
             "transfer": self.transfer._asdict(),
             **({"outages": [outage._asdict() for outage in self.outages]} if self.outages else {}),
             **({"autoscale": scaler.about()} if scaler else {}),
-            "prices": {"prompt": self.prices.prompt, "output": self.prices.output},
-            **cache_record([station.replica for station in fleet.stations]),
-            **described(workload),
             **(about or {}),
             "outcome": outcome,
         }
@@ -190,20 +177,25 @@ class FleetSetup:
         )
         outcome = outcome_of(ranks.run)
         meta: dict[str, Any] = {
-            "kv_tokens": self.engine.kv_tokens,
-            **({"speculation": self.engine.speculation.said()} if self.engine.speculation else {}),
-            "engines": self.engines,
+            **self._described(ranks.ranks, workload),
             "roles": [RANK] * self.engines,
-            "prices": {"prompt": self.prices.prompt, "output": self.prices.output},
-            **cache_record(ranks.ranks),
-            **described(workload),
             **(about or {}),
-            "driver": "fleet",
             "router": LOCK_STEP,
             "router_parameters": {},
             "outcome": outcome,
         }
         return Run(meta, **by_tenant(ranks.recorder.tables(), workload, ranks.arrivals.rows))
+
+    def _described(self, engines: Sequence[Residents], workload: Workload) -> dict[str, Any]:
+        return {
+            "driver": "fleet",
+            "kv_tokens": self.engine.kv_tokens,
+            **({"speculation": self.engine.speculation.said()} if self.engine.speculation else {}),
+            "engines": self.engines,
+            "prices": {"prompt": self.prices.prompt, "output": self.prices.output},
+            **cache_record(engines),
+            **described(workload),
+        }
 
 
 def outcome_of(run: Callable[[], None]) -> str:
@@ -260,7 +252,6 @@ PATH_STEPS = 4000
 
 
 def fleet_plan(engine: Engine, engines: int, workload: Workload, prices: TokenPrices) -> FluidPlan:
-    """The fluid plan for these requests: a class per kind, at the rate it comes, on engines of this cost."""
     flows, (prompt, context) = _flows(workload, engines), mean_lengths(workload)
     if engine.speculation:
         flows, prices = _in_steps(flows, prices, engine.speculation)
@@ -271,7 +262,6 @@ def fleet_plan(engine: Engine, engines: int, workload: Workload, prices: TokenPr
 def _in_steps(
     flows: tuple[Flow, ...], prices: TokenPrices, speculation: Speculation
 ) -> tuple[tuple[Flow, ...], TokenPrices]:
-    """Outputs in steps, each of which brings the price of its tokens."""
     bursts = {speculation.of(flow.name).tokens(speculation.drafts) for flow in flows}
     if len(bursts) > 1:
         raise InputError(
@@ -284,7 +274,6 @@ def _in_steps(
 
 
 def _flows(workload: Workload, engines: int) -> tuple[Flow, ...]:
-    """One class per kind that comes, with its means and its rate per engine."""
     span = float(workload.arrival[-1] - workload.arrival[0])
     if workload.clients.any() or span <= 0:
         raise InputError(

@@ -37,8 +37,6 @@ TOOK_OVER = 12  # the most steps before a fresh policy takes over
 
 @dataclass
 class Verdict:
-    """What became of one law."""
-
     law: str
     says: str
     worlds: int = 0  # tried in
@@ -48,8 +46,6 @@ class Verdict:
 
 @dataclass
 class LawTrial:
-    """All laws on one policy."""
-
     policy: str
     worlds: int
     seed: int
@@ -61,14 +57,12 @@ class LawTrial:
         return not any(verdict.broken for verdict in self.verdicts)
 
     def keeps(self, verdict: Verdict) -> bool:
-        """Whether a law was tried in every world that fits, and held there."""
         return not verdict.broken and 0 < verdict.worlds == self.worlds - self.refused
 
 
 def try_laws(
     name: str, settings: dict[str, Any], worlds: int, seed: int, progress: Progress = lambda done: None
 ) -> LawTrial:
-    """Every law of policies in worlds `seed`, `seed + 1`, ..."""
     trial = LawTrial(name, worlds, seed)
     return _try_worlds(trial, LAWS, world, lambda at: make_policy(name, settings, at.engine)[0], progress)
 
@@ -76,7 +70,6 @@ def try_laws(
 def try_router_laws(
     name: str, settings: dict[str, Any], worlds: int, seed: int, progress: Progress = lambda done: None
 ) -> LawTrial:
-    """Every law of routers in fleets `seed`, `seed + 1`, ..."""
     trial = LawTrial(name, worlds, seed)
     return _try_worlds(trial, ROUTER_LAWS, fleet_world, lambda at: at.router(name, settings), progress)
 
@@ -84,7 +77,6 @@ def try_router_laws(
 def _try_worlds(
     trial: LawTrial, laws: Laws, drawn: Callable[[int], Any], make: Callable[[Any], Any], progress: Progress
 ) -> LawTrial:
-    """Every law in every world; where the policy or router fits none, the first says why."""
     trial.verdicts = [Verdict(law, (holds.__doc__ or "").strip()) for law, holds in laws.items()]
     for number in range(trial.worlds):
         at = drawn(trial.seed + number)
@@ -209,8 +201,6 @@ def _alike(one: list[Any], other: list[Any], what: str) -> None:
 
 
 class Diary(Observer):
-    """What happened, one entry after the other, so that two runs can be compared."""
-
     def __init__(self) -> None:
         self.schedule: list[tuple[Any, ...]] = []
         self.plans: list[tuple[float, Plan]] = []
@@ -241,8 +231,6 @@ class Diary(Observer):
 
 
 class World(NamedTuple):
-    """An engine and the requests that come to it; the same for the same number."""
-
     number: int
     engine: Engine
     workload: Workload
@@ -262,8 +250,6 @@ TRANSFER = Transfer(0.4, 0.01)
 
 
 class FleetWorld(NamedTuple):
-    """Engines under mixed batching, and the requests that come to them; the same for the same number."""
-
     setup: FleetSetup
     workload: Workload
     alone: World
@@ -272,17 +258,14 @@ class FleetWorld(NamedTuple):
         return f"{self.alone}, {self.setup.engines} engines, {len(self.workload.kinds)} kinds"
 
     def router(self, name: str, settings: dict[str, Any]) -> RoutePolicy:
-        """A fresh router with what it wants to know: a plan, the engines, chance."""
         return self.setup.router(name, settings, self.workload, self.alone.number)[0]
 
     def serve(self, router: RoutePolicy) -> Run:
-        """The whole run; one that ends early breaks a law."""
         slots, budget = self.setup.engine.running, self.setup.engine.batch_tokens
         return finished(self.setup.run(lambda role: Mixed(slots, budget), router, self.workload))
 
 
 def fleet_world(number: int) -> FleetWorld:
-    """The fleet of that number."""
     alone = world(number)
     draw = np.random.default_rng((number, 1))
     engine = alone.engine
@@ -342,7 +325,6 @@ TENANTS = ("", "good", "flood")
 
 
 def world(number: int) -> World:
-    """The world of that number."""
     draw = np.random.default_rng(number)
     slots = int(draw.integers(1, MOST_SLOTS + 1))
     engine = Engine(
@@ -357,10 +339,6 @@ def world(number: int) -> World:
 
 
 def _workload(draw: np.random.Generator) -> Workload:
-    """A few requests, open or closed loop, with ties in time.
-
-    In every second world some give up, in every second there are classes, in every second tenants.
-    """
     count = int(draw.integers(1, MOST_REQUESTS + 1))
     columns: dict[str, Any] = {"limit": draw.choice([2**31 - 1, 1, 7], count)}
     if draw.random() < 0.5:
@@ -379,7 +357,6 @@ def _workload(draw: np.random.Generator) -> Workload:
 
 
 def _beside(draw: np.random.Generator, workload: Workload) -> Workload:
-    """In every second world with an open loop, clients of one more class send beside it."""
     if workload.closed or draw.random() < 0.5:
         return workload
     count = int(draw.integers(1, MOST_REQUESTS + 1))

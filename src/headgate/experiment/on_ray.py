@@ -18,7 +18,6 @@ STORE = 256 << 20  # bytes for answers under way, of a cluster started here
 
 
 def ray_module() -> ModuleType:
-    """Ray, or one line on how to get it."""
     try:
         import ray
     except ImportError:

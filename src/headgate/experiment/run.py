@@ -25,17 +25,7 @@ from headgate.core.version import VERSION
 from headgate.cost.card import Card, load_card, renamed
 from headgate.cost.laws.terms import HostTerms
 from headgate.cost.likeness import error_bar, throughput_error
-from headgate.experiment.build import (
-    DEFAULT_CLIENTS,
-    by_tenant,
-    cache_record,
-    described,
-    make_engine,
-    make_workload,
-    ran_out,
-    speculation_notes,
-    too_long,
-)
+from headgate.experiment import build
 from headgate.experiment.fleet import FleetSetup, outcome_of, prices_of, transfer_time
 from headgate.experiment.settings import Experiment, at_once, experiment, renamed_promise, without_clients
 from headgate.experiment.workers import Workers, as_they_end
@@ -46,6 +36,7 @@ from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.sim.fleet.outage import Outage, check_outages
+from headgate.workloads.sessions import late_turns
 from headgate.workloads.workload import Workload
 
 DEFAULT_ROUTER = "least-loaded"
@@ -53,10 +44,7 @@ Routed = tuple[str, dict[str, Any]]  # a router's name and its settings
 
 
 class Maker:
-    """Fresh policies of one name with the same settings.
-
-    The first is made at once, so that a mistake in the settings costs no run, and handed out first.
-    """
+    """The first policy is made at once, so that a mistake costs no run, and handed out first."""
 
     def __init__(self, name: str, settings: dict[str, Any], engine: Engine) -> None:
         self.name, self.settings, self.engine = name, settings, engine
@@ -68,25 +56,25 @@ class Maker:
 
 
 class Prepared:
-    """All that several policies share: the card, the engine and, seed by seed, the requests."""
-
     def __init__(self, words: Experiment) -> None:
         self.words = words
         self.card: Card = load_card(words.card)
-        self.engine: Engine = make_engine(words, self.card)
+        self.engine: Engine = build.make_engine(words, self.card)
         self.asynchronous = composes_ahead(words.asynchronous, self.card.host)
-        self.workload, self.bad_rows = make_workload(words)
-        self.too_long = too_long(self.workload, self.engine)
+        self.workload, self.bad_rows = build.make_workload(words)
+        self.too_long = build.too_long(self.workload, self.engine)
         self._seeds: dict[int, Workload] = {words.seed: self.workload}
 
     def notes(self) -> list[str]:
-        """What was left out of the input, will be refused, or is simulated in part."""
         notes = error_bar(self.card)
         notes += [renaming] if (renaming := renamed(self.words.card)) else []
         notes += renamed_promise(self.words)
         notes += partly(self.words, self.card, self.words.engines is not None)
-        notes += speculation_notes(self.engine, self.card, self.words)
+        notes += build.speculation_notes(self.engine, self.card, self.words)
         notes += self.workload.remarks
+        words = self.words
+        if words.turns and words.rate and not words.trace:
+            notes += filter(None, [late_turns(self.workload, words.rate, words.turns, words.think or 0.0)])
         if self.bad_rows.count:
             line, reason = self.bad_rows.first[0]
             notes.append(f"left out {self.bad_rows.count} bad rows; the first, line {line}: {reason}")
@@ -125,7 +113,7 @@ class Prepared:
 
     def requests(self, seed: int) -> Workload:
         if seed not in self._seeds:
-            self._seeds[seed], _ = make_workload(self.words, seed)
+            self._seeds[seed], _ = build.make_workload(self.words, seed)
         return self._seeds[seed]
 
 
@@ -153,15 +141,15 @@ def carry_out(
         how: dict[str, Any] = {"asynchronous": prepared.asynchronous, "watchdog": prepared.words.watchdog}
         simulator = Simulator(prepared.engine, make(), workload, (recorder,), progress=progress, **how)
         outcome = outcome_of(simulator.run)
-        about |= {**cache_record([simulator.replica]), "outcome": outcome}
-        run = Run(about, **by_tenant(recorder.tables(), workload, simulator.arrivals.rows))
+        about |= {**build.cache_record([simulator.replica]), "outcome": outcome}
+        run = Run(about, **build.by_tenant(recorder.tables(), workload, simulator.arrivals.rows))
     else:
         name, wanted = router or (DEFAULT_ROUTER, {})
         chosen, values = setup.router(name, wanted, workload, seed)
         about |= {"driver": "fleet", "router": name, "router_parameters": values}
         run = setup.run(lambda role: make(), chosen, workload, progress, about)
     run.meta["outside_card"] = outside(run, prepared.card)
-    if silent := ran_out(run, workload):
+    if silent := build.ran_out(run, workload):
         run.meta["clients_ran_out"] = silent
     return run
 
@@ -170,7 +158,7 @@ def _meta(
     prepared: Prepared, workload: Workload, policy: str, parameters: dict[str, Any], seed: int
 ) -> dict[str, Any]:
     engine, card, words = prepared.engine, prepared.card, prepared.words
-    about = described(workload)
+    about = build.described(workload)
     return {
         "headgate": VERSION,
         "driver": "simulator",
@@ -215,14 +203,12 @@ def composes_ahead(asked: bool | None, host: HostTerms | None) -> bool:
 
 
 def engine_kind(asynchronous: bool, fleet: bool) -> str:
-    """What the first lines of an answer call the engine."""
     if not asynchronous:
         return "synchronous engine"
     return "engines asynchronous in part" if fleet else "asynchronous engine"
 
 
 def partly(settings: Experiment, card: Card, fleet: bool) -> list[str]:
-    """A note where an asynchronous engine was asked for and the run has less than all of it."""
     if not settings.asynchronous:
         return []
     if fleet:
@@ -233,7 +219,7 @@ def partly(settings: Experiment, card: Card, fleet: bool) -> list[str]:
 # -- what an answer rests on
 
 FORMULAS = "formulas of step times, no run"
-CLOSED = f"{DEFAULT_CLIENTS} clients in a closed loop"
+CLOSED = f"{build.DEFAULT_CLIENTS} clients in a closed loop"
 SATURATED = "a queue that never empties"
 
 
@@ -264,7 +250,6 @@ def _open_said(settings: Experiment, otherwise: str) -> str:
 
 
 def tried_arrivals(as_recorded: bool, rate: float | None = None) -> str:
-    """How requests come in a search: at one rate, or at the rates it tries."""
     law = "arrivals as recorded, faster or slower" if as_recorded else "Poisson arrivals"
     return f"{law}, {'at the rates tried' if rate is None else f'{rate:,.4g} requests/s'}"
 
@@ -274,7 +259,7 @@ def assumed(
 ) -> str:
     """One line for a plan. Without `run` nothing is simulated; without `limits` they are its answer."""
     card = load_card(settings.card)
-    engine = make_engine(settings, card)
+    engine = build.make_engine(settings, card)
     kind = engine_kind(composes_ahead(settings.asynchronous, card.host), fleet) if run else FORMULAS
     return said([card_said(card)], [kind], [engine.limits], [arrivals], limits, renamed(settings.card))
 
@@ -292,7 +277,6 @@ def said(
     limits: bool = True,
     renaming: str = "",
 ) -> str:
-    """The line, with every value that occurs where runs differ."""
     limits_of = list(engines)
     names = {"running": "slots", "batch_tokens": "tokens a step", "max_model_len": "tokens a request at most"}
     parts = [_either(cards), _either(kinds)]
@@ -400,10 +384,6 @@ def outside_said(settings: Experiment, policy: str, rate: float) -> str:
 
 
 def choose_routers(texts: list[str], prepared: Prepared) -> dict[str, Routed]:
-    """Every router by what the user called it; none where there is one engine.
-
-    A setting of all (`--set-router`) goes to those that have such a parameter.
-    """
     words, setup = prepared.words, prepared.fleet()
     if setup is None:
         if texts:
@@ -435,8 +415,6 @@ MOST = 10_000  # runs of one sweep
 
 
 class Axis(NamedTuple):
-    """One axis of the grid: a setting of a run, or a parameter of policies, and its values."""
-
     word: str
     values: tuple[Any, ...]
 
@@ -445,8 +423,6 @@ class Axis(NamedTuple):
 
 
 class SweepTask(NamedTuple):
-    """One run: where on the first axis it stands, what it is called there, and all that decides it."""
-
     at: Any  # None: there is no such axis
     label: str
     words: Experiment
@@ -474,7 +450,6 @@ def _content(file: Path) -> str:
 
 @lru_cache(maxsize=64)
 def _digest(file: Path, changed: int, size: int) -> str:
-    """Read once as long as it does not change."""
     return sha256(file.read_bytes()).hexdigest()
 
 
@@ -510,12 +485,10 @@ def _value(text: str) -> Any:
 
 
 def is_word(axis: Axis) -> bool:
-    """Whether it is a setting of a run; else it is a parameter of policies."""
     return axis.word in Experiment.model_fields
 
 
 def expand_policies(policies: Sequence[str], axes: Sequence[Axis]) -> list[str]:
-    """Every policy with every value of the parameters it has; the others once."""
     for word, values in axes:
         expanded: list[str] = []
         known = set(Experiment.model_fields)
@@ -537,14 +510,12 @@ def expand_policies(policies: Sequence[str], axes: Sequence[Axis]) -> list[str]:
 
 
 def with_value(words: Experiment, axis: Axis, value: Any) -> Experiment:
-    """The same experiment with one word changed, checked as if the user had written it."""
     kind = Experiment.model_fields[axis.word].annotation
     value = float(value) if "float" in str(kind) and isinstance(value, int) else value
     return experiment(words.model_dump(exclude_unset=True) | {axis.word: value})
 
 
 def variants(words: Experiment, axes: Sequence[Axis]) -> dict[str, Experiment]:
-    """Every combination of the axes after the first, by the words that name it ("" when there is none)."""
     experiments = {"": words}
     for axis in axes:
         experiments = {
@@ -558,7 +529,6 @@ def variants(words: Experiment, axes: Sequence[Axis]) -> dict[str, Experiment]:
 def carry_out_all(
     tasks: Sequence[SweepTask], workers: Workers, command: Sequence[str]
 ) -> Iterator[tuple[SweepTask, Run]]:
-    """Every task, in whatever order they end; what has not begun is dropped when the caller stops."""
     with workers.start(partial(_run, command=command), len(tasks)) as pool:
         yield from as_they_end(pool, tasks)
 

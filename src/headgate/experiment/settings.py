@@ -4,6 +4,7 @@ meaning and its place in `--help`; the flags are derived from it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -35,6 +36,9 @@ from headgate.workloads.lengths import FROM_FILE
 from headgate.workloads.traces import BUNDLED, bundled_format
 
 POLICY, ENGINE, LENGTHS, LOAD, TRACE, FLEET = "Policy", "Engine", "Lengths", "Load", "Trace", "Fleet"
+_length, _engine, _load, _trace, _fleet = (
+    partial(declared, panel) for panel in (LENGTHS, ENGINE, LOAD, TRACE, FLEET)
+)
 NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
 Seed = Annotated[int, Field(strict=True, ge=0)]
 Accepted = Annotated[float, Field(strict=True, ge=0, le=1)]
@@ -44,21 +48,17 @@ Names = Annotated[tuple[str, ...], NotEmpty]
 class LengthSettings(SettingsModel):
     """Prompt and output lengths: a law with means, both laws apart, or a file."""
 
-    workload: str = declared(
-        LENGTHS, "length law: fixed, uniform, geometric, gamma, lognormal, lengths=FILE", "uniform"
+    workload: str = _length(
+        "length law: fixed, uniform, geometric, gamma, lognormal, lengths=FILE", "uniform"
     )
-    prompt: Tokens | None = declared(LENGTHS, "mean prompt tokens (default: 512)")
-    output: Tokens | None = declared(LENGTHS, "mean output tokens (default: 512)")
-    prompt_law: str | None = declared(LENGTHS, "another law for prompts alone")
-    output_law: str | None = declared(LENGTHS, "another law for outputs alone")
-    shape: Positive | None = declared(LENGTHS, "shape of gamma lengths (default: 2)")
-    sigma: Positive | None = declared(LENGTHS, "sigma of lognormal lengths (default: 1)")
-    spread: Positive | None = declared(
-        LENGTHS, "half-width of uniform lengths, as a share of the mean (default: 0.5)"
-    )
-    shared_prefix: str | None = declared(
-        LENGTHS, "system prompts before every prompt, TOKENS:COUNT, such as 2048:20"
-    )
+    prompt: Tokens | None = _length("mean prompt tokens (default: 512)")
+    output: Tokens | None = _length("mean output tokens (default: 512)")
+    prompt_law: str | None = _length("another law for prompts alone")
+    output_law: str | None = _length("another law for outputs alone")
+    shape: Positive | None = _length("shape of gamma lengths (default: 2)")
+    sigma: Positive | None = _length("sigma of lognormal lengths (default: 1)")
+    spread: Positive | None = _length("half-width of uniform lengths, as a share of the mean (default: 0.5)")
+    shared_prefix: str | None = _length("system prompts before every prompt, TOKENS:COUNT, such as 2048:20")
 
 
 class ClassSettings(LengthSettings):
@@ -68,7 +68,7 @@ class ClassSettings(LengthSettings):
     share: Positive | None = None
     clients: Count | None = None
     ttft: Seconds | None = None  # promises
-    tbt: Seconds | None = declared(LOAD, "promised time between two tokens", flag=None, also=ALSO_GAPS)
+    tbt: Seconds | None = _load("promised time between two tokens", flag=None, also=ALSO_GAPS)
     tpot: Seconds | None = None
     envelope: Seconds | None = None
     weight: Annotated[float, Field(strict=True)] | None = None  # of a kept promise beside those of others
@@ -93,129 +93,106 @@ class StageSettings(SettingsModel):
 class ManyEngines(SettingsModel):
     """A fleet: its engines, its router, what it costs to hand KV over, what tokens bring."""
 
-    engines: FleetSize | None = declared(
-        FLEET, "so many engines behind a router (default: one, without a router)"
+    engines: FleetSize | None = _fleet("so many engines behind a router (default: one, without a router)")
+    lock_step: Switch = _fleet(
+        "the engines are data-parallel ranks that step together, as models with experts do", False
     )
-    lock_step: Switch = declared(
-        FLEET, "the engines are data-parallel ranks that step together, as models with experts do", False
+    transfer_delay: Delay | None = _fleet("to hand KV over: before the first byte (default: 2ms)")
+    kv_bytes: Positive | None = _fleet("to hand KV over: bytes of one token (default: 147456, Qwen3-8B)")
+    bandwidth: Positive | None = _fleet("to hand KV over: GB/s between two engines (default: 50)")
+    send_time: Delay | None = _fleet(
+        "to hand KV over: the sending engine runs no step for so long (default: the card's, else 0)"
     )
-    transfer_delay: Delay | None = declared(FLEET, "to hand KV over: before the first byte (default: 2ms)")
-    kv_bytes: Positive | None = declared(
-        FLEET, "to hand KV over: bytes of one token (default: 147456, Qwen3-8B)"
+    outages: str | None = _fleet(
+        "engines that fail or drain, ENGINE:START:END[:drain] with commas between (default: none)"
     )
-    bandwidth: Positive | None = declared(FLEET, "to hand KV over: GB/s between two engines (default: 50)")
-    send_time: Delay | None = declared(
-        FLEET, "to hand KV over: the sending engine runs no step for so long (default: the card's, else 0)"
-    )
-    outages: str | None = declared(
-        FLEET, "engines that fail or drain, ENGINE:START:END[:drain] with commas between (default: none)"
-    )
-    autoscale: str | None = declared(
-        FLEET,
+    autoscale: str | None = _fleet(
         "engines start and stop, at most --engines: plan, queue, load or fixed, with settings, such as "
         "plan:floor=2,start=90s,target=0.7 (default: all serve)",
     )
-    prompt_price: NotNegative | None = declared(
-        FLEET, "of a prompt token, for plans and revenue (default: 1)"
-    )
-    output_price: NotNegative | None = declared(FLEET, "of an output token (default: 2)")
+    prompt_price: NotNegative | None = _fleet("of a prompt token, for plans and revenue (default: 1)")
+    output_price: NotNegative | None = _fleet("of an output token (default: 2)")
     set_router: dict[str, Setting] = parameters(
         FLEET, "a parameter of the router, NAME=VALUE; what --router says wins", "prefill=2"
     )
-    router: str | None = declared(FLEET, f"{NAMED} (default: least-loaded)", flag=None)
-    routers: Names = declared(FLEET, f"{NAMED}; may be repeated", (), flag=None)
+    router: str | None = _fleet(f"{NAMED} (default: least-loaded)", flag=None)
+    routers: Names = _fleet(f"{NAMED}; may be repeated", (), flag=None)
 
 
 class Experiment(LengthSettings, ManyEngines):
     """Everything that decides a run, as a TOML file says it or as flags of `headgate simulate` do."""
 
-    card: str = declared(
-        ENGINE, "cost card: a built-in name (see `headgate doctor`) or a file", "cal-h200-qwen3-8b"
+    card: str = _engine("cost card: a built-in name (see `headgate doctor`) or a file", "cal-h200-qwen3-8b")
+    engine: Literal["vllm", "sglang"] = _engine(
+        "vllm or sglang: which decodes are evicted when KV is short, and whose flags it says", "vllm"
     )
-    engine: Literal["vllm", "sglang"] = declared(
-        ENGINE,
-        "vllm or sglang: which decodes are evicted when KV is short, and whose flags it says",
-        "vllm",
+    slots: Count | None = _engine("requests that may run at once, vLLM's max_num_seqs (default: 256)")
+    budget: Count | None = _engine("tokens in one step, vLLM's max_num_batched_tokens (default: 8192)")
+    kv_tokens: Count | None = _engine("KV memory in tokens (default: the card's)")
+    block: Count | None = _engine("KV tokens per block (default: the card's)")
+    model_len: Count | None = _engine("most tokens of one request, prompt and output (default: the card's)")
+    graph: Count | None = _engine(
+        "tokens of the largest CUDA graph, vLLM's max_cudagraph_capture_size (default: the card's)"
     )
-    slots: Count | None = declared(
-        ENGINE, "requests that may run at once, vLLM's max_num_seqs (default: 256)"
-    )
-    budget: Count | None = declared(
-        ENGINE, "tokens in one step, vLLM's max_num_batched_tokens (default: 8192)"
-    )
-    kv_tokens: Count | None = declared(ENGINE, "KV memory in tokens (default: the card's)")
-    block: Count | None = declared(ENGINE, "KV tokens per block (default: the card's)")
-    model_len: Count | None = declared(
-        ENGINE, "most tokens of one request, prompt and output (default: the card's)"
-    )
-    graph: Count | None = declared(
-        ENGINE, "tokens of the largest CUDA graph, vLLM's max_cudagraph_capture_size (default: the card's)"
-    )
-    speculate: str | None = declared(
-        ENGINE,
+    speculate: str | None = _engine(
         "speculative decoding, DRAFTS:accept=SHARE,... such as 3:accept=0.7,spread=8; also draft=TIME, "
         "draft_per_decode=TIME, speculating=TIME, method=NAME (default: off; times: the card's)",
     )
-    prefix_cache: Switch = declared(
-        ENGINE, "find KV of shared prompts again, as vLLM does; no effect where nothing is shared", True
+    prefix_cache: Switch = _engine(
+        "find KV of shared prompts again, as vLLM does; no effect where nothing is shared", True
     )
-    asynchronous: Switch | None = declared(
-        ENGINE,
+    asynchronous: Switch | None = _engine(
         "as vLLM runs: compose a step while the one before runs (default: where the card has a host)",
         flag="--asynchronous/--no-asynchronous",
     )
-    turns: Annotated[float, Field(strict=True, ge=1)] | None = declared(
-        LENGTHS, "mean turns of a conversation, each with all before it in its prompt (default: 1)"
+    turns: Annotated[float, Field(strict=True, ge=1)] | None = _length(
+        "mean turns of a conversation, each with all before it in its prompt (default: 1)"
     )
-    think: Seconds | None = declared(LENGTHS, "mean time between two turns, such as 30s")
-    cap_prompt: Count | None = declared(LENGTHS, "cut longer prompts to this")
-    cap_output: Count | None = declared(LENGTHS, "cut longer outputs to this")
-    clients: Count | None = declared(
-        LOAD, "closed loop: so many clients, each sends when its last request returns (default: 64)"
+    think: Seconds | None = _length("mean time between two turns, such as 30s")
+    cap_prompt: Count | None = _length("cut longer prompts to this")
+    cap_output: Count | None = _length("cut longer outputs to this")
+    clients: Count | None = _load(
+        "closed loop: so many clients, each sends when its last request returns (default: 64)"
     )
-    rate: Rate | None = declared(LOAD, "open loop: requests per second")
-    arrivals: str | None = declared(LOAD, "of an open loop: poisson, gamma, constant, all-at-once")
-    burstiness: Positive | None = declared(LOAD, "of gamma arrivals; 1 is Poisson, smaller is burstier")
-    all_at_once: Switch = declared(LOAD, "all requests are there at the start", False)
-    requests: Count | None = declared(LOAD, "how many requests (default: 1000, or the whole trace)")
-    seed: Seed = declared(LOAD, "one number for all randomness", 0)
-    ttft: Seconds | None = declared(LOAD, "promised time to first token, such as 500ms (for goodput)")
-    tbt: Seconds | None = declared(
-        LOAD, "promised time between two tokens, such as 100ms; goodput judges every gap", also=ALSO_GAPS
+    rate: Rate | None = _load("open loop: requests per second")
+    arrivals: str | None = _load("of an open loop: poisson, gamma, constant, all-at-once")
+    burstiness: Positive | None = _load("of gamma arrivals; 1 is Poisson, smaller is burstier")
+    all_at_once: Switch = _load("all requests are there at the start", False)
+    requests: Count | None = _load("how many requests (default: 1000, or the whole trace)")
+    seed: Seed = _load("one number for all randomness", 0)
+    ttft: Seconds | None = _load("promised time to first token, such as 500ms (for goodput)")
+    tbt: Seconds | None = _load(
+        "promised time between two tokens, such as 100ms; goodput judges every gap", also=ALSO_GAPS
     )
-    tpot: Seconds | None = declared(
-        LOAD, "instead: promised mean time between the tokens of a request (TPOT), such as 50ms"
+    tpot: Seconds | None = _load(
+        "instead: promised mean time between the tokens of a request (TPOT), such as 50ms"
     )
-    envelope: Seconds | None = declared(
-        LOAD, "instead: token j is promised at arrival + --ttft + j times this, such as 50ms"
+    envelope: Seconds | None = _load(
+        "instead: token j is promised at arrival + --ttft + j times this, such as 50ms"
     )
-    patience: Seconds | None = declared(LOAD, "seconds in the queue after which a request gives up")
-    abort: Seconds | None = declared(LOAD, "seconds after arrival at which every client hangs up")
-    watchdog: Seconds = declared(LOAD, "stop when a request gets nothing for so long (default: 1h)", 3600.0)
-    trace: str | None = declared(TRACE, "a trace file, or a bundled one: azure-conv, azure-code, sharegpt-8k")
-    format: str | None = declared(
-        TRACE,
+    patience: Seconds | None = _load("seconds in the queue after which a request gives up")
+    abort: Seconds | None = _load("seconds after arrival at which every client hangs up")
+    watchdog: Seconds = _load("stop when a request gets nothing for so long (default: 1h)", 3600.0)
+    trace: str | None = _trace("a trace file, or a bundled one: azure-conv, azure-code, sharegpt-8k")
+    format: str | None = _trace(
         "azure, burstgpt, mooncake, qwen, vidur, vtc, servegen-offline, vllm-bench, aiperf, guidellm "
         "(default: told from the file)",
     )
-    columns: str | None = declared(
-        TRACE,
+    columns: str | None = _trace(
         "which column is which, instead of a format: arrival=ts,prompt=input,output=out, and class=kind, "
         "tenant=team where there are; a CSV file headed arrival,prompt,output needs none",
     )
-    times: str | None = declared(
-        TRACE, "unit of the arrivals with --columns: s, ms, us, ns (default: told from the file)"
+    times: str | None = _trace(
+        "unit of the arrivals with --columns: s, ms, us, ns (default: told from the file)"
     )
-    spread_ticks: Switch | None = declared(
-        TRACE,
+    spread_ticks: Switch | None = _trace(
         "spread arrivals that share coarse ticks over their tick (default: for Mooncake traces)",
-        None,
         flag="--spread-ticks/--no-spread-ticks",
     )
-    slice: str | None = declared(TRACE, "a part of the trace, such as 10min..20min")
-    scale_rate: Rate | None = declared(TRACE, "send it so many times faster")
-    skip_bad_rows: Switch = declared(TRACE, "leave out bad rows and say how many", False)
-    sort: Switch = declared(TRACE, "sort a trace that is out of order", False)
+    slice: str | None = _trace("a part of the trace, such as 10min..20min")
+    scale_rate: Rate | None = _trace("send it so many times faster")
+    skip_bad_rows: Switch = _trace("leave out bad rows and say how many", False)
+    sort: Switch = _trace("sort a trace that is out of order", False)
     set: dict[str, Setting] = parameters(
         POLICY, "a parameter of the policy, NAME=VALUE; what --policy says wins", "refill=48"
     )
@@ -226,7 +203,6 @@ class Experiment(LengthSettings, ManyEngines):
 
 
 def experiment(settings: dict[str, Any], where: str = "", written: bool = False) -> Experiment:
-    """Checked settings; `where` says in messages their file, `written` that they are from one."""
     return checked(Experiment, settings, _fields, where, written)
 
 
@@ -281,18 +257,15 @@ def refuse_conflicts(words: Experiment) -> None:
 
 
 def without_clients(words: Experiment) -> Experiment:
-    """The same without classes that clients send beside the others."""
     shares = tuple(share for share in words.classes if not share.clients)
     return words.model_copy(update={"classes": shares}) if len(shares) < len(words.classes) else words
 
 
 def flag(word: str) -> str:
-    """What messages call a word: the flag, or the table of an experiment file."""
     return f"[[{word}]]" if word in ("classes", "stages") else "--" + word.replace("_", "-")
 
 
 def at_once(words: Experiment) -> bool:
-    """Whether all requests are to be there at the start, in either spelling."""
     return words.all_at_once or words.arrivals == AT_ONCE
 
 
@@ -321,7 +294,6 @@ def _check_trace(words: Experiment, trace: str) -> None:
 
 
 def _refuse_idle_lengths(words: LengthSettings, where: str) -> None:
-    """A parameter of a law that is not drawn from, or a law that both sides replace."""
     laws = {words.prompt_law or words.workload, words.output_law or words.workload}
     for parameter, law in OWN.items():
         if _given(words, parameter) and law not in laws:
@@ -347,7 +319,7 @@ def renamed_promise(words: Experiment) -> list[str]:
     """What --tbt means, said until 0.3: it was another name of --tpot."""
     if not (words.tbt or any(share.tbt for share in words.classes)):
         return []
-    return ["--tbt promises every gap, as in serve and --slo; it was the mean of a request, which is --tpot"]
+    return ["--tbt promises every gap, as in serve and --slo; for the mean of a request's gaps give --tpot"]
 
 
 def _check_classes(words: Experiment) -> None:
@@ -365,7 +337,6 @@ def _check_classes(words: Experiment) -> None:
 
 
 def _check_class(share: ClassSettings) -> None:
-    """How it is sent, and what its weight and background mean beside its promises."""
     if (share.share is None) == (share.clients is None):
         said = "neither share nor clients" if share.share is None else "share and clients"
         raise InputError(f"classes.{share.name}: {said}; give one: a share of the rate, or its own clients")
@@ -376,7 +347,6 @@ def _check_class(share: ClassSettings) -> None:
 
 
 def _check_beside(words: Experiment) -> None:
-    """Clients of classes send as long as the others come at a rate."""
     name = next(share.name for share in words.classes if share.clients)
     if not words.trace and all(share.clients for share in words.classes):
         raise InputError(
@@ -398,7 +368,6 @@ def _check_beside(words: Experiment) -> None:
 
 
 def _check_load(words: Experiment) -> None:
-    """One kind of load, and nothing that belongs to another."""
     given = [word for word in LOADS if getattr(words, word)]
     if words.arrivals == AT_ONCE and "all_at_once" not in given:
         given.append("arrivals")
@@ -416,7 +385,6 @@ def _check_load(words: Experiment) -> None:
 
 
 def _check_stages(words: Experiment) -> None:
-    """All stages are of one kind of load, and no word is replaced by every stage."""
     for word in ("rate", "clients", "prompt", "output"):
         own = [getattr(stage, word) is not None for stage in words.stages]
         if all(own) and _given(words, word):

@@ -43,7 +43,6 @@ class Workers(NamedTuple):
     on: str = ""  # nothing: this machine; ray or ray:ADDRESS
 
     def checked(self) -> Workers:
-        """The same, or a mistake told before the work begins."""
         if self.on and self.on.partition(":")[0] != RAY:
             raise InputError(f"--on {self.on!r} is not known; write ray, or ray:ADDRESS for a cluster")
         if self.on:

@@ -32,14 +32,12 @@ class Blocks:
         self.past = 0  # ticks that are forgotten
 
     def of(self, tokens: int) -> int:
-        """Blocks that hold that many tokens."""
         return -(-tokens // self.size)
 
     def take(self, count: int) -> None:
         self.free -= count
 
     def give(self, count: int) -> None:
-        """Give blocks back whose content will not be looked for."""
         self.free += count
 
     def follow(self) -> None:
@@ -52,11 +50,9 @@ class Blocks:
         growers[place] = growers[place] + by
 
     def due(self, tick: int) -> int:
-        """Blocks the rolling set takes in the step that begins at `tick`."""
         return self.growers[(tick - self.past) % self.ring]
 
     def affordable(self, tick: int, steps: int, rolling: int) -> int:
-        """How many of the next `steps` steps fit into memory if no request joins or leaves."""
         free = self.free
         rounds = min(steps // self.ring, free // rolling)
         free -= rounds * rolling

@@ -65,8 +65,6 @@ NOTHING = CachedPrefix([], 0, 0)
 
 
 class Holder:
-    """What one request in the engine holds of the cache."""
-
     __slots__ = ("entry", "held", "known", "pieces")
 
     def __init__(self, entry: Entry, pieces: Pieces) -> None:
@@ -76,7 +74,6 @@ class Holder:
         self.known = 0  # blocks that can be found
 
     def runs(self) -> list[BlockRun]:
-        """The runs it holds now, with what was cut off them since."""
         runs: list[BlockRun] = []
         for run, end in self.held:
             runs.append(run)
@@ -178,7 +175,6 @@ class PrefixBlocks(Blocks):
         return _found(parts, block)
 
     def hold(self, entry: Entry, pieces: Pieces, found: CachedPrefix) -> None:
-        """The request enters and holds what was found for it."""
         holder = self._holders[entry.id] = Holder(entry, pieces)
         holder.known = found.blocks
         queue = self._queue
@@ -312,7 +308,6 @@ class FreeQueue:
         self.blocks = 0
 
     def append(self, run: BlockRun) -> None:
-        """At the end: it was used last."""
         self._insert(run, self._ring)
 
     def remove(self, run: BlockRun) -> None:
@@ -334,7 +329,6 @@ class FreeQueue:
         return tail
 
     def evict(self, count: int) -> None:
-        """Forget so many blocks from the front."""
         self.blocks -= count
         while count:
             run = self._ring.after
@@ -348,27 +342,17 @@ class FreeQueue:
             run.node.prune()
 
     def unused_since(self, time: float) -> int:
-        """Blocks at the front whose last use lies before that."""
         count, run = 0, self._ring.after
         while run is not self._ring and run.used < time:
             count += run.hi - run.lo
             run = run.after
         return count
 
-    def runs(self) -> list[BlockRun]:
-        """All of them, from the front; for tests and error messages."""
-        runs, run = [], self._ring.after
-        while run is not self._ring:
-            runs.append(run)
-            run = run.after
-        return runs
-
     def _unlink(self, run: BlockRun) -> None:
         run.before.after, run.after.before = run.after, run.before
         run.before = run.after = run
 
     def _insert(self, run: BlockRun, behind: BlockRun) -> None:
-        """Just before `behind`."""
         run.before, run.after = behind.before, behind
         run.before.after = run.after.before = run
         self.blocks += run.hi - run.lo

@@ -41,9 +41,6 @@ class Siblings:
         self._last: dict[int, Stretch] = {}  # where each prompt ends
         self._admitted: set[int] = set()
 
-    def __len__(self) -> int:
-        return len(self._last)
-
     def add(self, id: int, names: Names, blocks: int) -> int:
         """It waits from now on. How many of its blocks has one that came before it, computed or not?"""
         self.drop(id)
@@ -73,7 +70,6 @@ class Siblings:
             self._run(id, 1)
 
     def withdraw(self, id: int) -> None:
-        """It waits again, and its KV is gone."""
         if id in self._admitted:
             self._admitted.discard(id)
             self._run(id, -1)
@@ -99,7 +95,6 @@ class Siblings:
             stretch = parent
 
     def held(self, id: int) -> int:
-        """How many blocks of this one, which waits, are those of one that runs?"""
         stretch = self._last.get(id)
         while stretch is not None and stretch.parent is not None:
             if stretch.running:

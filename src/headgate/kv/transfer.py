@@ -19,12 +19,10 @@ class Transfer(NamedTuple):
     busy: float = 0.0  # seconds of the sender, for each request, between two of its steps
 
     def checked(self) -> Transfer:
-        """The same, or an error that names what cannot be."""
         for name, value in self._asdict().items():
             if not 0 <= value < float("inf"):
                 raise InputError(f"transfer: {name} is {value} s; give 0 or more")
         return self
 
     def seconds(self, tokens: int) -> float:
-        """For so many tokens of KV."""
         return self.fixed + self.per_token * tokens

@@ -1,8 +1,4 @@
-"""llm-d's latency predictor from a cost card: the same calls and fields, no training period.
-
-llm-d's router sends the state of each engine that could take a request to `/predict/bulk/strict`, and what
-it measured to `/add_training_data_bulk`. Both answer on one port. `methods/latency.py` has the mathematics.
-"""
+"""llm-d's latency predictor from a cost card, by `methods/latency.py`: its calls and fields, no training."""
 
 from __future__ import annotations
 
@@ -128,7 +124,6 @@ class Predictor:
         return 1e3 * ttft, 1e3 * tpot * self.corrections["tpot"].factors(features)
 
     def observe(self, rows: Sequence[ObservedRow]) -> None:
-        """Rows tell one of the two times each, or both."""
         states = self._states(rows)
         predicted = dict(zip(("ttft", "tpot"), self._by_card(states), strict=True))
         features = features_of(states, self.model.slots, self.model.budget)
@@ -168,7 +163,6 @@ class Predictor:
         self._prompt = max(kept * self._prompt + (1 - kept) * float(computed.mean()), 1.0)
 
     def status(self) -> dict[str, Any]:
-        """What `/status` says; `observed` is ours."""
         return {
             "is_ready": True,
             **NAMES,
@@ -196,8 +190,6 @@ def _now() -> str:
 
 
 class PredictServer:
-    """The paths of a predictor. Rows of one call are computed at once; nothing is kept of a bad one."""
-
     def __init__(self, predictor: Predictor, body_limit: int) -> None:
         self._predictor, self._calls = predictor, 0
         self.app = web.Application(middlewares=[self._guard], client_max_size=body_limit)
@@ -293,7 +285,6 @@ def _json(body: Any, status: int = 200) -> web.Response:
 
 @asynccontextmanager
 async def listening(app: web.Application, host: str, port: int) -> AsyncIterator[str]:
-    """Serve for the time of an `async with` block; the URL."""
     listener = Listening(app, MOST_CONNECTIONS, "choose another", shutdown_timeout=1.0)
     try:
         await listener.start(host, port)
@@ -304,7 +295,6 @@ async def listening(app: web.Application, host: str, port: int) -> AsyncIterator
 
 @asynccontextmanager
 async def predicting(options: PredictOptions | None = None, **words: Any) -> AsyncIterator[str]:
-    """A predictor for the time of an `async with` block, on a free port unless told; its URL."""
     options = options or checked(PredictOptions, {"port": 0} | words)
     server = PredictServer(Predictor(options), options.body_limit)
     async with listening(server.app, options.host, options.port) as url:

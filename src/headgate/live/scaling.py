@@ -50,10 +50,11 @@ class PoolScaling:
 
     def text(self) -> str:
         model = self.model.translate(ESCAPES)
-        lines = [f"# TYPE headgate_{GAUGE} gauge"]
-        for pool, made in self.decisions().items():
-            lines.append(f'headgate_{GAUGE}{{model="{model}",pool="{pool}"}} {made.engines}')
-        return "\n".join(lines) + "\n"
+        rows = (
+            f'headgate_{GAUGE}{{model="{model}",pool="{pool}"}} {made.engines}\n'
+            for pool, made in self.decisions().items()
+        )
+        return "".join((f"# TYPE headgate_{GAUGE} gauge\n", *rows))
 
 
 # -- `headgate watch`

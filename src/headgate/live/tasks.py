@@ -16,7 +16,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def keep(tasks: Tasks, work: Coroutine[Any, Any, None], name: str = "") -> None:
-    """Begin it, and hold it while it runs: else it could be collected."""
     task = asyncio.create_task(work, name=name or None)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
@@ -32,7 +31,6 @@ async def end_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 def on_stop(do: Callable[[], object]) -> None:
-    """SIGTERM and SIGINT do this from now on."""
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, do)
 
@@ -44,8 +42,6 @@ async def until_stopped() -> None:
 
 
 def says(about: Callable[[], Any], show: Callable[[Any], web.Response] = web.json_response) -> Handler:
-    """The handler of a path that only tells something."""
-
     async def answer(request: web.Request) -> web.Response:
         return show(about())
 

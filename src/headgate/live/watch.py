@@ -49,7 +49,6 @@ class FleetCounters:
         self._sums = dict.fromkeys((*COUNTERS, CAME), 0.0)
 
     def add(self, readings: Readings) -> tuple[Seen, float, float]:
-        """What was seen so far, and the requests that wait and run now."""
         for engine, now in readings.items():
             came = sum(now.get(name, 0.0) for name in ("ended", *GAUGES))
             before = self._last.get(engine, {**now, CAME: came})
@@ -97,7 +96,6 @@ class Watch:
             await asyncio.sleep(self.scaling.every)
 
     async def _scrape(self) -> Readings:
-        """Engines that do not answer are left out: they are starting, or gone."""
         pages = await asyncio.gather(
             *(self._get(f"{url.rstrip('/')}/metrics") for url in self._options.engine), return_exceptions=True
         )
@@ -116,7 +114,6 @@ class Watch:
         return readings
 
     async def _ask(self) -> Readings:
-        """One instant query for all of them; an engine is what Prometheus calls an instance."""
         select = f",{self._options.select}" if self._options.select else ""
         query = f'{{__name__=~"{"|".join(NAMES)}"{select}}}'
         url = f"{(self._options.prometheus or '').rstrip('/')}/api/v1/query"
@@ -140,7 +137,6 @@ class Watch:
         return body
 
     async def _show(self, request: web.Request) -> web.Response:
-        """Nothing where nothing is known: an autoscaler has a rule for a metric that is lost."""
         known = self._looked and self.missed < STALE
         return web.Response(text=self.scaling.text() if known else "", content_type="text/plain")
 
@@ -150,7 +146,6 @@ class Watch:
 
 @asynccontextmanager
 async def watching(options: WatchOptions) -> AsyncIterator[tuple[Watch, str]]:
-    """A watch for the time of an `async with` block, and the URL of its metrics."""
     async with aiohttp.ClientSession(trust_env=False) as session:
         watch = Watch(options, session)
         async with listening(watch.app, options.host, options.port) as url:

@@ -26,8 +26,6 @@ KINDS = {"mixed": MIXED, "sarathi": MIXED, "sarathi-spf": MIXED, "v0": ALONE, "s
 
 
 class EngineStates(NamedTuple):
-    """Engines as a router sees them when a request comes; one entry each."""
-
     running: Floats  # requests that are there and have a slot
     waiting: Floats  # requests that are there and have none
     kv: Floats  # share of KV memory in use
@@ -37,16 +35,12 @@ class EngineStates(NamedTuple):
 
 
 class Steady(NamedTuple):
-    """Seconds of an engine's steps where as many requests enter as leave."""
-
     decode: Floats  # without prompts
     mean: Floats
     met: Floats  # the mean step that a request meets when it comes: long ones more often
 
 
 class Traffic(NamedTuple):
-    """Means that no state tells."""
-
     prompt: float  # tokens of a prompt that are computed
     output: float
     entering: float = 1.0  # requests that come for each that ends; 0: only what is there now
@@ -73,7 +67,6 @@ class LatencyModel:
     host: HostTerms | None = None
 
     def predict(self, states: EngineStates, traffic: Traffic) -> tuple[Floats, Floats]:
-        """Seconds to the first token, and from each token to the next."""
         mean_prompt, mean_output = max(traffic.prompt, 1.0), max(traffic.output, 1.0)
         todo = np.maximum(np.ceil(states.prompt * (1 - states.cached)), 1.0)
         known = states.ahead >= 0
@@ -192,7 +185,6 @@ class LatencyModel:
         before: Floats,
         prompt: float,
     ) -> Floats:
-        """Until the last of `todo` tokens is computed, which come after `before` others."""
         spent, left = np.zeros_like(todo), before + todo
         last, taken = np.zeros_like(todo), np.ones_like(todo)
         for _ in range(MOST_STEPS):
@@ -214,7 +206,6 @@ class LatencyModel:
         return spent + left / taken * last
 
     def _room(self, decodes: Floats, context: Floats) -> Floats:
-        """Prompt tokens that one step takes."""
         if self.kind == ALONE:
             return np.full_like(decodes, float(self.budget))
         room = np.maximum(self.budget - decodes * self.cost.width, 1.0)
@@ -272,7 +263,6 @@ class Correction:
         self.error: float | None = None  # moving mean of |measured / corrected - 1|
 
     def factors(self, features: Floats) -> Floats:
-        """By which predictions are multiplied; a row of features each."""
         most = np.log(MOST_OFF)
         return np.asarray(np.exp(np.clip(features @ self._line, -most, most)), dtype=np.float64)
 

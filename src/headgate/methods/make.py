@@ -52,7 +52,6 @@ class EngineLimits(Protocol):
 
 
 def split_name(text: str, what: str = "policy") -> tuple[str, dict[str, str]]:
-    """`eb:refill=48,slots=256` as a name and its settings."""
     file, own, tail = text.partition(".py:")
     name, _, rest = (tail if own else text).partition(":")
     name = f"{file}.py:{name}" if own else name
@@ -70,14 +69,13 @@ def split_name(text: str, what: str = "policy") -> tuple[str, dict[str, str]]:
 def make_policy(
     name: str, settings: Mapping[str, Any], engine: EngineLimits
 ) -> tuple[BatchPolicy, dict[str, Any]]:
-    """A policy by name and settings, and its parameters; slots and budget default to the engine's."""
     values: dict[str, Any] = {}
     settings = current_names(name, settings)
     limits = {"slots": engine.running, "budget": engine.batch_tokens}
     wanted = policy_parameters(name)
     for given in settings:
-        if given not in wanted or given == "cost":
-            raise unknown(f"parameter of policy {name}", given, [each for each in wanted if each != "cost"])
+        if given not in wanted:
+            raise unknown(f"parameter of policy {name}", given, wanted)
     for parameter in wanted.values():
         if parameter.name in limits:  # whole numbers, also in a class without annotations
             parameter = parameter.replace(annotation=int)
@@ -94,7 +92,6 @@ def make_policy(
 
 
 def _check_limits(name: str, values: Mapping[str, Any], engine: EngineLimits) -> None:
-    """Refuse more than the engine has, and a budget that cannot hold the drafts of all decodes."""
     for limit, most in (("slots", engine.running), ("budget", engine.batch_tokens)):
         if values.get(limit, 0) > most:
             raise InputError(
@@ -111,7 +108,6 @@ def _check_limits(name: str, values: Mapping[str, Any], engine: EngineLimits) ->
 
 
 def current_names(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a policy under the names that its parameters have now."""
     renamed = {FORMER.get((name, key), key): value for key, value in settings.items()}
     if len(renamed) < len(settings):
         former = next(key for key in settings if (name, key) in FORMER)
@@ -120,20 +116,17 @@ def current_names(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def policy_parameters(name: str) -> dict[str, inspect.Parameter]:
-    """What one may set of a policy; the step cost is always the engine's."""
     parameters = inspect.signature(policy_class(name)).parameters
     return {key: each for key, each in parameters.items() if key != "cost"}
 
 
 def policy_class(name: str) -> type[BatchPolicy]:
-    """A policy by its name, or the user's own by FILE.py:CLASS."""
-    return _class_of("policy", name, BATCH, BatchPolicy)  # type: ignore[type-abstract]
+    return _class_of("policy", name, BATCH, BatchPolicy)
 
 
 def make_router(
     name: str, given: Mapping[str, Callable[[], Any]], settings: Mapping[str, Any]
 ) -> RoutePolicy:
-    """A router by name and settings; `given` makes what the run itself brings, where the router wants it."""
     values, wanted = router_settings(name, settings), inspect.signature(router_class(name)).parameters
     for each in router_parameters(name).values():
         if each.default is each.empty and each.name not in values:
@@ -143,7 +136,6 @@ def make_router(
 
 
 def router_settings(name: str, settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Settings in the types their parameters have; unknown ones are refused."""
     own = router_parameters(name)
     for key in settings or {}:
         if key not in own:
@@ -156,18 +148,15 @@ def router_settings(name: str, settings: Mapping[str, Any] | None) -> dict[str, 
 
 
 def router_parameters(name: str) -> dict[str, inspect.Parameter]:
-    """What one may set of a router."""
     parameters = inspect.signature(router_class(name)).parameters
     return {key: each for key, each in parameters.items() if key not in GIVEN}
 
 
 def router_class(name: str) -> type[RoutePolicy]:
-    """A router by its name, or the user's own by FILE.py:CLASS."""
-    return _class_of("router", name, ROUTE, RoutePolicy)  # type: ignore[type-abstract]
+    return _class_of("router", name, ROUTE, RoutePolicy)
 
 
 def is_router(name: str) -> bool:
-    """Whether a name, or FILE.py:CLASS, is a router's and no policy's."""
     try:
         policy_class(name)
     except InputError:
@@ -180,7 +169,6 @@ def is_router(name: str) -> bool:
 
 
 def typed(about: str, parameter: inspect.Parameter, value: object) -> object:
-    """A setting in the type its parameter has (annotations are text)."""
     written = parameter.annotation
     kind = (written if isinstance(written, str) else getattr(written, "__name__", "")).removesuffix(" | None")
     text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -197,7 +185,6 @@ def typed(about: str, parameter: inspect.Parameter, value: object) -> object:
 
 
 def _read(text: str) -> object:
-    """What the text reads as: a whole number, a number, true or false, or itself."""
     for kind in ("int", "float", "bool"):
         try:
             return KINDS[kind][0](text)
@@ -268,7 +255,6 @@ def _classes(path: Path, changed: int, size: int, shown: str, what: str) -> dict
 
 
 def installed_class(name: str, what: str, base: type[Kind], ours: Iterable[str]) -> type[Kind]:
-    """The class that an installed package offers under this name."""
     points = offers(what)
     offered = [point for point in points if point.name == name]
     if not offered:
@@ -296,10 +282,8 @@ def loaded(point: EntryPoint, what: str, base: type[Kind]) -> type[Kind]:
 
 
 def offers(what: str) -> list[EntryPoint]:
-    """What installed packages offer."""
     return list(entry_points(group=GROUPS[what]))
 
 
 def origin(point: EntryPoint) -> str:
-    """The package an entry point is from, with its version."""
     return f"{point.dist.name} {point.dist.version}" if point.dist else point.value

@@ -5,9 +5,9 @@ A class is imported when its name is first looked up: an engine loads the policy
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections import UserDict
 from importlib import import_module
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
@@ -15,38 +15,16 @@ from headgate.core.policy import BatchPolicy
 Kind = TypeVar("Kind")
 
 
-class Names(MutableMapping[str, type[Kind]]):
+class Names(UserDict[str, Any], Generic[Kind]):
     """Names of classes, each a class or where it is: MODULE:CLASS below this folder."""
 
-    def __init__(self, homes: dict[str, str]) -> None:
-        self._classes: dict[str, str | type[Kind]] = {**homes}
-
     def __getitem__(self, name: str) -> type[Kind]:
-        found = self._classes[name]
-        if isinstance(found, str):
-            module, _, kind = found.partition(":")
-            found = self._classes[name] = getattr(import_module(f"headgate.methods.{module}"), kind)
+        home = self.data[name]
+        if isinstance(home, str):
+            module, _, kind = home.partition(":")
+            self.data[name] = getattr(import_module(f"headgate.methods.{module}"), kind)
+        found: type[Kind] = self.data[name]
         return found
-
-    def home(self, name: str) -> str:
-        """MODULE:CLASS of a name."""
-        found = self._classes[name]
-        return found if isinstance(found, str) else f"{found.__module__}:{found.__name__}"
-
-    def __setitem__(self, name: str, kind: type[Kind]) -> None:
-        self._classes[name] = kind
-
-    def __delitem__(self, name: str) -> None:
-        del self._classes[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._classes)
-
-    def __len__(self) -> int:
-        return len(self._classes)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._classes
 
 
 BATCH: Names[BatchPolicy] = Names(
@@ -97,12 +75,3 @@ ROUTE: Names[RoutePolicy] = Names(
         "online": "fluid.online:Online",
     }
 )
-
-
-def __getattr__(name: str) -> type:
-    """Classes by their own names, for files that import them from here."""
-    for table in (BATCH, ROUTE):
-        for key in table:
-            if table.home(key).rpartition(":")[2] == name:
-                return table[key]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -41,11 +41,9 @@ class PromptOrder(ABC):
         """It waits no longer."""
 
     def admitted(self, request: Request) -> None:
-        """It enters."""
         self.drop(request)
 
     def finished(self, request: Request) -> None:
-        """It has left, from wherever it was."""
         self.drop(request)
 
     def waiting(self, view: View) -> Iterator[Request]:
@@ -190,7 +188,6 @@ class DeadlineAndLength(PromptOrder):
         self._by_start.drop(request)
 
     def due(self, request: Request) -> float:
-        """When its first token was promised."""
         promise = request.slo.first_token
         return request.arrival + (self._promise if promise is None else promise)
 
@@ -234,7 +231,6 @@ class _Sorted:
         return self._of[id]
 
     def ids(self, least: float = -inf, most: float = inf) -> Iterator[int]:
-        """Those whose keys begin with a number of at least `least` and at most `most`."""
         keys = self._keys
         for index in range(bisect_left(keys, (least,)), len(keys)):
             if keys[index][0] > most:
@@ -249,8 +245,6 @@ RECENT = 100  # outputs that a tenant's mean goes back
 
 @mypyc_attr(serializable=True)
 class Account:
-    """What one tenant was served, in tokens, and what it has here."""
-
     def __init__(self, tenant: str, served: float) -> None:
         self.tenant, self.served = tenant, served
         self.here = self.waiting = 0  # requests that wait or run; those of them that never ran
@@ -332,7 +326,6 @@ class TenantAccounts:
                 del self._accounts[account.tenant]
 
     def name(self, request: Request) -> str:
-        """The tenant in whose account it is."""
         account, _ = self._of.get(request.id, (None, None))
         return "" if account is None else account.tenant
 
@@ -346,7 +339,6 @@ class TenantAccounts:
             yield (max(self._floor, served), tenant)
 
     def price(self, request: Request) -> float:
-        """What it would be charged if it entered now."""
         account, _ = self._of.get(request.id, (None, None))
         return uncached(request) + (0.0 if account is None else OUTPUT_SERVICE * _expected(request, account))
 
@@ -449,7 +441,6 @@ class TenantQueues:
                 heappop(line)
 
     def _next_of(self, behind: Iterator[tuple[float, str]]) -> tuple[float, str] | None:
-        """The next tenant that has a queue."""
         for served, tenant in behind:
             if tenant in self._queues:
                 return (served, tenant)
@@ -487,7 +478,6 @@ ORDERS = ("arrival", "shortest", "priority", "deadline", "fair", "vtc")
 
 
 def order_of(owner: str, name: str, ageing: float, promise: float, pace: float) -> PromptOrder:
-    """An order by its name; `owner` is named in the error message."""
     if not (isfinite(ageing) and ageing >= 0):
         raise InputError(f"{owner}: ageing={ageing} tokens per second; it must be 0 (none) or more")
     if not promise > 0:
@@ -531,7 +521,6 @@ def entering(
 
 
 def share(owner: str, name: str, value: float) -> float:
-    """A setting that must be a share of something, below all of it."""
     if not 0 <= value < 1:
         raise InputError(f"{owner}: {name}={value}; it is a share of the KV, from 0 to below 1")
     return value

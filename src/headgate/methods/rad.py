@@ -23,13 +23,7 @@ class Rad(BatchPolicy):
     has left and a request waits, the next prompt runs. After `cycle` prompts none starts until all decodes
     have left. So every step but a prompt's last and the end of a cycle fills whole tiles of the GPU.
 
-    Parameters:
-        slots: requests that may hold KV at once; rounded down to whole tiles. The paper's is one tile.
-        tile: tokens that one column tile of the GPU's matrix products holds, t_col.
-        chunk: prompt tokens in a step, whole tiles. The paper's is one; see below.
-        cycle: prompts between two moments without decodes, n; at least `slots`. None: no bound, a
-            cycle ends when the engine runs empty, which loses the least.
-        output: output tokens to keep KV for, until outputs have been seen.
+    Parameters: docs/policies/published.md. The paper's `slots` are one tile, and so is its `chunk`.
 
     Source: arXiv 2508.01002, Algorithm 1. We differ: (a) steps of one tile wait for the weights on real GPUs
     and lose a quarter of the throughput, so `chunk` is four tiles; (b) a prompt starts only if
@@ -78,7 +72,6 @@ class Rad(BatchPolicy):
         return {"started": self._started, "output": self._expected}
 
     def plan(self, view: View) -> Plan:
-        """The prompt under way, or the next one if it may start, or every decode."""
         if view.prefilling:
             return self._alone(next(iter(view.prefilling)))
         if not view.decoding:
@@ -154,7 +147,6 @@ class TwoPhaseRad(Rad):
         self._decode_phase = False
 
     def plan(self, view: View) -> Plan:
-        """The next piece of a prompt, or the decodes whose turn it is and those that take free slots."""
         half_done = next((r for r in view.prefilling.values() if r.todo > self._held_back), None)
         if half_done:
             return self._piece(half_done)

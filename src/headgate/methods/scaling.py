@@ -49,7 +49,6 @@ class Scaling:
         return self.window or max(self.start, 60.0)
 
     def checked(self) -> Scaling:
-        """The same, or an error that names what cannot be."""
         if self.rule not in RULES:
             raise unknown("rule of autoscaling", self.rule, RULES)
         if not 1 <= self.floor <= self.ceiling <= MOST_ENGINES:
@@ -175,7 +174,6 @@ class EnginesNeeded:
         return Decision(needed, rate, work, forecast)
 
     def _at(self, time: float) -> tuple[float, Seen]:
-        """The newest observation that is at least so old, or the oldest."""
         older = [each for each in self._seen if each[0] <= time]
         return older[-1] if older else self._seen[0]
 

@@ -7,13 +7,14 @@ leaves slack to those after it. `keep` and `slai` plan every gap instead.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from headgate.core.errors import InputError
 from headgate.core.plan import ALL, Plan
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import Chunk, Shape, StepCost
+from headgate.methods.keep.step import largest
 from headgate.methods.mixed.sarathi import OrderedPrompts
 from headgate.methods.orders import DeadlineAndLength, order_of
 
@@ -69,13 +70,11 @@ class SlackPolicy(OrderedPrompts):
         return view.now + ((self._in_flight or alone) if self.ahead and view.decoding else 0.0)
 
     def prompts_for(self, view: View, room: int) -> list[Request]:
-        """Half-done prompts, then new ones by the order, as far as tokens, slots and KV go."""
         prompts = list(view.prefilling.values())
         entered = self.entering(view, 0.0, room - sum(half.todo for half in prompts))
         return prompts + [view.waiting[id] for id in entered]
 
     def price(self, decodes: int, context: int, prompts: Sequence[Request] = (), tokens: int = 0) -> float:
-        """Seconds of a step with so many decodes and the first `tokens` of these prompts."""
         chunks, behind, room = [], 0, tokens
         for request in prompts:
             if room <= 0:
@@ -89,14 +88,12 @@ class SlackPolicy(OrderedPrompts):
     def chunk_within(
         self, time: float, decodes: int, context: int, prompts: Sequence[Request], most: int
     ) -> int:
-        """The most tokens of these prompts with which a step is within this time; `LEAST` where none are."""
         fits = 0
         if time > 0:  # late already: no step is short enough
-            fits = largest(lambda tokens: self.price(decodes, context, prompts, tokens) <= time, most)
+            fits = largest(lambda x: self.price(decodes, context, prompts, x) <= time, 0, most, NEAR)
         return fits or min(LEAST, most)
 
     def taking(self, prompts: Sequence[Request], chunk: int, budget: int) -> Plan:
-        """All decodes and the first `chunk` tokens of these prompts."""
         ids, room = [], chunk
         for request in prompts:
             if room > 0:
@@ -111,15 +108,8 @@ class FairBatching(SlackPolicy):
     It takes the decodes that could not wait for another step, then prompts, then the other decodes while time
     is left: decodes that are early yield to prompts.
 
-    Parameters:
-        slots: requests that may hold KV at once.
-        budget: tokens in one step, decodes included.
-        ttft: promised seconds to the first token, for requests that have no promise of their own.
-        tbt: likewise between tokens.
-        trust: share of the time that is planned with.
-        hold: whether decodes that are early yield; false: every decode in every step.
-        ahead: steps are composed while one runs (vLLM's default), so this one begins after that.
-        order: of new prompts: "arrival", "shortest", "priority", "deadline" or "fair" ("vtc").
+    `ttft` and `tbt` are for requests without promises of their own. `trust` is the share of the time that is
+    planned with. With `ahead` steps are composed while one runs (vLLM's default): this one begins after it.
 
     Source: arXiv 2510.14392, known to us by its abstract and summaries: the envelope, a budget of time, early
     decodes that yield. Guesses: the floor of `tbt`, when a decode is urgent, `LEAST`, `trust`, the order of
@@ -183,16 +173,8 @@ class QoServe(SlackPolicy):
     Prompts go by the time their first token is due plus `alpha` seconds for each token to do; those that
     would be late anyway stand behind all others (relegation).
 
-    Parameters:
-        slots: requests that may hold KV at once.
-        budget: tokens in one step, decodes included.
-        ttft: promised seconds to the first token, for requests that have no promise of their own.
-        tbt: likewise between tokens.
-        alpha: seconds by which a prompt token puts a request back (the paper: 8 ms, 1 ms at low load); 0:
-            earliest deadline first.
-        relegate: whether requests that would be late stand behind.
-        trust: share of the slack that is planned with (the paper trains its predictor to err short).
-        ahead: steps are composed while one runs (vLLM's default), so this one begins after that.
+    `alpha` seconds are the paper's 8 ms, or 1 ms at low load; at 0 the earliest deadline is first. `trust` is
+    the share of the slack that is planned with (the paper trains its predictor to err short).
 
     Source: QoServe, first called Niyama (arXiv 2503.22562, ASPLOS 2026): Algorithm 1 and section 3.6. We
     differ: a half-done prompt is not overtaken (a plan names those first), there is no class with a promise
@@ -233,14 +215,3 @@ class QoServe(SlackPolicy):
             chunk = self.chunk_within(slack, decodes, context, prompts, most)
         self._step = self.price(decodes, context, prompts, chunk)
         return self.taking(prompts, chunk, budget)
-
-
-def largest(fits: Callable[[int], bool], most: int) -> int:
-    """The most tokens that fit, to within `NEAR`; 0 where not even so many do."""
-    if most > 0 and fits(most):
-        return most
-    low, high = 0, most
-    while high - low > NEAR:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

@@ -35,24 +35,8 @@ class Slai(BatchPolicy):
     decodes, the earliest first; half-done prompts; new prompts by `order`; and, if tokens are left, the other
     decodes. Without prompts to run all requests decode.
 
-    Parameters:
-        slots: requests that may hold KV at once, α.
-        budget: tokens in one step, decodes included, τ.
-        cost: what steps cost.
-        order: "shortest" prompt first, "arrival", "priority" (then shortest), "fair" (the tenant served least
-            first), or "deadline" (of the first token; those that are late anyway stand behind, the shortest
-            first).
-        decodes: most decodes in a step, β, below `budget`; None: `slots`.
-        between_tokens, first_token: seconds promised to requests that have no promise of their own.
-        pace: how long the coming steps are thought to be. "predicted": a full step with all requests, by
-            `cost`; "average": the mean of all steps so far, the paper's; "recent": newer steps count more.
-        offset: δ, that many steps; None: 2 predicted ones, 5 average ones.
-        crowded_offset: δ while it is crowded, so that decodes end sooner; the same as `offset`: fixed.
-        crowded, relaxed: shares of KV or slots in use from which it is crowded, and below which no longer.
-        shrink: cut prompts so that a step ends before a token in it is due, not only by `budget`.
-        ageing: tokens by which a prompt counts as shorter with each second it waits; None: a hundredth of the
-            prefill rate; 0: none (the paper's), and nothing bounds the wait of a long prompt.
-        watermark: share of the KV that must stay free when a prompt enters.
+    Parameters: docs/policies/published.md. `slots`, `budget`, `decodes` and `offset` are the paper's α, τ,
+    β and δ; `crowded_offset` is δ while it is crowded, so that decodes end sooner.
 
     Source: arXiv 2508.01002, section 5. The paper's variants are pace="average", shrink=False, ageing=0,
     relaxed=crowded, with offset=10 (fixed) or 5 (dynamic). There we differ: (a) the last schedulable time is
@@ -242,8 +226,6 @@ LAST: Callable[[Request], float] = attrgetter("last_token")  # of a decode: ther
 
 
 class CriticalDecodes(NamedTuple):
-    """Critical requests, and when the earliest of them, and of the others, got its last token."""
-
     ids: list[int]
     first: float = inf
     others: float = inf
@@ -278,7 +260,6 @@ class DueDates:
         self._awake.pop(request.id, None)
 
     def served(self, when: float) -> None:
-        """All requests got a token then."""
         self._awake, self._quiet = {}, when
 
     def all(self) -> list[int]:
@@ -290,7 +271,6 @@ class DueDates:
         return self.oldest
 
     def until(self, latest: float) -> CriticalDecodes:
-        """Those whose last token is not newer than `latest` are critical."""
         if latest >= self._quiet:
             self._awake, self._quiet = self._members.copy(), inf
         awake = self._awake
@@ -426,16 +406,14 @@ class Margin:
         elif used < self.relaxed:
             self.is_crowded = False
         if self._mean is None:
-            self.step = min(longest, self._full_step(view, budget))
+            decodes = len(view.decoding)
+            tokens = max(1, budget - decodes * view.limits.decode_width)
+            held = view.kv_total - view.kv_free + view.kv_shared + decodes
+            full = quick(Shape, (decodes, held, tokens, behind(view), ()))
+            self.step = min(longest, self._cost.seconds(full))
         else:
             self.step = self._mean.value or 0.0
         return (self.crowded_offset if self.is_crowded else self.offset) * self.step
-
-    def _full_step(self, view: View, budget: int) -> float:
-        decodes = len(view.decoding)
-        tokens = max(1, budget - decodes * view.limits.decode_width)
-        held = view.kv_total - view.kv_free + view.kv_shared + decodes
-        return self._cost.seconds(quick(Shape, (decodes, held, tokens, behind(view), ())))
 
 
 def behind(view: View) -> int:

@@ -22,7 +22,6 @@ class Rows:
         return [*self._full, self._rows.getvalue()] if len(self._rows) else self._full
 
     def _begin(self) -> BytesWriter:
-        """Where the next row goes."""
         if len(self._rows) >= FULL:
             self._full.append(self._rows.getvalue())
             self._rows = BytesWriter()

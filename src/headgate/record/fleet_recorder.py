@@ -19,7 +19,6 @@ class EngineRecorder(Recorder):
         self._here[request.id].replica = self._replica
 
     def parted(self, request: Request) -> None:
-        """Its prompt was all it came for."""
         self._close_stay(request.id)
 
     def joined(self, request: Request, now: float, runs: bool) -> None:
@@ -28,15 +27,12 @@ class EngineRecorder(Recorder):
             self.resumed(request, now)
 
     def came_without(self, request: Request) -> None:
-        """It came without its KV; its next token will come late."""
         self._here[request.id].replica = self._replica
         if request.last_token is not None:
             self._last_before.setdefault(request.id, request.last_token)
 
 
 class FleetRecorder:
-    """One recorder per engine, and the rows they share."""
-
     def __init__(self, kinds: Sequence[str], engines: int) -> None:
         self.rows = Tables(kinds)
         self.engines = [EngineRecorder((), number, self.rows) for number in range(engines)]

@@ -27,8 +27,6 @@ WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError)  # what non
 
 @dataclass(slots=True, eq=False)
 class TracedRequest(Identity):
-    """A request as the trace tells of it; a `Request` to the recorder."""
-
     todo: int = 0
     generated: int = 0
     last_token: float | None = None
@@ -58,6 +56,7 @@ class Replay:
         self.here: dict[int, TracedRequest] = {}
         self.tenants: dict[str, int] = {}
         self.tenant_of: dict[int, str] = {}
+        self.promised: dict[str, Slo] = {}  # to all requests of a kind
         self.asides: list[dict[str, Any]] = []  # what the tables have no place for
         self._came: set[int] = set()
         self._rolling: dict[int, int] = {}  # requests that get a token in each tick, and since which
@@ -80,7 +79,6 @@ class Replay:
             self.asides.append(line)
 
     def _later(self, seen: TracedRequest, line: dict[str, Any]) -> None:
-        """Its slot, first token and end come in this order, and after its arrival."""
         event, at = line["event"], line["at"]
         _forward(f"{event!r} of request {seen.id}", "its arrival", seen.arrival, at)
         if event in ORDERED:
@@ -88,7 +86,6 @@ class Replay:
             seen.newest = at
 
     def tables(self) -> dict[str, Any]:
-        """All of it, as columns; a request that is still here keeps the tokens it has."""
         for seen in self.here.values():
             self._stop(seen)
         tables = self._tables.tables()
@@ -103,6 +100,10 @@ class Replay:
         if line["id"] in self._came:
             raise ValueError("the same request comes twice")
         self._came.add(line["id"])
+        kind, kinds = line["kind"], self._tables.rows.kinds
+        kinds.setdefault(kind, len(kinds))
+        if self.promised.setdefault(kind, slo) != slo:
+            self.promised[kind] = Slo()  # requests of one kind with promises of their own
         self.tenants.setdefault(line["tenant"], len(self.tenants))
         self.tenant_of[line["id"]] = line["tenant"]
         seen = self.here[line["id"]] = TracedRequest(arrival=line["at"], slo=slo, **known)
@@ -164,7 +165,6 @@ class Replay:
 
 
 def _forward(what: str, than: str, *moments: float) -> None:
-    """Refuse a moment that lies before the one it follows."""
     for before, after in pairwise(moments):
         if after < before - SAME_MOMENT:
             raise ClockError(f"{what} at {after:g} s, before {than} at {before:g} s")
@@ -172,7 +172,6 @@ def _forward(what: str, than: str, *moments: float) -> None:
 
 
 def is_live_trace(path: str | Path) -> bool:
-    """Whether the first line is one that `headgate serve --trace` wrote."""
     return isinstance(first_line(path).get("trace"), int)
 
 
@@ -182,9 +181,10 @@ def read_live_trace(path: str | Path) -> Run:
     So is a clock that goes back: rates and waits taken from it would mean nothing, and sorting would put
     steps of two engines into one another.
     """
-    header, promised = _survey(path)
-    replay = Replay(list(promised))
-    for number, line in _lines(path):
+    lines = trace_lines(path)
+    _, header = next(lines)
+    replay = Replay([])
+    for number, line in lines:
         try:
             replay.tell(line)
         except ClockError as error:
@@ -196,13 +196,15 @@ def read_live_trace(path: str | Path) -> Run:
                 f"trace {path}:{number}: {line.get('event')!r} makes no sense here "
                 f"({type(error).__name__}: {error}); the file was changed, take another"
             ) from None
+    if not replay.promised:
+        raise InputError(f"trace {path}: no request in it; let the engine serve some first")
     left, asides, tables = len(replay.here), replay.asides, replay.tables()
     meta = {
         **header,
         "label": header.get("policy", "?"),
         "load": "open",
         "clients": None,
-        "kinds": [{"name": name, **slo.said()} for name, slo in promised.items()],
+        "kinds": [{"name": name, **slo.said()} for name, slo in replay.promised.items()],
         "outcome": f"cut off with {left} requests under way" if left else "finished",
         "policies": [line for line in asides if line["event"] == "policy"],
         "fallbacks": [line for line in asides if line["event"] == "fell_back"],
@@ -225,24 +227,9 @@ def _slo(line: dict[str, Any]) -> Slo:
     return promise._replace(weight=line["weight"], background=line["background"])
 
 
-def _survey(path: str | Path) -> tuple[dict[str, Any], dict[str, Slo]]:
-    """The header, and each kind with what all of it was promised."""
-    lines = trace_lines(path)
-    _, header = next(lines)
-    promised: dict[str, Slo] = {}
-    for _, line in lines:
-        if line["event"] == "arrived":
-            slo = _slo(line)
-            if promised.setdefault(line["kind"], slo) != slo:
-                promised[line["kind"]] = Slo()  # requests of one kind with promises of their own
-    if not promised:
-        raise InputError(f"trace {path}: no request in it; let the engine serve some first")
-    return header, promised
-
-
 def trace_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The first line, which says whose trace it is, then all others; each with its number, checked."""
-    lines = _lines(path, header=True)
+    lines = _lines(path)
     number, header = next(lines, (0, {}))
     if not isinstance(header.get("trace"), int):
         raise InputError(
@@ -256,7 +243,7 @@ def trace_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
     yield from lines
 
 
-def _lines(path: str | Path, header: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+def _lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             for number, text in enumerate(file, 1):
@@ -264,8 +251,7 @@ def _lines(path: str | Path, header: bool = False) -> Iterator[tuple[int, dict[s
                 if line is None and not text.endswith("\n"):
                     return  # the engine died while it wrote this
                 if number == 1:
-                    if header:
-                        yield number, line or {}
+                    yield number, line or {}
                     continue
                 wrong = "not a JSON object" if line is None else fault(line)
                 if line is None or wrong:
@@ -284,15 +270,11 @@ OPTIONAL = ("placed", "first_token")
 
 
 def is_route_trace(path: str | Path) -> bool:
-    """Whether the first line is one that `headgate route --trace` wrote."""
     return {"route", "arrival"} <= first_line(path).keys()
 
 
 def read_route_trace(path: str | Path) -> Run:
-    """The run a router's trace tells of: requests and their times, without steps of engines.
-
-    A last line that was cut off is left out; any other damage is refused.
-    """
+    """A run without steps. A last line that was cut off is left out; any other damage is refused."""
     records = _records(path)
     records.sort(key=lambda record: float(record["arrival"]))
     names = sorted({str(record["class"]) for record in records})
@@ -301,17 +283,15 @@ def read_route_trace(path: str | Path) -> Run:
     requests: dict[str, Any] = {
         "id": np.arange(count),
         "kind": np.array([place[str(record["class"])] for record in records]),
-        "admitted": _times(records, "placed"),
-        "first_token": _times(records, "first_token"),
         "evictions": none,
         "wasted": none.copy(),
         "replica": np.array([max(int(record["engine"]), 0) for record in records]),
         "how": np.array([ENDS.index(HOW.get(str(record["outcome"]), End.ABORTED)) for record in records]),
-        "arrival": _times(records, "arrival"),
-        "finished": _times(records, "finished"),
     }
-    for name in ("admitted", "first_token", "finished", "arrival"):
-        requests[name] -= requests["arrival"][0]
+    times = {"arrival": "arrival", "admitted": "placed", "first_token": "first_token", "finished": "finished"}
+    for column, name in times.items():
+        moments = [nan if record[name] is None else float(record[name]) for record in records]
+        requests[column] = np.array(moments) - float(records[0]["arrival"])
     for name in ("prompt", "output", "cached"):
         requests[name] = np.array([int(record[name]) for record in records])
     meta = {
@@ -326,10 +306,6 @@ def read_route_trace(path: str | Path) -> Run:
     }
     empty = {name: {column: np.empty(0) for column in columns} for name, columns in COLUMNS.items()}
     return Run(meta, **(empty | {"requests": requests}))
-
-
-def _times(records: list[dict[str, Any]], name: str) -> Any:
-    return np.array([nan if record[name] is None else float(record[name]) for record in records])
 
 
 def _records(path: str | Path) -> list[dict[str, Any]]:

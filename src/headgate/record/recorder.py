@@ -104,7 +104,6 @@ class Tables:
             here.stay = None
 
     def table(self) -> dict[str, NDArray[Any]]:
-        """As columns, by number. Requests that never came have no row."""
         still = Rows()
         for id, here in self.here.items():
             self._write(still, id, here, nan, STILL_HERE)
@@ -112,7 +111,6 @@ class Tables:
         return columns | {"how": columns["how"].astype(np.int8)}
 
     def _write(self, rows: Rows, id: int, here: OpenRequest, finished: float, how: int) -> None:
-        """Its columns; a kind is kept as its number."""
         request = here.request
         rows.request(
             id, here.arrival, here.admitted, here.first, finished,
@@ -148,7 +146,6 @@ class Recorder(StepCounter):
             here.admitted = now
 
     def prefilled(self, request: Request, now: float) -> None:
-        """A stay among the decodes begins with a token."""
         id = request.id
         before = self._last_before.pop(id, nan) if self._last_before else nan
         if before != before:
@@ -159,12 +156,10 @@ class Recorder(StepCounter):
         self._close_stay(request.id)
 
     def resumed(self, request: Request, now: float) -> None:
-        """A stay begins without a token."""
         last = request.last_token
         self._open_stay(request.id, now if last is None else last, nan)
 
     def evicted(self, request: Request, now: float) -> None:
-        """Its stay is over; its next token will come late."""
         self._close_stay(request.id)
         if request.last_token is not None:
             self._last_before.setdefault(request.id, request.last_token)  # a token may be dropped in between
@@ -219,7 +214,6 @@ def _columns(names: dict[str, type], *rows: Rows) -> dict[str, NDArray[Any]]:
 
 
 def _sorted(columns: dict[str, NDArray[Any]], by: str) -> dict[str, NDArray[Any]]:
-    """One column after the other, so that few are there twice."""
     keys = columns[by]
     small = keys.size and keys.max() < 2**15  # numpy sorts these by their digits
     order = np.argsort(keys.astype(np.int16) if small else keys, kind="stable")

@@ -208,7 +208,6 @@ def _check(table: str, columns: Columns) -> None:
 
 
 def refuse_full(folder: Path, overwrite: bool) -> None:
-    """Never overwrite what a user may want to keep."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; name a folder for the run")
     full = folder.is_dir() and any(folder.iterdir())

@@ -47,7 +47,6 @@ MOST, MOST_REQUESTS = 10**12, 10**7  # of whatever is counted: more is damage, a
 
 
 def first_line(path: str | Path) -> dict[str, Any]:
-    """The object in the first line of a file; empty where there is none, or no such file."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return parse_line(file.readline(FIRST_LINE)) or {}
@@ -56,7 +55,6 @@ def first_line(path: str | Path) -> dict[str, Any]:
 
 
 def parse_line(text: str) -> dict[str, Any] | None:
-    """The JSON object in a line; None where it is none."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):
@@ -65,7 +63,6 @@ def parse_line(text: str) -> dict[str, Any] | None:
 
 
 def fault(line: dict[str, Any]) -> str | None:
-    """What keeps a line from being told; events of later versions are passed over."""
     event = line.get("event")
     if not isinstance(event, str):
         return "has no event"
@@ -84,7 +81,6 @@ def fault(line: dict[str, Any]) -> str | None:
 
 
 def header_fault(line: dict[str, Any]) -> str | None:
-    """What is wrong with the first line, whose fields may all be missing but for `trace`."""
     if not isinstance(line.get("policy", ""), str):
         return "'policy' of the first line is not a text"
     kv = line.get("kv_tokens")
@@ -92,7 +88,6 @@ def header_fault(line: dict[str, Any]) -> str | None:
 
 
 def _wanted(name: str, value: Any) -> str | None:
-    """What should stand in a field; None when it does."""
     if name in MOMENTS:
         return None if _number(value) else "a finite number"
     if name == "between_kind":

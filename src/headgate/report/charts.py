@@ -58,12 +58,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Series:
-    """One line, cloud of points or band. `colour` counts into the palette."""
-
     name: str
     x: Floats
     y: Floats
-    colour: int = 0
+    colour: int = 0  # counts into the palette
     shape: str = "line"  # line, step, points, linked (points on a line), band
     low: Floats | None = None  # of a band, or of intervals around points
     high: Floats | None = None
@@ -114,7 +112,9 @@ class Chart:
         x, y = self.scales()
         parts = [axes(x, y, self.x.label, self.y.label)]
         shifts = _side_by_side(self.series, x, y)
-        order = sorted(range(len(shifts)), key=lambda place: _layer(self.series[place]))
+        # Bands below lines; among lines, those with wider gaps above those that would cover them.
+        layers = [0 if each.shape == "band" else 1 + "0132".index(each.style[-1]) for each in self.series]
+        order = sorted(range(len(shifts)), key=layers.__getitem__)
         parts += [_draw(self.series[place], x, y, shifts[place]) for place in order]
         parts += draw_marks(self.marks, x, y)
         return tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=title)
@@ -124,7 +124,11 @@ class Chart:
         for name, axis, scale in zip("xy", (self.x, self.y), self.scales(), strict=True):
             ends = {"low": scale.low, "high": scale.high, "start": scale.start, "end": scale.end}
             data[name] = {"label": axis.label, "kind": axis.kind, **ends}
-        series = [{"name": each.name, "style": each.style, **_values(each)} for each in self.series]
+        series: list[dict[str, Any]] = []
+        for each in self.series:
+            values = {"x": each.x, "y": each.y, "low": each.low, "high": each.high}
+            known = {name: brief(column) for name, column in values.items() if column is not None}
+            series.append({"name": each.name, "style": each.style, **known})
         return data | {"series": series}
 
 
@@ -142,7 +146,6 @@ def axes(x: Scale, y: Scale, below: str, beside: str) -> Markup:
 
 
 def _spaced(x: Scale) -> list[tuple[float, str]]:
-    """Ticks whose labels do not touch."""
     shown: list[tuple[float, str]] = []
     right = -np.inf
     for value, label in x.ticks(7):
@@ -170,11 +173,6 @@ def path(x: Floats, y: Floats, stepped: bool = False) -> str:
             words.append(f"L{here}")
         pen_up, before = False, here
     return "".join(words)
-
-
-def _layer(series: Series) -> int:
-    """Bands below lines; among lines, those with wider gaps above those that would cover them."""
-    return 0 if series.shape == "band" else 1 + "0132".index(series.style[-1])
 
 
 def _side_by_side(series: Sequence[Series], x: Scale, y: Scale) -> list[float]:
@@ -225,11 +223,6 @@ def _points(series: Series, across: Floats, up: Floats, y: Scale) -> list[Markup
     return parts
 
 
-def _values(series: Series) -> dict[str, Any]:
-    values = {"x": series.x, "y": series.y, "low": series.low, "high": series.high}
-    return {name: brief(each) for name, each in values.items() if each is not None}
-
-
 def brief(values: Floats) -> list[float | None]:
     """Four digits that matter, None where not known: what a tooltip and a CSV file show."""
     known = np.asarray(values, float).tolist()
@@ -243,7 +236,6 @@ ROW = 13.0  # pixels from one name to the next below it
 
 
 def ruler(x: Scale, ticks: Sequence[tuple[float, str]], top: float, bottom: float, name: str) -> list[Markup]:
-    """Upright grid lines with their values below them, and the name of the axis."""
     parts: list[Markup] = []
     for value, label in ticks:
         at = float(x(value))
@@ -254,7 +246,6 @@ def ruler(x: Scale, ticks: Sequence[tuple[float, str]], top: float, bottom: floa
 
 
 def draw_marks(marks: Sequence[Mark], x: Scale, y: Scale) -> list[Markup]:
-    """Every line with its name: beside upright ones, at the right end of level ones."""
     upright = [mark for mark in marks if mark.along == "x"]
     level = [mark for mark in marks if mark.along != "x"]
     return [_upright(mark, upright, level, x, y) for mark in upright] + [_level(mark, x, y) for mark in level]
@@ -274,7 +265,6 @@ def _upright(mark: Mark, upright: Sequence[Mark], level: Sequence[Mark], x: Scal
 
 
 def _leftward(at: float, others: Sequence[float], x: Scale) -> bool:
-    """Away from a line that is near on one side; else where there is more room."""
     before = any(at - NEAR < other <= at for other in others)
     behind = any(at < other < at + NEAR for other in others)
     middle, right = (x.start + x.end) / 2, max(x.start, x.end)
@@ -334,7 +324,6 @@ class Scale:
 
 
 def nice(low: float, high: float, most: int) -> list[float]:
-    """Round numbers between two values: multiples of 1, 2 or 5 times a power of ten."""
     if not high > low:
         return [low]
     rough = (high - low) / max(most - 1, 1)
@@ -356,7 +345,6 @@ def _decades(low: float, high: float, most: int) -> list[float]:
 
 
 def labels(values: list[float]) -> list[str]:
-    """Short numbers, each with as many decimals as tell it from its neighbours."""
     gaps = [abs(b - a) for a, b in pairwise(values) if b != a]
     decimals = max(0, -math.floor(math.log10(min(gaps)) + 1e-9)) if gaps else 3
     return [_label(value, decimals) for value in values]
@@ -372,7 +360,6 @@ def _label(value: float, decimals: int) -> str:
 
 
 def padded(low: float, high: float, share: float = 0.06) -> tuple[float, float]:
-    """A little room above; from zero on where that is near."""
     if not high > low:
         room = abs(high) * 0.5 or 1.0
         return (0.0 if low >= 0 else low - room), high + room
@@ -387,8 +374,6 @@ LOWEST, HIGHEST = 0.01, 0.9999
 
 
 class Columns(NamedTuple):
-    """A series by columns of the picture: the mean over time in each, the least and the most seen in it."""
-
     middle: Floats
     mean: Floats
     low: Floats
@@ -474,8 +459,6 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar chart. `unit` belongs to the axis below."""
-
     axis: str
     unit: str
     items: Sequence[Bar]

@@ -1,29 +1,27 @@
-"""What a result says, before it becomes text for a terminal or HTML.
-
-Each plan, run and comparison is turned into one document; `terminal.py` and `html/` render any document.
-"""
+"""What a result says: each plan, run or comparison is one document, for `terminal.py` and `html/`."""
 
 from __future__ import annotations
 
 import math
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite
 from shlex import join as shell
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headgate.core.build import build_name
 from headgate.core.version import VERSION
 from headgate.stats.comparison import Difference
 from headgate.stats.figures import Estimate
 
+if TYPE_CHECKING:
+    from headgate.report.html.page import Markup
+
 BEST, LEVEL = "*", "="
 TIED = "\N{NO-BREAK SPACE}"
-MARKS = (
-    f"{BEST} best, {LEVEL} no significant difference from the best; a column without {BEST}: no significant "
-    "difference."
-)
+ALIKE = "no significant difference"
+MARKS = f"{BEST} best, {LEVEL} {ALIKE} from the best; a column without {BEST}: {ALIKE}."
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,6 @@ class Cell:
 
     @property
     def is_words(self) -> bool:
-        """Whether it stands on the left, as words do."""
         return self.tone.split(" ")[0] in ("words", "prose")
 
 
@@ -44,7 +41,6 @@ Row = tuple[Cell, ...]
 
 
 def valued(text: str, value: float, tone: str = "") -> Cell:
-    """A number as it is written; one that is not known sorts as text."""
     return Cell(text, float(value) if isfinite(value) else None, tone)
 
 
@@ -58,21 +54,19 @@ def span(rate: Estimate) -> Cell:
 
 def row(*entries: Cell | str | float) -> Row:
     """Text stays text, integers are written in full, other numbers with four digits."""
-    return tuple(_entry(entry) for entry in entries)
 
+    def cell(entry: Cell | str | float) -> Cell:
+        if isinstance(entry, Cell):
+            return entry
+        if isinstance(entry, str):
+            return Cell(entry, tone="words")
+        return valued(f"{entry:,}" if isinstance(entry, int) else number(entry), entry)
 
-def _entry(entry: Cell | str | float) -> Cell:
-    if isinstance(entry, Cell):
-        return entry
-    if isinstance(entry, str):
-        return Cell(entry, tone="words")
-    return valued(f"{entry:,}" if isinstance(entry, int) else number(entry), entry)
+    return tuple(map(cell, entries))
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table. Heads may have two lines, the second being the unit."""
-
     title: str
     heads: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -103,11 +97,9 @@ class Code:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing with its data. `look` says in one line what to look for. A terminal leaves it out."""
-
     title: str
-    look: str
-    drawing: str  # SVG
+    look: str  # in one line what to look for
+    drawing: Markup  # SVG
     data: dict[str, Any]  # what the page's script reads: axes, series
     legend: tuple[tuple[str, str], ...] = ()  # name and CSS class of each entry
     wide: bool = False
@@ -116,8 +108,6 @@ class Figure:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What only a page shows, mostly figures; made when the page is written."""
-
     make: Callable[[], Iterable[Grid | Figure | str]]
 
 
@@ -134,10 +124,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Chapter:
-    """One comparison, run or plan with its answer in a sentence or two.
-
-    `alarms` come before everything: what makes the figures mean something else than they seem to.
-    """
+    """One comparison, run or plan with its answer in a sentence or two."""
 
     title: str
     verdict: str
@@ -145,7 +132,7 @@ class Chapter:
     notes: tuple[str, ...] = ()
     setup: str = ""  # what the answer rests on: card, engine, longest request, arrivals
     answer_first: bool = False  # on a terminal too, where otherwise it stands last, beside the prompt
-    alarms: tuple[str, ...] = ()
+    alarms: tuple[str, ...] = ()  # before everything: why the figures mean something else than they seem to
 
 
 @dataclass(frozen=True)
@@ -155,7 +142,7 @@ class Page:
     chapters: tuple[Chapter, ...]
     made: tuple[tuple[str, str], ...] = ()  # how it was made: names and values
     kind: str = "runs"
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
 
 
 def plan_page(
@@ -169,11 +156,7 @@ def plan_page(
     answer_first: bool = False,
     alarms: Iterable[str] = (),
 ) -> Page:
-    """The document of a plan, which has no run: one chapter and how it was made.
-
-    `caution` is the last note, as it is; `answer_first`: the verdict stands before everything else, on a
-    terminal too.
-    """
+    """The document of a plan, which has no run: one chapter, with `caution` as its last note."""
     chapter = Chapter(
         title="",
         verdict=verdict,
@@ -217,7 +200,6 @@ def interval(estimate: Estimate, scale: float = 1.0) -> str:
 
 
 def change(found: Difference) -> str:
-    """The paired difference in percent with its interval; a dash when the baseline is zero."""
     percent = found.percent
     if math.isnan(percent.value):
         return "-"
@@ -227,7 +209,6 @@ def change(found: Difference) -> str:
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """Milliseconds below a second."""
     return (1.0, "s") if seconds >= 1 else (1000.0, "ms")
 
 
@@ -247,10 +228,8 @@ def plural(count: int, one: str) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """As one says it: a, b and c."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
 
 
 def sentence(note: str) -> str:
-    """With a capital letter and a full stop."""
     return f"{note[:1].upper()}{note[1:]}{'' if note.endswith(('.', ':')) else '.'}"

@@ -87,8 +87,11 @@ def _section(section: doc.Section, width: int) -> Iterator[Text]:
             yield _text()
         elif isinstance(block, doc.Code):
             yield from (_text(line, "bold") for line in block.text.splitlines())
+        elif isinstance(block, doc.Listed):
+            for item in block.items:
+                yield from map(_text, wrap(item, width, initial_indent="- ", subsequent_indent="  "))
         else:
-            yield from _said(block, width) if isinstance(block, str) else _listed(block, width)
+            yield from _said(block, width)
     yield _text()
 
 
@@ -106,11 +109,6 @@ def _said(text: str, width: int, style: str = "", reach: int | None = None) -> I
     for line in whole.wrap(Console(file=StringIO()), width) if text else ():
         line.rstrip()
         yield line
-
-
-def _listed(listed: doc.Listed, width: int) -> Iterator[Text]:
-    for item in listed.items:
-        yield from map(_text, wrap(item, width, initial_indent="- ", subsequent_indent="  "))
 
 
 def _facts(facts: doc.Facts, width: int) -> Iterator[Text]:
@@ -197,7 +195,6 @@ class Table:
         return wanted if sum(wanted) - sum(widths) <= room else widths
 
     def lines(self) -> Iterator[Text]:
-        """Heads, a rule, and the rows; the name of a group stands above its rows."""
         for line in zip(*self._headed(), strict=True):
             yield self._line([doc.Cell(text) for text in line], "bold")
         yield _text("─" * min(sum(self.widths) + self.gap * (len(self.widths) - 1), self.width), "dim")
@@ -209,7 +206,6 @@ class Table:
                 yield from self._row(row)
 
     def _headed(self) -> list[list[str]]:
-        """The lines of each head, those of all equally many, the last at the bottom."""
         found = []
         for head, width in zip(self.heads, self.widths, strict=True):
             name, _, unit = head.partition("\n")
@@ -239,7 +235,6 @@ class Table:
 
 
 def _word(texts: Sequence[str]) -> int:
-    """The longest word; one that is longer than most is broken."""
     return max(
         (min(_cells(word), 2 * LEAST) for text in texts for word in re.split(r"[ \n]", text)), default=0
     )

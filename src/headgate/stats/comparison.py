@@ -35,8 +35,6 @@ CHANCE = 0.25  # of the seeds; so many may look as if they had a trend where the
 
 @dataclass(frozen=True)
 class Difference:
-    """One policy against the baseline: its value, the paired difference, absolute and in percent."""
-
     value: float
     absolute: Estimate
     percent: Estimate
@@ -45,9 +43,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class MetricRow:
-    """One metric over all policies.
-
-    `best` has the best value; by their paired difference from it, `level` are those that cannot be told
+    """`best` has the best value; by their paired difference from it, `level` are those that cannot be told
     from it, `apart` those that can. A policy that is neither was measured too badly to say: without an
     interval, or with one so wide that values far apart cannot be told from each other. Others may well be
     told from each other although none is apart.
@@ -70,8 +66,6 @@ class MetricRow:
 
 @dataclass(frozen=True)
 class Whole:
-    """What a policy served over its whole runs, from the first arrival to the last finish."""
-
     served: int
     seconds: float
 
@@ -88,10 +82,8 @@ class Whole:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Policies compared with a baseline, metric by metric.
-
-    `doubts` says of a policy why its throughput is not compared: in the measured window its backlog grows or
-    it is not stationary in another way, so that the order in which it serves decides how many requests end
+    """`doubts` says of a policy why its throughput is not compared: in the measured window its backlog grows
+    or it is not stationary in another way, so that the order in which it serves decides how many requests end
     there, or it serves more there than any policy can in the long run. `whole` can be compared instead.
     """
 
@@ -189,15 +181,10 @@ class CardErrors(NamedTuple):
 
     @classmethod
     def of(cls, measured: Mapping[str, Sequence[Measured]]) -> CardErrors:
-        """The widest among the runs."""
         errors = [one.run.meta.get("expected_error") or {} for own in measured.values() for one in own]
         rates = max((float(error.get("throughput", 0.0)) for error in errors), default=0.0)
         steps = (error.get(kind, 0.0) for error in errors for kind in ("decode", "prefill", "mixed"))
         return cls(100 * rates, 100 * max(map(float, steps), default=0.0))
-
-    def around(self, metric: Metric) -> float:
-        """The one for a metric: rates are those of which more is better."""
-        return self.rates if metric.higher else self.times
 
 
 def _row(
@@ -213,7 +200,7 @@ def _row(
     Policies in doubt get no verdict, and are neither the best nor told from it.
     """
     spreads = {name: own[metric.name] for name, own in every.items()}
-    error = errors.around(metric)
+    error = errors.rates if metric.higher else errors.times
     known = [name for name, spread in spreads.items() if not math.isnan(spread.value)]
     if not known or (metric.rare and not any(spreads[name].value for name in known)):
         return None
@@ -256,9 +243,8 @@ def _difference(spread: Spread, base: Spread, higher: bool, untested: str, error
     """
     absolute = spread.minus(base).estimate()
     scale = 100 / base.value if base.value else math.nan
-    low, high = (
-        None if end is None or math.isnan(scale) else end * scale for end in (absolute.low, absolute.high)
-    )
+    ends = absolute.low, absolute.high
+    low, high = (None if end is None or math.isnan(scale) else end * scale for end in ends)
     percent = Estimate(absolute.value * scale, low, high, absolute.rough).cut(-100.0)
     if math.isnan(absolute.value):
         verdict = UNKNOWN
@@ -274,7 +260,6 @@ def _difference(spread: Spread, base: Spread, higher: bool, untested: str, error
 
 
 def _apart(difference: Estimate, least: float = 0.0) -> bool:
-    """Whether the interval of a difference leaves out zero, and it is more than `least`."""
     if difference.low is None or difference.high is None or abs(difference.value) < least:
         return False
     return difference.low * difference.high > 0
@@ -288,7 +273,6 @@ def _level(difference: Estimate, least: float, *values: float) -> bool:
 
 
 def _unsettled(measured: Mapping[str, Sequence[Measured]]) -> list[Caution]:
-    """Runs that are not stationary; the reason of one seed is enough."""
     policies: dict[tuple[str, str], list[str]] = {}
     for name, own in measured.items():
         trend = next((one.trend for one in own if not one.trend.stationary), None)
@@ -310,7 +294,6 @@ def _unequal(measured: Mapping[str, Sequence[Measured]]) -> list[Caution]:
 
 
 def _rough(rows: Sequence[MetricRow]) -> list[Caution]:
-    """Which intervals of differences are to be taken with care."""
     names = [row.metric for row in rows if any(other.absolute.rough for other in row.others.values())]
     if not names:
         return []
@@ -320,7 +303,6 @@ def _rough(rows: Sequence[MetricRow]) -> list[Caution]:
 
 
 def _derived(rows: Sequence[MetricRow], errors: CardErrors) -> list[Caution]:
-    """Which differences are real in simulation and still no answer."""
     if not errors.rates:
         return []
     names = [row.metric for row in rows if any(one.verdict == CANNOT_TELL for one in row.others.values())]
@@ -337,8 +319,6 @@ SAME_MOMENT = 1e-9  # seconds; arrivals closer than this are the same
 
 @dataclass(frozen=True)
 class Metric:
-    """One line of a comparison. Times in seconds."""
-
     name: str
     unit: str
     higher: bool  # is better
@@ -433,7 +413,6 @@ def _gap_influence(found: Measured, share: float) -> Floats:
 
 
 def _open_part(run: Run) -> Run:
-    """The requests that clients of a closed loop did not send, numbered anew."""
     kinds = [place for place, kind in enumerate(run.kinds) if kind.get("name") in run.meta["clients_beside"]]
     rows = ~np.isin(run.requests["kind"], kinds)
     requests = {name: column[rows] for name, column in run.requests.items()}

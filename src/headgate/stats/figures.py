@@ -58,8 +58,6 @@ class Figures:
 
 
 class PartOrder(Enum):
-    """How parts follow each other."""
-
     SEEDS = "seeds"  # not at all: each is a run of its own
     BATCHES = "batches"  # consecutive arrivals: what one batch leaves behind, the next one meets
     CURVE = "curve"  # consecutive finishes: what comes too late for one share is early in the next
@@ -101,13 +99,11 @@ class Spread:
         return self.around(self.value)
 
     def around(self, value: float) -> Estimate:
-        """The interval around a value that was computed elsewhere."""
         half = half_width(self.parts, self.order)
         if half is None or math.isnan(value):
             return Estimate(value)
-        return Estimate(
-            value, value - half, value + half, self.order is PartOrder.BATCHES and alike(self.parts)
-        )
+        rough = self.order is PartOrder.BATCHES and alike(self.parts)
+        return Estimate(value, value - half, value + half, rough)
 
     def minus(self, other: Spread) -> Spread:
         paired = len(self.parts) == len(other.parts)
@@ -136,7 +132,6 @@ def per_batch(batch: Integers, values: NDArray[Any]) -> Floats:
 
 
 def spread_of_mean(batch: Integers, values: Floats, whole: float) -> Spread:
-    """The mean of the known values, with its deviations by batch."""
     known = (~np.isnan(values)).astype(np.float64)
     above, below = per_batch(batch, values), per_batch(batch, known)
     return Spread(whole, Spread.of_ratio(above, below).parts, PartOrder.BATCHES)

@@ -23,37 +23,29 @@ STAGED = ("rate", "clients", "prompt", "output")  # what stages of a workload ma
 
 
 def queue_length(run: Run, points: int = POINTS) -> tuple[Floats, Integers]:
-    """How many requests waited for their first admission, at moments evenly over the run.
-
-    Requests sent back to the queue by an eviction are not counted.
-    """
+    """At moments evenly over the run; requests sent back to the queue by an eviction are not counted."""
     begin, end = run.span()
     times = np.linspace(begin, end, points)
     return times, waiting(run, times)
 
 
 def offered(run: Run) -> float:
-    """Requests/s of an open loop, as asked for or as they came; NaN where they came at one moment."""
     arrival = run.requests["arrival"]
     span = float(np.ptp(arrival)) if len(arrival) > 1 else 0.0
     return float(run.meta.get("rate") or ((len(arrival) - 1) / span if span > 0 else math.nan))
 
 
 def waiting(run: Run, times: Floats) -> Integers:
-    """Arrived by then, and neither admitted nor gone."""
     admitted, finished = run.requests["admitted"], run.requests["finished"]
     return _present(run, times, np.where(np.isnan(admitted), finished, admitted))
 
 
 def _present(run: Run, times: Floats, left: Floats) -> Integers:
-    """Arrived by then and not gone, by when each `left`."""
     came = np.searchsorted(np.sort(run.requests["arrival"]), times, side="right")
     return came - np.searchsorted(np.sort(left[~np.isnan(left)]), times, side="right")
 
 
 class Stationarity(NamedTuple):
-    """Whether a run is stationary, the reason, and what a report says of it."""
-
     stationary: bool
     reason: str
     said: str
@@ -91,7 +83,6 @@ def judge(run: Run) -> Stationarity:
 
 
 def _by_design(run: Run) -> str:
-    """What the stages of a drawn workload change between them, "" when nothing."""
     workload = run.meta.get("workload")
     drawn = workload.get("drawn") if isinstance(workload, dict) else None
     stages = drawn.get("stages") if isinstance(drawn, dict) else None
@@ -148,7 +139,6 @@ def _stay(run: Run) -> float:
 
 
 def _fills(run: Run, times: Floats, seconds: float) -> bool:
-    """Whether more requests are inside only because the run began a few stays ago: none waits longer."""
     return seconds < STAYS * _stay(run) and not Trend.of(waiting(run, times)).seen
 
 
@@ -160,7 +150,6 @@ class Trend(NamedTuple):
 
     @property
     def seen(self) -> bool:
-        """Whether it is more than chance, and more than a few requests."""
         return abs(self.change) > max(LEAST_DRIFT, SURE * self.error)
 
     @classmethod
@@ -213,8 +202,6 @@ TOO_FEW = f"Everything, because fewer than {FEWEST} requests were served to thei
 
 @dataclass(frozen=True)
 class Window:
-    """The part of a run that is measured, by request for latencies and by time for rates."""
-
     rule: str  # the rule in words, to be shown with the figures
     keep: Flags  # requests that latencies are taken from
     batch: Integers  # their batch, -1 outside
@@ -230,7 +217,6 @@ class Window:
 
 
 def choose(run: Run, window: str = "middle") -> Window:
-    """The window called "middle" (the default: see `MIDDLE`) or "all"."""
     if window not in ("middle", "all"):
         raise unknown("window", window, ("middle", "all"))
     done = np.flatnonzero(run.completed())
@@ -267,7 +253,6 @@ def unservable_rows(run: Run) -> Flags:
 
 
 def _first_round(run: Run, arrival: Floats) -> int:
-    """How many requests clients sent at the start; 0 when leaving them out would leave too little."""
     if not (run.sending == "closed" or run.meta.get("clients_beside")) or not len(arrival):
         return 0
     opening = int(np.count_nonzero(arrival == arrival[0]))
@@ -275,7 +260,6 @@ def _first_round(run: Run, arrival: Floats) -> int:
 
 
 def _shares(total: int, counted: Integers, times: Floats, low: float) -> tuple[Integers, Floats]:
-    """Equal shares of the finishes in the order they happened, and the moments between them."""
     share = np.full(total, -1, np.int64)
     number = batches(np.ones(len(counted), bool))
     share[counted] = number

@@ -67,14 +67,12 @@ class Gaps:
         return Sample(*((values, weights) if exact else _binned(values, weights)), exact)
 
     def _rows(self, begin: Integers, stop: Integers) -> tuple[int, int]:
-        """The rows that the sorted shared ticks fall into."""
         if not len(begin):
             return 0, 0
         ends, _ = self.ticks.place(np.array([begin[0], stop[-1] - 1]))
         return int(ends[0]), int(ends[1]) + 1
 
     def _distinct(self, begin: Integers, stop: Integers) -> int:
-        """At most how many different values the shared ticks have."""
         low, high = self._rows(begin, stop)
         length = np.diff(self.ticks.base[low : high + 1])
         flat = self.ticks.slope[low:high] == 0
@@ -108,7 +106,6 @@ class Gaps:
         return np.where(np.isneginf(longest), np.nan, longest)
 
     def _longest_between(self, low: Integers, high: Integers) -> Floats:
-        """The longest shared gap over the ticks low to high, both included."""
         ticks = self.ticks
         (row, place), (last_row, last_place) = ticks.place(low), ticks.place(high)
         one = row == last_row
@@ -133,9 +130,8 @@ class Gaps:
         """
         order = np.lexsort((self.opened, self.request))
         request, length, again = self.request[order], self.length[order], ~np.isnan(self.before[order])
-        came = np.cumsum(
-            length + again
-        )  # deliveries after the first tokens, of this request and those before
+        # deliveries after the first tokens, of this request and those before
+        came = np.cumsum(length + again)
         earlier = np.concatenate(([0], came))[np.searchsorted(request, request)]
         opening = came - length - earlier  # number of the delivery that opened the stay
         pace = np.zeros(self.requests)
@@ -319,10 +315,8 @@ class Ticks:
         return np.asarray(self.start[row] + (place + 1) * self.first[row] + rise)
 
     def gap(self, row: Integers, place: Integers) -> Floats:
-        """Time from the tick before, for a request that ran in both."""
         return np.where(place == 0, self.lead[row], self.first[row] + self.slope[row] * place)
 
     def blocks(self) -> Iterator[tuple[Integers, Integers]]:
-        """Every tick as (row, place), a bounded number at a time."""
         for low in range(0, int(self.base[-1]), BLOCK):
             yield self.place(np.arange(low, min(low + BLOCK, int(self.base[-1])), dtype=np.int64))

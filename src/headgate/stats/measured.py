@@ -30,7 +30,6 @@ class Measured:
 
     @classmethod
     def of(cls, run: Run | Measured, window: str = "middle") -> Measured:
-        """The run as it was measured before, or to be measured in this window."""
         if isinstance(run, Measured):
             return run if run.window_name == window else cls(run.run, window)
         return cls(run, window)
@@ -53,12 +52,12 @@ class Measured:
 
     @cached_property
     def between_tokens(self) -> Floats:
-        """What the promise between tokens of each request is compared with, by its kind: see `Slo`."""
         kinds = np.array([between_kind(kind) for kind in self.run.kinds])[self.run.requests["kind"]]
         values = np.where(kinds == MEAN, self.latencies.tpot, self.longest)
         if ENVELOPE not in kinds:
             return values
-        return np.where(kinds == ENVELOPE, envelopes(self.run, self.gaps, promised_first(self.run)), values)
+        pace = envelopes(self.run, self.gaps, _promised(self.run, "first_token"))
+        return np.where(kinds == ENVELOPE, pace, values)
 
     @cached_property
     def gap_sample(self) -> Sample:
@@ -66,7 +65,6 @@ class Measured:
 
     @cached_property
     def promises(self) -> Promises | None:
-        """Which requests got what they were promised; None where nothing was."""
         return Promises.of(self.run, self.latencies, self.between_tokens)
 
     @cached_property
@@ -81,7 +79,6 @@ class Measured:
 
     @cached_property
     def fleet(self) -> FleetFigures | None:
-        """Its engines one by one; None for a run of one engine without a router."""
         from headgate.stats.metrics import compute_fleet
 
         return compute_fleet(self)
@@ -145,7 +142,7 @@ class Promises:
         """
         if not any(promised(kind) for kind in run.kinds):
             return None
-        requests, first = run.requests, promised_first(run)
+        requests, first = run.requests, _promised(run, "first_token")
         so_far = run.span()[1] - requests["arrival"]
         late = np.where(np.isnan(latencies.ttft), so_far, latencies.ttft) > first
         slow = np.nan_to_num(between_tokens, nan=0.0) > _promised(run, "between_tokens")
@@ -153,12 +150,8 @@ class Promises:
         return cls(judged, run.completed() & ~late & ~slow)
 
 
-def promised_first(run: Run) -> Floats:
-    """The TTFT that each request was promised; infinite where none was."""
-    return _promised(run, "first_token")
-
-
 def _promised(run: Run, name: str) -> Floats:
+    """What each request was promised; infinite where nothing was."""
     limits = np.array([np.inf if kind.get(name) is None else kind[name] for kind in run.kinds])
     return limits[run.requests["kind"].astype(np.int64)]
 

@@ -33,8 +33,6 @@ from headgate.stats.measured import (
 
 @dataclass(frozen=True)
 class Goodput:
-    """Share of the requests whose promises were kept, and how many of them per second."""
-
     share: Estimate
     rate: Estimate
 
@@ -74,8 +72,6 @@ class EngineUse:
 
 @dataclass(frozen=True)
 class Standing:
-    """What a class is worth beside others, and what that meant for it."""
-
     weight: float | None  # None: by the priority of each request
     background: bool
     evictions: int  # over the whole run
@@ -195,11 +191,14 @@ def compute_metrics(measured: Measured) -> Metrics:
     requests, (begin, end) = run.requests, run.span()
     times, lengths = flow.queue_length(run)
     each, outputs = np.ones(len(requests["id"])), requests["output"].astype(float)
+    # the mean gap by batch: the decode time of its requests over their gaps
+    decode, deliveries = (per_batch(chosen.batch, part) for part in (latencies.decode, latencies.deliveries))
+    gaps = Spread.of_ratio(decode, deliveries)
     return Metrics(
         measured.window_name, chosen.rule, chosen.seconds, end - begin, _counts(run, chosen),
         ttft=_latency(latencies.ttft, chosen),
         tpot=_latency(latencies.tpot, chosen),
-        itl=figures(sample.values, gap_spread(latencies, chosen), sample.weights),
+        itl=figures(sample.values, gaps, sample.weights),
         itl_exact=sample.exact,
         e2e=_latency(latencies.e2e, chosen),
         request_rate=rate_spread(chosen, each).estimate().cut(),
@@ -227,14 +226,7 @@ def rate_spread(window: Window, amount: Floats) -> Spread:
     return Spread.of_ratio(per_batch(window.share, amount), np.diff(window.edges), PartOrder.CURVE)
 
 
-def gap_spread(latencies: Latencies, window: Window) -> Spread:
-    """The mean gap between deliveries by batch: the decode time of its requests over their gaps."""
-    gaps = per_batch(window.batch, latencies.deliveries)
-    return Spread.of_ratio(per_batch(window.batch, latencies.decode), gaps)
-
-
 def share_spread(promises: Promises, window: Window) -> Spread:
-    """The share of judged requests whose promises were kept, by batch."""
     held = window.keep & promises.judged
     value = float(np.mean(promises.met[held])) if np.any(held) else math.nan
     return spread_of_mean(window.batch, np.where(promises.judged, promises.met, np.nan), value)
@@ -257,10 +249,8 @@ def _kind(
     run: Run, number: int, window: Window, latencies: Latencies, longest: Floats, promises: Promises | None
 ) -> KindMetrics:
     kind, mine = run.kinds[number], run.requests["kind"] == number
-    ttft, tpot, e2e = (
-        _latency(np.where(mine, values, np.nan), window)
-        for values in (latencies.ttft, latencies.tpot, latencies.e2e)
-    )
+    every = latencies.ttft, latencies.tpot, latencies.e2e
+    ttft, tpot, e2e = (_latency(np.where(mine, values, np.nan), window) for values in every)
     return KindMetrics(
         str(kind.get("name", "")), kind.get("first_token"), kind.get("between_tokens"),
         between_kind=between_kind(kind),
@@ -286,7 +276,6 @@ def _standing(run: Run, kind: dict[str, Any], window: Window, mine: Flags) -> St
 
 
 def _value_kept(run: Run, window: Window, promises: Promises | None) -> float | None:
-    """Of the requests that were promised anything and are measured."""
     if promises is None or not weighed(run):
         return None
     classes = np.array([promised(kind) for kind in run.kinds])[run.requests["kind"].astype(np.int64)]
@@ -340,7 +329,6 @@ def _share(part: Floats, whole: float) -> float:
 
 
 def _largest(values: Floats) -> float:
-    """The largest known value, NaN when there is none."""
     known = values[~np.isnan(values)]
     return float(known.max()) if len(known) else math.nan
 
@@ -379,7 +367,6 @@ def prefix_hits(run: Run) -> PrefixHits | None:
 
 
 def _saved(run: Run, cached: Integers) -> Floats | None:
-    """Seconds of prefill that each request was spared; None where the card is not there any more."""
     try:
         seconds = recorded_card(run.meta["card"]).cost.seconds
     except (InputError, KeyError, TypeError):
@@ -415,13 +402,11 @@ class TenantShare:
 
 @dataclass(frozen=True)
 class TenantFigures:
-    """Every tenant by service, the largest first, and the two that were furthest apart while both waited.
-
-    `apart` is the most tokens of service by which one gained on the other in any stretch of time in which
+    """`apart` is the most tokens of service by which one gained on the other in any stretch of time in which
     both had a request that waited for admission: what fair queueing bounds.
     """
 
-    tenants: tuple[TenantShare, ...]
+    tenants: tuple[TenantShare, ...]  # by service, the largest first
     rest: TenantShare | None  # those beyond `MOST`, summed
     apart: float  # NaN: no two ever waited at the same time
     ahead: str  # which gained
@@ -436,7 +421,8 @@ def compute_tenants(run: Run, window: Window, promises: Promises | None) -> Tena
     numbers = known.tolist()
     if len(numbers) < 2:
         return None
-    service_of = _service(run)
+    rows, started = run.requests, np.isfinite(run.requests["first_token"])
+    service_of = np.where(started, rows["prompt"] + OUTPUT_SERVICE * rows["output"], 0.0)
     served = np.bincount(places, weights=service_of)
     order = [numbers[place] for place in np.argsort(-served, kind="stable")]
     names, total = run.tenants, float(served.sum()) or math.nan
@@ -450,22 +436,15 @@ def compute_tenants(run: Run, window: Window, promises: Promises | None) -> Tena
         return (names[number] or "-") if number < len(names) else str(number)
 
     shown, others = order[:MOST], order[MOST:]
-    rows = {number: run.requests["tenant"] == number for number in shown}
-    apart, ahead, behind = _furthest(run, rows)
+    mine_of = {number: rows["tenant"] == number for number in shown}
+    apart, ahead, behind = _furthest(run, mine_of)
     return TenantFigures(
-        tenants=tuple(share(named(number), rows[number]) for number in shown),
-        rest=share(f"{len(others)} others", np.isin(run.requests["tenant"], others)) if others else None,
+        tenants=tuple(share(named(number), mine_of[number]) for number in shown),
+        rest=share(f"{len(others)} others", np.isin(rows["tenant"], others)) if others else None,
         apart=apart,
         ahead="" if math.isnan(apart) else named(ahead),
         behind="" if math.isnan(apart) else named(behind),
     )
-
-
-def _service(run: Run) -> Floats:
-    """Of each request, once it has its first token."""
-    rows = run.requests
-    started = np.isfinite(rows["first_token"])
-    return np.where(started, rows["prompt"] + OUTPUT_SERVICE * rows["output"], 0).astype(np.float64)
 
 
 def _kept(run: Run, window: Window, promises: Promises | None, mine: Flags) -> float:
@@ -516,14 +495,12 @@ def served_by(run: Run, mine: Flags, times: Floats, output: float = OUTPUT_SERVI
 
 
 def _summed(moments: Floats, values: Floats, times: Floats) -> Floats:
-    """The values whose moment has come by each time."""
     order = np.argsort(moments, kind="stable")
     sums = np.concatenate(([0.0], np.cumsum(values[order])))
     return np.asarray(sums[np.searchsorted(moments[order], times, side="right")])
 
 
 def _waits(run: Run, mine: Flags, times: Floats) -> Flags:
-    """Whether some request has arrived and was not admitted, from each time to the next."""
     rows, end = run.requests, run.span()[1]
     left = np.where(np.isnan(rows["admitted"]), rows["finished"], rows["admitted"])[mine]
     came = _summed(rows["arrival"][mine], np.ones(int(mine.sum())), times)
@@ -576,7 +553,6 @@ class FleetFigures:
 
 
 def compute_fleet(measured: Measured) -> FleetFigures | None:
-    """The figures of a fleet; None for a run of one engine without a router. `Measured.fleet` keeps them."""
     run, window = measured.run, measured.window
     replicas = len(np.unique(run.steps["replica"]))
     engines = run.meta.get("engines") or (replicas if replicas > 1 else 0)
@@ -609,7 +585,6 @@ def compute_fleet(measured: Measured) -> FleetFigures | None:
 
 
 def _busy(run: Run, window: Window, engines: int) -> tuple[Floats, Floats]:
-    """The share of the window that each engine spent in steps, and its mean number of decodes in it."""
     start, end = run.steps["start"], run.steps["start"] + run.steps["seconds"]
     inside = np.clip(end, window.low, window.high) - np.clip(start, window.low, window.high)
     seconds = window.seconds if window.seconds > 0 else math.nan
@@ -619,14 +594,11 @@ def _busy(run: Run, window: Window, engines: int) -> tuple[Floats, Floats]:
 
 
 def _revenue(run: Run, window: Window) -> dict[str, float]:
-    """Per second, by kind: prompt and output tokens of the requests that finished in the window."""
     prices = run.meta.get("prices")
     if not prices or window.seconds <= 0:
         return {}
     requests, rows = run.requests, window.counted
     worth = prices["prompt"] * requests["prompt"][rows] + prices["output"] * requests["output"][rows]
     kinds = np.bincount(requests["kind"][rows].astype(np.int64), worth, minlength=len(run.kinds))
-    return {
-        str(kind.get("name", "")): float(amount) / window.seconds
-        for kind, amount in zip(run.kinds, kinds.tolist(), strict=True)
-    }
+    amounts = zip(run.kinds, kinds.tolist(), strict=True)
+    return {str(kind.get("name", "")): float(amount) / window.seconds for kind, amount in amounts}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil, inf, isfinite, log, sqrt
 from random import Random
 
@@ -42,7 +43,6 @@ LOWEST, BINS = 1e-4, 1800  # seconds: from 0.1 ms to about 6,500 s
 
 
 def bin_of(seconds: float) -> int:
-    """The bin of a log histogram in which a time falls."""
     if seconds <= LOWEST:
         return 0
     return min(BINS - 1, int(log(seconds / LOWEST) / GRAIN) + 1)
@@ -50,10 +50,6 @@ def bin_of(seconds: float) -> int:
 
 def middle_of(bins: Floats | float) -> Floats:
     return np.asarray(LOWEST * np.exp((np.asarray(bins, np.float64) - 0.5) * GRAIN))
-
-
-def _empty() -> Floats:
-    return np.zeros(BINS)
 
 
 @dataclass
@@ -70,12 +66,11 @@ class Sums:
     gaps: float = 0.0  # that ended in the block, of whatever request
     tokens: float = 0.0
     seconds: float = 0.0  # that were measured
-    ttft_bins: Floats = field(default_factory=_empty)
-    gap_bins: Floats = field(default_factory=_empty)
+    ttft_bins: Floats = field(default_factory=lambda: np.zeros(BINS))
+    gap_bins: Floats = field(default_factory=lambda: np.zeros(BINS))
 
 
 def in_rounds(arms: int, seed: int) -> Iterator[list[int]]:
-    """The order of the arms in each round, without an end."""
     draw = Random(seed)
     while True:
         order = list(range(arms))
@@ -183,11 +178,9 @@ class Change:
 
 
 def compare(metric: Metric, rounds: Sequence[tuple[Sums, Sums]], critical: float) -> Change | None:
-    """Baseline and arm of each round; None where one of them has nothing to compare."""
-    if metric.quantile:
-        bins = np.array([[getattr(sums, metric.top) for sums in each] for each in rounds])
-        return woodruff(bins, metric.quantile, critical)
     tops = np.array([[getattr(sums, metric.top) for sums in each] for each in rounds])
+    if metric.quantile:
+        return woodruff(tops, metric.quantile, critical)
     unders = np.array([[getattr(sums, metric.under) for sums in each] for each in rounds])
     return difference(tops, unders, critical) if metric.share else fieller(tops, unders, critical)
 
@@ -205,7 +198,9 @@ def difference(tops: Floats, unders: Floats, critical: float) -> Change | None:
     if not np.all(unders.sum(0) > 0):
         return None
     (base, arm), errors = _ratios(tops, unders)
-    half = _half(critical, errors[1, 1] + errors[0, 0] - 2 * errors[0, 1])
+    variance = errors[1, 1] + errors[0, 0] - 2 * errors[0, 1]
+    # No spread leaves no interval, but for rounds that are too few to tell
+    half = critical * sqrt(variance) if variance > 0 else 0.0 if isfinite(critical) else inf
     change = float(arm - base)
     return Change(float(base), float(arm), change, change - half, change + half)
 
@@ -229,11 +224,6 @@ def fieller(tops: Floats, unders: Floats, critical: float) -> Change | None:
     return Change(float(base), float(arm), change, max(float(low), -1.0), float(high))
 
 
-def _half(critical: float, variance: float) -> float:
-    """Half of an interval; no spread leaves none, but for rounds that are too few to tell."""
-    return critical * sqrt(variance) if variance > 0 else 0.0 if isfinite(critical) else inf
-
-
 def quantile(bins: Floats, share: float) -> float:
     counts = np.cumsum(bins)
     wanted = share * counts[-1]
@@ -252,10 +242,7 @@ def woodruff(bins: Floats, share: float, critical: float) -> Change | None:
     if not np.all(bins.sum((0, 2)) > 0):
         return None
     base, arm = (quantile(bins[:, place].sum(0), share) for place in (0, 1))
-
-    def apart(shift: int) -> float:  # falls as the shift grows
-        return _apart(bins, share, shift)
-
+    apart = partial(_apart, bins, share)  # falls as the shift grows
     below, above = -BINS, BINS
     while above - below > 1:
         middle = (below + above) // 2
@@ -318,8 +305,6 @@ def _shifted(bins: Floats, shift: int) -> Floats:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One figure of an arm beside the baseline's."""
-
     metric: Metric
     change: Change | None  # None: there is nothing to compare
     word: str  # more, less, same, cannot tell
@@ -327,14 +312,12 @@ class Verdict:
 
     @property
     def better(self) -> bool | None:
-        """None where no difference was found."""
-        return (
-            None if self.word in (SAME, CANNOT_TELL) else (self.word == MORE) == self.metric.higher_is_better
-        )
+        if self.word in (SAME, CANNOT_TELL):
+            return None
+        return (self.word == MORE) == self.metric.higher_is_better
 
 
 def word_for(change: Change | None, margin: float) -> str:
-    """A difference that was found counts, however small; none counts as found inside the margin."""
     if change is None:
         return CANNOT_TELL
     if change.low > 0:
@@ -399,7 +382,6 @@ class State:
     high: float  # p90 of the arm that has more
 
     def said(self) -> str:
-        """What it means for the figures."""
         if self.name == LIGHT:
             return "Light load: throughput is what arrives, and is not compared."
         if self.name == SATURATED:
@@ -423,7 +405,6 @@ def state_of(backlogs: Sequence[Sequence[float]]) -> State:
 
 
 def rounds_for(minutes: float, arms: int, block: float) -> int:
-    """Whole rounds within so many minutes."""
     return int(minutes * 60 / (arms * block) + 1e-9)
 
 

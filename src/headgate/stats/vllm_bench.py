@@ -107,7 +107,6 @@ def _by_second(seconds: list[Floats], amounts: list[Floats]) -> Floats:
 
 
 def _lists(run: Run, gaps: Gaps, latencies: Latencies, done: Flags) -> dict[str, Any]:
-    """One entry per request. A request that was not served to its end has its ending as its error."""
     requests = run.requests
     endings = [end.value for end in ENDS] + ["unfinished"]  # code -1 is the last
     return {

@@ -47,6 +47,15 @@ def test_answer_first_then_plain_vllm_then_lines_to_paste(headgate, tmp_path):
     assert f"<strong>{flat(answer).split(' (95 %')[0].split('. Your')[0]}" in flat(page)
 
 
+def test_no_line_to_paste_where_no_policy_keeps_the_promise(headgate):
+    impossible = ["--slo", "ttft=1ms@p95", "--policy", "keep", "--slots", 64]
+    run = headgate("advise", *SMALL, *impossible, "--rate", 10, "--cache", "kept")
+    assert run.code == 0 and run.out.split("\n\n")[1].startswith(
+        "No policy keeps p95 TTFT <= 1 ms at any rate"
+    )
+    assert "headgate serve" not in run.out and "vllm serve" not in run.out
+
+
 def test_lines_it_prints_are_taken(headgate):
     run = headgate(*QUICK, "--rate", 10, "--cache", "kept")
     ours, plain = pasted(run.out, "headgate serve"), pasted(run.out, "vllm serve")

@@ -44,7 +44,7 @@ def test_one_policy_is_enough_and_one_without_a_load_too(headgate):
 
 def test_a_policy_that_breaks_costs_its_own_runs_and_is_named(headgate, tmp_path):
     (tmp_path / "mine.py").write_text(
-        "from headgate.methods.names import Mixed\n\n\nclass Broken(Mixed):\n"
+        "from headgate import Mixed\n\n\nclass Broken(Mixed):\n"
         "    def plan(self, view):\n        raise ValueError('boom')\n"
     )
     words = ["--policy", "mixed", "--policy", "mine.py:Broken", "--over", "clients=2,4", *SMALL]

@@ -34,6 +34,14 @@ def test_a_bare_number_in_a_service_level(refused):
     refused(["plan", "capacity", "--slo", "ttft=1@p95"], "'1' has no unit; write 1ms or 1s")
 
 
+def test_a_rate_that_conversations_do_not_reach_in_so_few_requests(headgate, refused):
+    talks = ("--turns", "5", "--think", "30s", "--prompt", "200", "--output", "100")
+    plan = ["plan", "capacity", "--slo", "ttft=300ms@p95", "--policy", "mixed", "--seeds", "1", *talks]
+    refused([*plan, "--requests", "1500"], "requests/s arrive: a conversation lasts 120 s")
+    said = headgate("simulate", "--rate", 8, "--requests", 300, *talks)
+    assert "note: only " in said.out and "of 8 requests/s arrive" in said.out
+
+
 @pytest.mark.parametrize("flag", ["--tpot", "--tbt", "--itl", "--gap"])
 def test_tbt_is_every_gap_and_tpot_their_mean(headgate, flag):
     load = ("--trace", "azure-conv", "--requests", 300, "--rate", 16, "--seed", 1)

@@ -165,7 +165,7 @@ def test_one_that_was_evicted_is_counted_on_again_when_it_runs_again():
         assert second.todo == PROMPT
     lookup.gone(first)
     lookup.gone(second)
-    assert not len(lookup._siblings) and not lookup._siblings._root.children
+    assert not lookup._siblings._last and not lookup._siblings._root.children
 
 
 def test_a_request_that_never_reads_the_cache_counts_on_nothing():

@@ -11,8 +11,9 @@ from headgate.core.plan import ALL
 from headgate.core.request import Slo
 from headgate.core.view import Limits
 from headgate.experiment.library import card_engine, simulate
+from headgate.methods.keep.step import largest
 from headgate.methods.mixed.paced import Ppas, PrefillInterval
-from headgate.methods.slack import LEAST, FairBatching, QoServe, largest
+from headgate.methods.slack import LEAST, NEAR, FairBatching, QoServe
 from headgate.workloads.workload import Workload
 from worlds import Line, admitted, batches, holding
 
@@ -90,9 +91,9 @@ def test_fairbatching_lets_early_decodes_yield():
 
 
 def test_largest_is_within_its_grain():
-    assert largest(lambda tokens: tokens <= 1000, 5000) in range(1000 - 32, 1001)
-    assert largest(lambda tokens: True, 77) == 77
-    assert largest(lambda tokens: False, 5000) == 0
+    assert largest(lambda tokens: tokens <= 1000, 0, 5000, NEAR) in range(1000 - 32, 1001)
+    assert largest(lambda tokens: True, 0, 77) == 77
+    assert largest(lambda tokens: False, 0, 5000) == 0
 
 
 @pytest.mark.parametrize(

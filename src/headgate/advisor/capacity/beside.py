@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil, inf, isnan, nan
@@ -17,6 +17,8 @@ from headgate.advisor.set_up import SearchPlan, SetUp, offered_rate, set_up, wit
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError, RunError
 from headgate.core.policy import BatchPolicy
+from headgate.cost.card import load_card
+from headgate.experiment.build import make_engine
 from headgate.experiment.library import simulate, simulate_fleet
 from headgate.experiment.run import DEFAULT_ROUTER
 from headgate.experiment.settings import ClassSettings, Experiment
@@ -38,8 +40,6 @@ OVERLOAD = 1.25  # of λ*: where the value kept is measured
 
 
 class BesideOutcome(NamedTuple):
-    """One run: the worst level by its limit, levels, and what the class without a promise got."""
-
     ratio: float
     worst: str
     values: tuple[float, ...]
@@ -54,8 +54,6 @@ class BesideOutcome(NamedTuple):
 
 @dataclass(frozen=True)
 class PolicyBeside:
-    """What one policy leaves to the class without a promise, over seeds; `missed` is the level that broke."""
-
     policy: str
     tokens: Estimate  # per second
     share: float  # of the bound
@@ -84,7 +82,6 @@ class BesidePlan(SearchPlan):
 
     @property
     def best(self) -> PolicyBeside | None:
-        """The most tokens among those that keep every level."""
         kept = [each for each in self.found if not each.missed]
         return max(kept, key=lambda each: each.tokens.value, default=None)
 
@@ -110,7 +107,6 @@ def plan_beside(
     progress: Progress,
     notes: Sequence[str] = (),
 ) -> BesidePlan:
-    """Every policy with every seed at the given rate of the promised classes."""
     engines = settings.engines or 1
     levels = with_promises(settings, levels)
     share = unpromised(settings, levels)
@@ -123,6 +119,7 @@ def plan_beside(
     clients = sum(each.clients or 0 for each in start.settings.classes if each.name == share.name)
     bound, alone = tokens_bound(start, rate / engines)
     found = _run_all(start, chosen, rate, engines, share.name, bound * engines, progress)
+    fills = [FILLS.format(each.seconds, each.stay) for each in found if each.seconds < STAYS * each.stay]
     return BesidePlan(
         start=start,
         traffic=start.traffic,
@@ -130,7 +127,7 @@ def plan_beside(
             *notes,
             *_rate_notes(start.traffic, share.name, rate, part),
             *start.notes(fleet=engines > 1),
-            *_still_fills(found),
+            *fills[:1],
         ),
         interrupted=False,
         name=share.name,
@@ -161,8 +158,6 @@ def with_promises(settings: Experiment, levels: tuple[Level, ...]) -> tuple[Leve
 
 
 def unpromised(settings: Experiment, levels: Sequence[Level]) -> ClassSettings:
-    """The one class that neither the mix nor a level promises anything."""
-
     def promised(share: ClassSettings) -> bool:
         own = any(getattr(share, metric) for metric in STATISTICS)
         return not share.background and (own or any(each.kind in ("", share.name) for each in levels))
@@ -186,9 +181,6 @@ def _from_clients(settings: Experiment, share: ClassSettings) -> Experiment:
         return settings
     own = [each for each in settings.classes if each.name == share.name]
     total = sum(each.share or 1.0 for each in own)
-    from headgate.cost.card import load_card
-    from headgate.experiment.build import make_engine
-
     many = make_engine(settings, load_card(settings.card)).running * (settings.engines or 1)
 
     def sent(each: ClassSettings) -> ClassSettings:
@@ -203,12 +195,11 @@ def promised_share(settings: Experiment, share: ClassSettings) -> float:
     """Of the rate, of the classes with a promise: a class that becomes clients takes its share with it."""
     if share.clients:
         return 1.0
-    shares = [(each.share or 0.0, each.name == share.name) for each in settings.classes]
-    return sum(part for part, own in shares if not own) / sum(part for part, _ in shares)
+    others = sum(each.share or 0.0 for each in settings.classes if each.name != share.name)
+    return others / sum(each.share or 0.0 for each in settings.classes)
 
 
 def _rate_notes(traffic: SearchTraffic, name: str, rate: float, part: float) -> list[str]:
-    """Where less comes than was asked for: a share that became clients, and runs that were cut."""
     notes = []
     if part < 1:
         notes.append(
@@ -241,7 +232,6 @@ def tokens_bound(start: SetUp, rate: float) -> tuple[float, float]:
 def most_beside(
     engine: Engine, others: tuple[Any, Any], prompts: Any, outputs: Any, rate: float
 ) -> tuple[float, float]:
-    """The same of lengths: prompts and decodes of the others, prompts and outputs of the class."""
     both = np.append(others[0], prompts), np.append(others[1], outputs - 1)
 
     def total(share: float) -> float:
@@ -284,17 +274,20 @@ def _run_all(
 ) -> tuple[PolicyBeside, ...]:
     trials = [_Trial(name, each, seed) for name, each in chosen.items() for seed in start.seeds]
     work = partial(_run_one, start.case(), rate, engines, batch, start.settings.router or DEFAULT_ROUTER)
-    outcomes: dict[tuple[str, int], BesideOutcome] = {}
-    with (
-        progress("simulating", len(trials)) as report,
-        start.options.workers.start(work, len(trials)) as pool,
-    ):
-        for done, (trial, outcome) in enumerate(as_they_end(pool, trials), 1):
-            outcomes[trial.name, trial.seed] = outcome
-            report(done)
+    ended = _shown(start, work, trials, progress, "simulating")
+    outcomes = {(trial.name, trial.seed): outcome for trial, outcome in ended}
     levels = [str(level) for level in start.traffic.levels if level.statistic]
     by_policy = {name: [outcomes[name, seed] for seed in start.seeds] for name in chosen}
     return tuple(_together(name, own, levels, bound) for name, own in by_policy.items())
+
+
+def _shown(
+    start: SetUp, work: Callable[[Any], Any], tasks: Sequence[Any], progress: Progress, label: str
+) -> Iterator[tuple[Any, Any]]:
+    with progress(label, len(tasks)) as report, start.options.workers.start(work, len(tasks)) as pool:
+        for done, ended in enumerate(as_they_end(pool, tasks), 1):
+            yield ended
+            report(done)
 
 
 def _run_one(case: Case, rate: float, engines: int, batch: str, router: str, trial: _Trial) -> BesideOutcome:
@@ -368,11 +361,6 @@ def _together(name: str, own: Sequence[BesideOutcome], levels: Sequence[str], bo
     )
 
 
-def _still_fills(found: Sequence[PolicyBeside]) -> list[str]:
-    short = [each for each in found if each.seconds < STAYS * each.stay]
-    return [FILLS.format(short[0].seconds, short[0].stay)] if short else []
-
-
 # -- the value kept in overload
 
 
@@ -383,21 +371,12 @@ def values_in_overload(
     if not any(share.weight is not None for share in start.settings.classes):
         return {}, []
     work = partial(_value_at, start.case(traffic), OVERLOAD * rate, start.seeds[0])
-    values: dict[str, float] = {}
-    stopped: dict[str, str] = {}
-    with (
-        progress("in overload", len(chosen)) as report,
-        start.options.workers.start(work, len(chosen)) as pool,
-    ):
-        for done, ((name, _), (value, why)) in enumerate(as_they_end(pool, list(chosen.items())), 1):
-            values[name], stopped[name] = value, why
-            report(done)
-    notes = [
-        f"{name}: no value kept at {OVERLOAD:g} λ*, the run stopped: {stopped[name]}"
-        for name in chosen
-        if stopped[name]
-    ]
-    return {name: values[name] for name in chosen if not isnan(values[name])}, notes
+    ended = _shown(start, work, list(chosen.items()), progress, "in overload")
+    found = {name: outcome for (name, _), outcome in ended}
+    stopped = {name: found[name][1] for name in chosen if found[name][1]}
+    no_value = f"no value kept at {OVERLOAD:g} λ*, the run stopped"
+    notes = [f"{name}: {no_value}: {why}" for name, why in stopped.items()]
+    return {name: found[name][0] for name in chosen if not isnan(found[name][0])}, notes
 
 
 def _value_at(case: Case, rate: float, seed: int, named: tuple[str, Contender]) -> tuple[float, str]:

@@ -33,7 +33,6 @@ class AnswerFile(Generic[Task, Answer]):
         self, file: Path, made: Callable[..., Answer], known_as: Callable[[Task], tuple[list[str], object]]
     ) -> None:
         self.file = file
-        self.hits = 0
         self._known_as = known_as
         self._known: dict[str, Answer] = {}
         with suppress(OSError, ValueError, TypeError):
@@ -42,9 +41,7 @@ class AnswerFile(Generic[Task, Answer]):
                 self._known[key] = made(*map(_number, parts))
 
     def get(self, task: Task) -> Answer | None:
-        answer = self._known.get(self._key(task))
-        self.hits += answer is not None
-        return answer
+        return self._known.get(self._key(task))
 
     def put(self, task: Task, answer: Answer) -> None:
         key = self._key(task)
@@ -76,14 +73,8 @@ def chosen_folder(cache: str | None) -> Path | None:
 def file_of(folder: Path, engine: Engine, traffic: SearchTraffic, rest: object) -> Path:
     """Where the answers for such engines and requests are; `rest` is what else all runs share."""
     digest = hashlib.sha256(f"{VERSION} {_of_code()}".encode())
-    limits = (
-        repr(engine.cost),
-        repr(engine.cost.host),
-        engine.limits,
-        engine.prefix_cache,
-        engine.speculation,
-        engine.retraction,
-    )
+    cost = repr(engine.cost), repr(engine.cost.host)
+    limits = (*cost, engine.limits, engine.prefix_cache, engine.speculation, engine.retraction)
     shared = (traffic.requests, traffic.levels, traffic.classes, traffic.recorded)
     digest.update(repr((limits, shared, rest)).encode())
     digest.update(repr((traffic.words.arrivals, traffic.words.burstiness)).encode())

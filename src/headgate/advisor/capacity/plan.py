@@ -61,8 +61,6 @@ class PolicyRate:
 
 
 class Declined(NamedTuple):
-    """Why runs do not carry an answer, and about how many requests each would need."""
-
     why: str
     requests: int
 
@@ -148,7 +146,6 @@ def choose(policies: Sequence[str], settings: Experiment, engine: Engine) -> tup
 
 
 def _needs(name: str) -> bool:
-    """Whether some parameter neither has a default nor comes from the engine."""
     parameters = policy_parameters(name).items()
     return any(own.default is own.empty and key not in ("slots", "budget") for key, own in parameters)
 
@@ -160,7 +157,6 @@ WIDE, CARRIES = 0.2, 0.1  # half of an interval, as a share of the rate: too muc
 
 
 def half_width(rate: Estimate) -> float:
-    """Half of the interval as a share of the rate; 0 where there is none."""
     if rate.low is None or rate.high is None or not rate.value:
         return 0.0
     return max(rate.high - rate.value, rate.value - rate.low) / rate.value
@@ -211,14 +207,12 @@ def declined(
 
 
 def at_the_edge(found: Sequence[PolicyRate]) -> list[str]:
-    """One line where searches ended at their upper edge: their rates are then not measured but the bound."""
     stuck = [f"{each.policy} ({each.at_edge} of {len(each.by_seed)})" for each in found if each.at_edge]
-    if not stuck:
-        return []
-    return [
+    said = (
         f"searches that ended at λ*, their upper edge: {'; '.join(stuck)}. These runs are too short to "
         "overload the engine; take more --requests"
-    ]
+    )
+    return [said] if stuck else []
 
 
 def given_up(found: Sequence[PolicyRate]) -> list[str]:
@@ -314,7 +308,6 @@ class Lengthening:
 
     @property
     def fixed(self) -> bool:
-        """Whether the user, or the trace, says how long runs are."""
         return self.start.settings.requests is not None or self.start.traffic.recorded
 
     def search(self, progress: Progress) -> Searched:
@@ -331,10 +324,12 @@ class Lengthening:
         if self.brief:
             best = max(found.found, key=lambda each: each.rate.value)
             return found.declined(best, self.load, lasting=True) is None
-        return before is not None and not self._lacks(found) and not _moved(before.found, found.found)
+        if before is None or self._lacks(found):
+            return False
+        pairs = zip(before.found, found.found, strict=False)
+        return not any(abs(new.rate.value - old.rate.value) > TIGHT * new.rate.value for old, new in pairs)
 
     def not_enough(self, found: Searched) -> list[str]:
-        """What a reader must know where no length was enough, or the user's own is not."""
         return [f"{lack}; take more --requests or --seeds" for lack in self._lacks(found)]
 
     def _lacks(self, found: Searched) -> list[str]:
@@ -350,15 +345,13 @@ class Lengthening:
         return lacks
 
     def _stays(self, found: Searched) -> list[float]:
-        """Requests that make a run long enough, for each policy."""
         return [STAYS * found.stay * each.rate.value for each in found.found if not each.dropped]
 
     def _at(self, traffic: SearchTraffic, before: Searched | None, progress: Progress) -> Searched:
         options = self.start.options
         earlier = {each.policy: each for each in before.found} if before else {}
-        chosen = {
-            text: own for text, own in self.chosen.items() if text not in earlier or not earlier[text].dropped
-        }
+        found = {text: each for text, each in earlier.items() if each.dropped}
+        chosen = {text: own for text, own in self.chosen.items() if text not in found}
         case = self.start.case(traffic)
         precision = options.precision if not before else min(options.precision, TIGHT)
         memory, seeds = remembered(self.folder, case), self.start.seeds
@@ -367,15 +360,9 @@ class Lengthening:
         searches, answers, dropped = race.run(chosen, known)
         left = sum(search.next() is not None for (text, _), search in searches.items() if text not in dropped)
         tried = {key: search for key, search in searches.items() if search.tried}
-        found = {text: each for text, each in earlier.items() if each.dropped}
         for text in dict.fromkeys(text for text, _ in tried):
             length = traffic.requests if text in dropped else 0
             found[text] = put_together(text, tried, answers, self.top, traffic.levels, length)
         kept = [each for (text, *_), each in answers.items() if text not in dropped and each.ratio <= 1]
         stay = max((each.stay for each in kept), default=0.0)
         return Searched(traffic, tuple(found[text] for text in self.chosen if text in found), left, stay)
-
-
-def _moved(before: Sequence[PolicyRate], found: Sequence[PolicyRate]) -> bool:
-    pairs = zip(before, found, strict=False)
-    return any(abs(new.rate.value - old.rate.value) > TIGHT * new.rate.value for old, new in pairs)

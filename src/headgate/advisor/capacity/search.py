@@ -1,8 +1,4 @@
-"""The largest rate that is sustained, the fewest engines that are enough: what to try, and all runs of it.
-
-`Search` and `Fewest` say what to try next; `search_all` carries out many of them at the same time, here or in
-processes, and is the only place where planners start runs.
-"""
+"""What to try next for the highest rate or fewest engines; `search_all` makes the runs of all planners."""
 
 from __future__ import annotations
 
@@ -50,14 +46,11 @@ class Search:
 
     @property
     def sustained(self) -> float:
-        """The largest rate that was sustained, below every one that was not."""
-        return max(
-            (rate for rate, ratio in self.tried.items() if ratio <= 1 and rate < self.missed), default=0.0
-        )
+        missed = self.missed
+        return max((rate for rate, ratio in self.tried.items() if ratio <= 1 and rate < missed), default=0.0)
 
     @property
     def missed(self) -> float:
-        """The smallest rate that was not sustained; above `top` when there is none."""
         return min((rate for rate, ratio in self.tried.items() if not ratio <= 1), default=2 * self.top)
 
     def tell(self, rate: float, ratio: float) -> None:
@@ -98,7 +91,6 @@ class Search:
 
     @property
     def answer(self) -> float:
-        """The rate at which the ratio is one."""
         low, high = self.sustained, self.missed
         return low if high > self.top or not low else self._crossing(low, high)
 
@@ -128,11 +120,9 @@ class Fewest:
 
     @property
     def too_few(self) -> int:
-        """The largest count below it that was not, or cannot be."""
         below = self.enough or self.most + 1
-        return max(
-            (n for n, ratio in self.tried.items() if not ratio <= 1 and n < below), default=self.least - 1
-        )
+        missed = (count for count, ratio in self.tried.items() if not ratio <= 1 and count < below)
+        return max(missed, default=self.least - 1)
 
     @property
     def shown(self) -> int | None:
@@ -291,7 +281,6 @@ class _Searching(Generic[Key, Task, Answer]):
                 yield
 
     def _ask(self, key: Key) -> None:
-        """The runs of the next value, or at the end those that are missing of the one that is shown."""
         search = self.searches[key]
         value = search.next()
         if whole := value is None:

@@ -12,16 +12,7 @@ import numpy as np
 from headgate.core.durations import duration
 from headgate.core.errors import InputError, RunError, unknown
 from headgate.core.request import GAP, Slo
-from headgate.experiment.build import (
-    ALL_FIT,
-    Unservable,
-    beside_clients,
-    make_workload,
-    refuse_endless,
-    refuse_many,
-    servable,
-    unservable,
-)
+from headgate.experiment import build
 from headgate.experiment.settings import Experiment, flag, without_clients
 from headgate.methods.bounds import Requests
 from headgate.record.tables import Flags, Floats, Integers, Run
@@ -75,7 +66,7 @@ class SearchTraffic:
     requests: int
     trace: Workload | None
     recorded: bool  # the trace's own times, only faster or slower
-    lost: Unservable = ALL_FIT
+    lost: build.Unservable = build.ALL_FIT
 
     @property
     def drawn(self) -> bool:
@@ -84,14 +75,14 @@ class SearchTraffic:
     def at(self, rate: float, seed: int) -> Workload:
         if self.trace is None:
             words = self.words.model_copy(update={"rate": rate, "requests": self.number(rate)})
-            workload, _ = make_workload(words, seed)
+            workload, _ = build.make_workload(words, seed)
         elif self.recorded:
             workload = self.trace.scale_rate(rate / own_rate(self.trace))
         else:
             workload = self._resampled(self.trace, rate, seed)
         workload = self._classed(workload, seed)
         if self.trace is not None:
-            workload = beside_clients(self.words, workload, seed)
+            workload = build.beside_clients(self.words, workload, seed)
         kinds = (kind._replace(slo=promise(self.levels, kind.name, kind.slo)) for kind in workload.kinds)
         return replace(workload, kinds=tuple(kinds))
 
@@ -102,7 +93,6 @@ class SearchTraffic:
 
     @property
     def background_said(self) -> str:
-        """That levels of all requests are not about background work; empty where there is none."""
         names = [share.name for share in self.words.classes if share.background]
         if not names or all(level.kind for level in self.levels):
             return ""
@@ -110,7 +100,6 @@ class SearchTraffic:
         return f"levels without a class are not about background work ({of}): nothing is promised to it"
 
     def lengths(self, engine: Engine) -> Requests:
-        """Prompts and decode iterations of those that come at the rate and that the engine takes."""
         many = replace(self.at_rate, requests=max(self.requests, BOUND_FROM))
         rows = self.trace or many.at(1.0, self.words.seed)
         fits, prompts = rows.prompt < engine.longest, rows.prompt
@@ -168,7 +157,6 @@ def make_traffic(
     recorded: bool,
     engine: Engine,
 ) -> SearchTraffic:
-    """Checked: nothing that sets the load, every class of a level known, some request fits."""
     for word, why in REFUSED.items():
         if word in words.model_fields_set and getattr(words, word):
             raise InputError(f"in a capacity search {flag(word)} {why}; drop it")
@@ -176,15 +164,13 @@ def make_traffic(
         raise InputError(
             "--arrivals all-at-once has no rate to search for; choose poisson, gamma or constant"
         )
-    refuse_many(words.requests or 0)
-    trace, lost = None, ALL_FIT
+    build.refuse_many(words.requests or 0)
+    trace, lost = None, build.ALL_FIT
     if words.trace is not None:
         own = words.requests if recorded else None
-        plain = words.model_copy(
-            update={"arrivals": None, "burstiness": None, "requests": own, "classes": ()}
-        )
-        trace, _ = make_workload(plain)
-        trace, lost = servable(trace, engine), unservable(trace, engine)
+        plain = {"arrivals": None, "burstiness": None, "requests": own, "classes": ()}
+        trace, _ = build.make_workload(words.model_copy(update=plain))
+        trace, lost = build.servable(trace, engine), build.unservable(trace, engine)
     if recorded:
         _check_recorded(words, trace)
     shares = parse_classes(classes)
@@ -195,18 +181,17 @@ def make_traffic(
     first = traffic.at_rate.at(1.0, words.seed)
     beside = [share for share in words.classes if share.clients]
     if beside:
-        refuse_endless(beside_clients(words, first, words.seed), engine)
+        build.refuse_endless(build.beside_clients(words, first, words.seed), engine)
     _check_kinds(levels, [*(kind.name for kind in first.kinds), *(share.name for share in beside)])
     for share in words.classes:
         if share.background and any(level.kind == share.name for level in levels):
             raise InputError(
                 f"--slo is about class {share.name!r}, which is background work: drop one of the two"
             )
-    return traffic if trace else replace(traffic, lost=unservable(first, engine))
+    return traffic if trace else replace(traffic, lost=build.unservable(first, engine))
 
 
 def parse_classes(text: str | None) -> tuple[tuple[str, float], ...]:
-    """`paying=5%,free=95%` as names and shares; the shares are taken relative to their sum."""
     shares: dict[str, float] = {}
     for part in text.split(",") if text is not None else ():
         name, equals, share = part.strip().partition("=")
@@ -305,13 +290,10 @@ def _first_token(levels: Sequence[Level], kind: str, known: float | None = None)
 
 
 def promised_gap(levels: Sequence[Level]) -> float | None:
-    """The closest promise between tokens, to any class."""
     return min((level.limit for level in levels if level.metric in METRIC_KINDS), default=None)
 
 
 class LevelsKept(NamedTuple):
-    """How a run stands to its levels: each measured value, and which is worst by its limit."""
-
     values: tuple[float, ...]
     worst: Level
     ratio: float  # of the worst: above 1 it is missed

@@ -29,8 +29,6 @@ class RateTrial(NamedTuple):
 
 
 class RateOutcome(NamedTuple):
-    """How the run stands to its levels; a run that could not go on misses them all."""
-
     ratio: float
     worst: str
     values: tuple[float, ...]
@@ -65,15 +63,12 @@ def longest_stay(run: Run) -> float:
 
 
 class Contender(NamedTuple):
-    """What is searched for its highest rate: a policy, and slots and budget where not the engine's."""
-
     policy: str
     settings: dict[str, Any]
     limits: tuple[int, int] | None = None
 
 
 def named_policy(text: str, common: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The policy of NAME:PARAMETER=VALUE,... with its values; of those for all it takes what it has."""
     name, own = split_name(text)
     known = policy_parameters(name)
     shared = {key: value for key, value in current_names(name, common).items() if key in known}
@@ -84,9 +79,7 @@ def remembered(folder: Path | None, case: Case) -> AnswerFile[RateTrial, RateOut
     if folder is None:
         return None
     file = file_of(folder, case.engine, case.traffic, (case.watchdog, case.asynchronous))
-    return AnswerFile(
-        file, RateOutcome, lambda task: ([task.policy], (sorted(task.settings.items()), *task[2:]))
-    )
+    return AnswerFile(file, RateOutcome, lambda t: ([t.policy], (sorted(t.settings.items()), *t[2:])))
 
 
 Chosen = dict[str, Contender]  # by what the user called it
@@ -114,14 +107,6 @@ def search_rates(
 HOPELESS = 0.85  # of what the best sustains with the first seed: a policy that misses here may be dropped
 
 
-class Raced(NamedTuple):
-    """What all searches tried; those of the dropped have one seed and a wide bracket."""
-
-    searches: Searches
-    answers: Answers
-    dropped: frozenset[str]
-
-
 class Race(NamedTuple):
     """How policies are searched on one case.
 
@@ -139,9 +124,11 @@ class Race(NamedTuple):
     progress: Progress
     memory: AnswerMemory[RateTrial, RateOutcome] | None = None
 
-    def run(self, chosen: Chosen, known: Mapping[str, float]) -> Raced:
-        """Every policy; `known` are rates that shorter runs gave. Which are dropped is decided between two
-        rounds, so the answer does not depend on how many processes there are.
+    def run(self, chosen: Chosen, known: Mapping[str, float]) -> tuple[Searches, Answers, frozenset[str]]:
+        """What was tried, and the policies that were dropped; `known` are rates that shorter runs gave.
+
+        Which are dropped is decided between two rounds, so the answer does not depend on how many processes
+        there are. Their searches have one seed and a wide bracket.
         """
         first, *others = self.seeds
         rough = {
@@ -150,7 +137,11 @@ class Race(NamedTuple):
         }
         answers = self._search(chosen, rough)
         interrupted = any(search.next() is not None for search in rough.values())
-        dropped = frozenset() if interrupted else self._hopeless(rough)
+        dropped: frozenset[str] = frozenset()
+        if not interrupted:
+            least = HOPELESS * max(search.sustained for search in rough.values())
+            missed = (text for (text, _), search in rough.items() if search.missed <= least)
+            dropped = frozenset(missed) & frozenset(self.droppable)
         searches = dict(rough)
         for (text, _), search in rough.items():
             if text not in dropped:
@@ -160,12 +151,7 @@ class Race(NamedTuple):
         if not interrupted:
             left = {key: search for key, search in searches.items() if key[0] not in dropped}
             answers |= self._search(chosen, left)
-        return Raced(searches, answers, dropped)
+        return searches, answers, dropped
 
     def _search(self, chosen: Chosen, searches: Searches) -> Answers:
         return search_rates(self.case, chosen, searches, self.workers, self.progress, self.memory)
-
-    def _hopeless(self, rough: Searches) -> frozenset[str]:
-        least = HOPELESS * max(search.sustained for search in rough.values())
-        missed = [text for (text, _), search in rough.items() if search.missed <= least]
-        return frozenset(missed) & frozenset(self.droppable)

@@ -34,8 +34,6 @@ Report = Callable[[int, int, str], None]
 
 @dataclass
 class Campaign:
-    """One engine, one walk of several passes, one file of steps."""
-
     llm: Any  # an engine that `start` made
     ground: Ground  # what the engine allows; its KV is read from the engine
     steps_file: Path  # where the steps are written, again and again
@@ -68,10 +66,7 @@ class Campaign:
         self._sent, self._saved = 0, 0.0
 
     def run(self, said: About) -> StepTable:
-        """Measure until time, KV or cells end, or the fit is good; whatever happens, steps are kept.
-
-        An engine that dies, or a user who interrupts, ends it early: `outcome` says why.
-        """
+        """Steps are kept whatever ends it, a dead engine or the user included; see `outcome`."""
         try:
             self._run(said)
         except KeyboardInterrupt:
@@ -84,7 +79,6 @@ class Campaign:
         return self.save()
 
     def leave(self) -> None:
-        """Give the engine back as it was, empty and with vLLM deciding."""
         engine, core = self.llm.llm_engine, core_of(self.llm)
         engine.abort_request([f"probe-{number}" for number in range(self._sent)])
         self.scheduler._headgate.take_over(None)
@@ -148,7 +142,6 @@ class Campaign:
         return True
 
     def _feed(self, number: int) -> None:
-        """Send the prompts of all cells of a pass; they wait for their turn."""
         self.log.disturbed()
         for place in range(number * self.each, (number + 1) * self.each):
             for prompt in self.walk.cells[place].feed:
@@ -198,10 +191,7 @@ class Campaign:
 
 
 def drafting(config: Any) -> dict[str, Any]:
-    """The `speculative_config` of vLLM, with all drafts rejected where it does not say how they are sampled.
-
-    A decode then gets one token a step, as the walk reckons, and takes the time it takes with any acceptance.
-    """
+    """All drafts are rejected where the config does not say how: a decode gets one token a step."""
     if not isinstance(config, dict) or not isinstance(config.get("num_speculative_tokens"), int):
         raise InputError(
             'speculative_config must be an object with num_speculative_tokens, such as {"method": "mtp", '
@@ -224,11 +214,7 @@ def measured(
     steps_file: Path,
     report: Report,
 ) -> tuple[StepTable, About, str, bool]:
-    """Start an engine for a model and measure it; steps, engine, how it ended, and whether it was cut short.
-
-    `ground` is the largest batch of decodes, the tokens of a step, those of a request, and whether the
-    small grid is enough.
-    """
+    """`ground`: the most decodes, the tokens of a step and of a request, and whether a small grid will do."""
     slots, budget, longest, quick = ground
     if "speculative_config" in more:
         more = {**more, "speculative_config": drafting(more["speculative_config"])}
@@ -252,8 +238,6 @@ SETTINGS = {"policy": "vllm", "watchdog": "1h", "metrics": False}  # the probe t
 
 @dataclass(frozen=True)
 class WantedEngine:
-    """What engine to start. Everything that changes step times should be as it will be when serving."""
-
     model: str  # a name or folder vLLM knows, or a config.json whose weights are then made up
     slots: int  # requests that may run at once (`max_num_seqs`)
     budget: int  # tokens in one step (`max_num_batched_tokens`)
@@ -264,7 +248,6 @@ class WantedEngine:
 
 
 def start(wanted: WantedEngine) -> Any:
-    """The engine, with our scheduler inside."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler must be within reach
     model, dummy = wanted.model, wanted.dummy
@@ -298,7 +281,6 @@ def core_of(llm: Any) -> Any:
 
 
 def about(llm: Any, wanted: WantedEngine, name: str, decodes: int) -> About:
-    """What the card is to say of the engine; `decodes` is the largest batch that is measured."""
     import torch
     import vllm
 
@@ -349,7 +331,6 @@ class Composition(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    composed: float  # when schedule() was entered
     start: float  # when it began to count: the end of the step before it, or `composed` where none was
     end: float  # when its tokens were there
     ahead: bool  # it was composed before the step before it had ended
@@ -360,7 +341,7 @@ class StepRow(NamedTuple):
 
 
 class _Open(NamedTuple):
-    composed: float
+    composed: float  # when schedule() was entered
     follows: bool  # a step before it was still to end, or had just ended with others waiting
     kept: bool
     label: str
@@ -368,12 +349,9 @@ class _Open(NamedTuple):
 
 
 class StepLog:
-    """Wraps schedule() and update_from_output() of one scheduler.
-
-    A step takes from the end of the step before it to its own end; under asynchronous scheduling it is
-    composed while that one runs, without it the composing is part of its time. After a stand-still it takes
-    from its own schedule() on. Its end is when update_from_output() is entered: what the engine does
-    with the tokens then overlaps with the next step, or is part of it.
+    """A step takes from the end of the step before it, after a stand-still from its own schedule() on, until
+    update_from_output() is entered: what the engine does with the tokens then overlaps with the next step, or
+    is part of it.
     """
 
     def __init__(self, scheduler: Any, clock: Callable[[], float] = perf_counter) -> None:
@@ -416,7 +394,7 @@ class StepLog:
         return StepTable.from_columns(columns, labels)
 
     def times(self) -> dict[str, Any]:
-        """When each step that counts was composed and ended, beside its shape: for a closer look."""
+        """When each step that counts was composed and ended, beside its shape: for studies."""
         rows = [row for row in self.rows if row.kept]
         times = {name: [getattr(row, name) for row in rows] for name in ("composed", "start", "end")}
         times |= {name: [getattr(row.held, name) for row in rows] for name in ("decodes", "prefill")}
@@ -439,13 +417,12 @@ class StepLog:
 
     def _updated(self, *args: Any, **words: Any) -> Any:
         end = self._clock()
-        row = self._open.popleft()
-        if row is not None:
+        if (row := self._open.popleft()) is not None:
             last = self._last_end if row.follows else None
             start = row.composed if last is None else last
             ahead = last is not None and row.composed < last
             before = 0 if last is None else self._last_class
-            self.rows.append(StepRow(row.composed, start, end, ahead, before, row.kept, row.label, row.held))
+            self.rows.append(StepRow(start, end, ahead, before, row.kept, row.label, row.held))
             self._last_end = end
             self._last_class = int(shape_class(row.held.decodes, row.held.prefill))
         result = self._update(*args, **words)
@@ -455,10 +432,7 @@ class StepLog:
 
 
 def composition(output: Any) -> Composition:
-    """Of one SchedulerOutput. A request with output that gets one token, and its drafts, decodes.
-
-    An engine ahead counts drafts as computed until their step has ended, so contexts are long by as many.
-    """
+    """Of one SchedulerOutput. Contexts of an engine ahead are long by the drafts of the step in flight."""
     tokens, guesses = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
     decodes = context = prefill = behind = prompts = drafts = 0
     attention = 0.0

@@ -19,8 +19,6 @@ NOT_YET = Plan(NONE, until=Until(arrivals=1))
 
 
 class DecodePool(NamedTuple):
-    """Requests that stay: a cell decodes some of them, the others keep their KV and wait."""
-
     kind: str
     prompt: int
     size: int
@@ -36,16 +34,12 @@ class ProbeMove(NamedTuple):
 
 
 class ProbeCell(NamedTuple):
-    """One place of the walk: its own prompts (lengths, of one output token each) and what it does."""
-
     name: str
     moves: tuple[ProbeMove, ...]
     feed: tuple[int, ...] = ()
 
 
 class ProbeWalk(NamedTuple):
-    """What a probe does: fill the pools, then visit the cells in this order."""
-
     pools: tuple[DecodePool, ...]
     cells: tuple[ProbeCell, ...]
 
@@ -54,8 +48,6 @@ class ProbeWalk(NamedTuple):
 
 
 class _Doing(NamedTuple):
-    """The move under way: which requests decode, which prompts run, and where both stand at its end."""
-
     decodes: frozenset[int]
     tokens: int  # output tokens of the first of them at the end
     prompts: tuple[int, ...]
@@ -63,18 +55,12 @@ class _Doing(NamedTuple):
 
 
 class Probe(BatchPolicy):
-    """Compose the batches of a walk one after the other; when it is over, serve what is left as `mixed`.
-
-    Requests tell by their kind what they are for: that of a pool, or `feed` for the prompts of cells, which
-    the driver sends in the order of the walk; until those of a cell are there the probe waits. A move decodes
-    those of its pools that have the fewest tokens, so that contexts grow evenly and slowly. What is done is
-    read from the requests themselves, so it does not matter when a driver tells of steps.
-
-    Where the engine refuses prompts, a move ends when its decodes have had their tokens; a cell whose decodes
-    are gone is left out. `slots` and `budget` are of the policy that serves the rest.
-
-    Source: our own. It measures what the EB paper's cost law needs: decodes at the contexts of the workload,
-    the cost of a phase by cycles of decode, refill, decode. Not one of the policies to serve with.
+    """Compose the batches of a walk one after the other; then serve what is left as `mixed`, with `slots` and
+    `budget`. Requests tell by their kind what they are for: that of a pool, or `feed` for the prompts of
+    cells, sent in the order of the walk. A move decodes those of its pools that have the fewest tokens, so
+    that contexts grow evenly. Where the engine refuses prompts, a move ends when its decodes have had their
+    tokens; a cell whose decodes are gone is left out. Source: our own, for what the EB paper's cost law
+    needs. Not one of the policies to serve with.
     """
 
     def __init__(self, walk: ProbeWalk, slots: int, budget: int) -> None:
@@ -92,12 +78,10 @@ class Probe(BatchPolicy):
     def label(self) -> str:
         if self.position >= len(self.walk.cells):
             return "after"
-        if self._doing is None and self._move == 0:
-            return "fill"
-        return self.walk.cells[self.position].name
+        filling = self._doing is None and self._move == 0
+        return "fill" if filling else self.walk.cells[self.position].name
 
     def arrived(self, request: Request, now: float) -> None:
-        """One of a pool, one of a cell's prompts, or a stranger, which waits for the end of the walk."""
         if request.kind in self._members:
             self._members[request.kind][request.id] = None
             self._arrived[request.kind] += 1
@@ -112,17 +96,14 @@ class Probe(BatchPolicy):
         return {"cell": self.position, "cells": len(self.walk.cells)}
 
     def plan(self, view: View) -> Plan:
-        """The move under way, or the next that can begin."""
         cells = self.walk.cells
         while self.position < len(cells):
             cell = cells[self.position]
             if self._doing is None:
-                plan = self._before(view) if self._move == 0 else None
-                if plan is not None:
+                if self._move == 0 and (plan := self._before(view)) is not None:
                     return plan
                 self._doing = self._begin(cell.moves[self._move], view)
-            plan = self._remaining(cell.moves[self._move], self._doing, view)
-            if plan is not None:
+            if (plan := self._remaining(cell.moves[self._move], self._doing, view)) is not None:
                 return plan
             self._doing = None
             self._move += 1
@@ -131,7 +112,6 @@ class Probe(BatchPolicy):
         return self._rest.plan(view)
 
     def _before(self, view: View) -> Plan | None:
-        """What must happen before a cell can begin: its pools are full, its own prompts are there."""
         for pool in self.walk.pools:
             members = self._members[pool.kind]
             prompts = [id for id in members if id in view.prefilling]
@@ -143,7 +123,6 @@ class Probe(BatchPolicy):
         return NOT_YET if len(self._feed) < self._feeds[self.position + 1] else None
 
     def _begin(self, move: ProbeMove, view: View) -> _Doing:
-        """Choose which take part; where they stand at the end follows from where they stand now."""
         decoding = view.decoding
         members = [decoding[id] for kind in move.pools for id in self._members[kind] if id in decoding]
         members.sort(key=lambda request: (request.generated, request.id))
@@ -156,7 +135,6 @@ class Probe(BatchPolicy):
         return _Doing(frozenset(request.id for request in chosen), tokens, prompts, max(0, left))
 
     def _remaining(self, move: ProbeMove, doing: _Doing, view: View) -> Plan | None:
-        """A plan for what is left of the move; None when nothing is."""
         decodes = doing.decodes.intersection(view.decoding)
         steps = move.steps
         if move.decodes:
@@ -210,8 +188,6 @@ LEAST_STEADY = 5
 
 @dataclass(frozen=True)
 class Ground:
-    """What the engine allows."""
-
     decodes: int  # the largest batch of decodes to measure
     budget: int  # tokens in one step
     kv_tokens: int  # KV of the engine
@@ -225,7 +201,6 @@ class Ground:
 
     @property
     def slots(self) -> int:
-        """Requests the engine must be able to run at once."""
         return self.decodes + _many(self.decodes, 40) + _many(self.decodes, 160) + SPARE
 
 
@@ -278,18 +253,13 @@ def _walk(ground: Ground, decodes: int, middle: int, few: float) -> ProbeWalk:
 
 
 def _needs(walk: ProbeWalk, passes: int) -> float:
-    """KV tokens at the end of the last pass, and for the prompts of the largest cell on the way."""
     held = sum(pool.prompt * pool.size for pool in walk.pools)
     grown = sum(move.decodes * move.steps for cell in walk.cells for move in cell.moves)
     return held + passes * grown + max(sum(cell.feed) for cell in walk.cells)
 
 
 class _Builder:
-    """Makes cells for one set of pools.
-
-    Every cell begins with a step of decodes alone. An asynchronous engine sees a step end late while it
-    launches one with prompts; the sum of the two is right, so both belong to the same cell.
-    """
+    """Cells begin with decodes alone: an asynchronous engine sees their end late beside prompts."""
 
     def __init__(self, ground: Ground, pools: tuple[DecodePool, ...]) -> None:
         self.budget, self.width = ground.budget, ground.width
@@ -312,7 +282,6 @@ class _Builder:
         yield self._decodes(self.counts[MIDDLE] + self.counts[LONG], (MIDDLE, LONG))
 
     def prompts(self) -> Iterator[ProbeCell]:
-        """Prompts alone: one or several, whole or in pieces with the earlier ones behind them."""
         most = min(self.budget, self.longest)
         for tokens in _with_largest(self._some(PROMPTS), most):
             yield self._prompts(tokens, 1, 2 if tokens <= most // 4 else 1)
@@ -328,7 +297,6 @@ class _Builder:
         yield from self._behind(0, ())
 
     def mixed(self) -> Iterator[ProbeCell]:
-        """Both in one step, by decodes, prompt tokens and context."""
         beside = [tokens for tokens in BESIDE if tokens <= self.budget // 4] or [self.budget // 4]
         for number in _with_largest((1, 8, 64, 256), self.counts[MIDDLE]):
             for tokens in beside:
@@ -348,7 +316,6 @@ class _Builder:
         yield self._mixed(self.counts[MIDDLE], (MIDDLE,), beside[-1], together=TOGETHER)
 
     def shares(self) -> Iterator[ProbeCell]:
-        """The same number of tokens with a growing share of decodes, and the prompts of each alone."""
         for total in TOTALS:
             for share in SHARES:
                 number = round(share * total)
@@ -358,7 +325,6 @@ class _Builder:
                     yield self._prompts(total - number, 1, 2)
 
     def cycles(self) -> Iterator[ProbeCell]:
-        """Decode, prompts, decode: what a phase costs beyond its steps."""
         tokens = min(2048, self.budget // 4)
         for number in _with_largest((64,), self.counts[MIDDLE]):
             yield self._cycle(number, (MIDDLE,), tokens, 4, 3)

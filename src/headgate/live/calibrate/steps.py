@@ -20,7 +20,6 @@ LABEL_EVERY = 200  # steps that make a part: neighbours are alike, so a fit is t
 
 
 def steps_of_trace(path: str | Path) -> tuple[StepTable, dict[str, Any]]:
-    """The timed steps of a trace that `headgate serve --trace` wrote, and what its first line says."""
     lines = trace_lines(path)
     _, header = next(lines)
     told = _TraceSteps()
@@ -46,12 +45,8 @@ def _table(rows: Sequence[Mapping[str, float]], what: str, **more: list[bool]) -
 
 
 class _TraceSteps:
-    """Turns the events of a trace into rows.
-
-    A trace tells of all prompts of a step together. Which of them ran is known: a request that is
-    told as prefilled right after it got all its missing tokens, the rest went to the others in the order of
-    admission. Where that does not add up (prefix caching), the number of prompts stays and their pairs are
-    unknown.
+    """A request told as prefilled got all its missing tokens, the rest of a step's prompts went to others in
+    order of admission. Where that does not add up (prefix caching), the pairs are unknown.
     """
 
     def __init__(self) -> None:
@@ -78,7 +73,6 @@ class _TraceSteps:
             getattr(self, f"_{event}")(line)
 
     def settle(self) -> None:
-        """The newest step is complete: a row for each of its repetitions."""
         line, done = self._open, self._done
         self._open, self._done = None, []
         if line is None:
@@ -149,11 +143,7 @@ PASS_FIELDS = (
 
 
 def steps_of_passes(path: str | Path) -> StepTable:
-    """The passes of a file with one message of SGLang in each line, as JSON.
-
-    SGLang times each pass on the GPU, so EXTEND, DECODE and MIXED passes stand apart: none is summed with its
-    neighbours. Idle heartbeats are left out.
-    """
+    """SGLang times each pass on the GPU: none is summed with its neighbours. Idle heartbeats are left out."""
     rows = [row for row in _passes(path) if row["seconds"] > 0]
     if not rows:
         raise InputError(f"passes {path}: no timed pass in it; let the server serve some requests first")
@@ -209,12 +199,8 @@ LIMITS = (
 
 
 def steps_of_bench(path: str | Path, budget: int) -> tuple[StepTable, dict[str, Any]]:
-    """The steps a result file lets one guess, and the file's own words; `LIMITS` says what cannot be known.
-
-    Tokens of all requests are put on one clock. A step is a bunch of tokens that came together; its decodes
-    are those that were not first tokens, their contexts the prompts and outputs so far; its time is the
-    distance to the bunch before. A bunch after a pause in which no request was served has no time and
-    is left out.
+    """What a result file lets one guess; `LIMITS` says what cannot be known. A step is a bunch of tokens that
+    came together, its time the distance to the bunch before; after a pause without requests it is left out.
     """
     result = _read(path)
     time, of, place = _tokens(result)
@@ -260,7 +246,6 @@ def _read(path: str | Path) -> dict[str, Any]:
 
 
 def _makes_sense(prompt: Any, first: Any, gaps: Any, start: Any) -> bool:
-    """Whether one request's words are numbers; one that failed has no first token."""
     if type(prompt) not in NUMBERS or not 0 <= prompt < inf:
         return False
     if not first:
@@ -269,7 +254,6 @@ def _makes_sense(prompt: Any, first: Any, gaps: Any, start: Any) -> bool:
 
 
 def _tokens(result: dict[str, Any]) -> tuple[Floats, Integers, Integers]:
-    """Every token in order of time: when it came, whose it was, and the how-manieth of that request."""
     times, owners, places = [], [], []
     for number, (start, first, gaps) in enumerate(
         zip(result["start_times"], result["ttfts"], result["itls"], strict=True)
@@ -288,7 +272,6 @@ def _tokens(result: dict[str, Any]) -> tuple[Floats, Integers, Integers]:
 
 
 def _bunches(time: Floats, place: Integers) -> Integers:
-    """The number of the step each token came from."""
     gaps = np.diff(time)
     if not len(gaps) or not np.any(place):
         raise InputError("every request of the bench result has one token; decodes cannot be told")
@@ -319,7 +302,6 @@ def _prompts(
 
 
 def _served(result: dict[str, Any], end: Floats) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Steps before which some request was being served all the time since the step before."""
     starts = np.array(result["start_times"], dtype=np.float64)
     first = np.array([each or 0.0 for each in result["ttfts"]])
     ends = starts + first + np.array([sum(gaps) for gaps in result["itls"]])

@@ -56,7 +56,6 @@ def busy() -> ProblemError:
 
 
 def detail(status: int, text: str) -> web.Response:
-    """What vLLM's web framework says of paths and methods it does not know."""
     return web.json_response({"detail": text}, status=status)
 
 
@@ -66,7 +65,6 @@ BODY_PATIENCE = 60.0  # seconds to send a body
 
 
 async def read_bytes(request: web.Request, count: Callable[[int], None]) -> bytes:
-    """The body, in bounded time and size; `count` hears of its bytes as they come."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise invalid("Unsupported Media Type: Only 'application/json' is allowed")
@@ -85,7 +83,6 @@ async def read_bytes(request: web.Request, count: Callable[[int], None]) -> byte
 
 
 async def read_json(request: web.Request) -> dict[str, Any]:
-    """A body that is an object, for the small endpoints."""
     try:
         body = msgspec.json.decode(await read_bytes(request, lambda more: None))
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
@@ -324,7 +321,6 @@ class Head:
 
 
 def usage(prompt: int, completion: int, details: bool = True) -> dict[str, Any]:
-    """Token counts; the last event of a stream leaves the details out."""
     counts: dict[str, Any] = {"prompt_tokens": prompt, "total_tokens": prompt + completion}
     counts["completion_tokens"] = completion
     return {**counts, "prompt_tokens_details": None, "completion_tokens_details": None} if details else counts
@@ -380,7 +376,6 @@ def stream_choice(
 
 
 def completion_logprobs(pieces: list[str], offset: int, count: int) -> dict[str, Any]:
-    """Of a completion: the chosen token, and `count` made-up others."""
     offsets, tops = [], []
     for piece in pieces:
         offsets.append(offset)
@@ -427,13 +422,10 @@ class Extras(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Nothing but text: events can be put together from parts made beforehand."""
         return not (self.running_usage or self.ids or self.logprobs is not None or self.echo or self.stamps)
 
 
 class WholeAnswer:
-    """Collects the jobs of one request; `done` is set when all of them have ended."""
-
     streams = False
 
     def __init__(self, head: Head, wanted: Extras, prompts: list[Ids], each: int) -> None:
@@ -471,7 +463,6 @@ class WholeAnswer:
         return found
 
     def _cached(self) -> dict[str, Any]:
-        """Prompt tokens of the last prompt that were not computed, where vLLM would say so."""
         if not self.wanted.cached:
             return {}
         return {"prompt_tokens_details": {"cached_tokens": self.jobs[-1].cached + self.jobs[-1].loaded}}
@@ -479,7 +470,6 @@ class WholeAnswer:
     def _choice(
         self, job: EmulatedJob, begin: int, end: int, shape: Callable[..., dict[str, Any]]
     ) -> dict[str, Any]:
-        """Positions from `begin` to `end` of one of its jobs, with all that is wanted of them."""
         wanted, chat = self.wanted, self.head.chat
         text, logprobs = job.text.text(begin, end), None
         prompt = self._prompts[job.choice // self._each].tolist() if wanted.ids and not begin else None
@@ -513,12 +503,9 @@ class EventHeads(dict[int, bytes]):
 
 
 class StreamedAnswer(WholeAnswer):
-    """Writes events to the socket as the engine makes tokens. Nothing is awaited: a reader that is slow gets
-    fewer events with more text in each, as from vLLM, and costs no memory, for text need not be stored.
-
-    Events of tokens are made some at a time, and go to the socket itself: a transport costs more, and that
-    of uvloop writes only when the whole step has been handed out. All else goes through the transport, and
-    so do tokens while it holds something.
+    """Nothing is awaited: a slow reader gets fewer events with more text in each, as from vLLM. Events of
+    tokens go to the socket itself: a transport costs more, and that of uvloop writes only when the whole step
+    has been handed out. All else goes through the transport, and so do tokens while it holds something.
     """
 
     streams = True
@@ -563,7 +550,6 @@ class StreamedAnswer(WholeAnswer):
                 self._transport.write(event[written:])
 
     def _prepare(self, job: EmulatedJob) -> bool:
-        """Make the events of its next tokens; False where each has to be made for itself."""
         if self._file < 0 or job.events or (self.head.chat and not job.sent):
             return bool(job.events)
         front, end = self._fronts[job.choice], self._end
@@ -586,7 +572,6 @@ class StreamedAnswer(WholeAnswer):
         job.sent = job.made
 
     def end(self, job: EmulatedJob) -> None:
-        """Its last token comes with the reason of its end."""
         strikes = self._fault is not None and self._strike(job)
         if not strikes and not self._transport.is_closing():
             if job.error is not None:
@@ -664,14 +649,11 @@ class StreamedAnswer(WholeAnswer):
 
 
 class GeneratedWhole(WholeAnswer):
-    """The answer of /generate: an object, or a list of them for several prompts or choices."""
-
     def whole(self, params: dict[str, Any] | None = None) -> Any:
         found = [self._generated(job, job.made) for job in self.jobs]
         return found[0] if len(found) == 1 else found
 
     def _generated(self, job: EmulatedJob, end: int) -> dict[str, Any]:
-        """All of a job's tokens up to `end`: SGLang's streams repeat what came before."""
         reason: dict[str, Any] | None = None
         if job.how is not None:
             reason = {"type": job.reason}
@@ -701,7 +683,6 @@ class GeneratedStream(StreamedAnswer, GeneratedWhole):
 
 
 def _file_of(transport: asyncio.WriteTransport) -> int:
-    """The descriptor that bytes may be written to; -1 where sockets are no files."""
     socket = transport.get_extra_info("socket")
     return -1 if socket is None or sys.platform == "win32" else int(socket.fileno())
 
@@ -712,7 +693,6 @@ RULE = ByteRule()
 
 
 def answer(prompt: str | list[int], count: int, choice: int = 0, tokens: Tokens = RULE) -> str:
-    """The first `count` tokens of the answer to a prompt; `choice` counts the `n` of the prompt."""
     ids = tokens.encode(prompt) if isinstance(prompt, str) else np.array(prompt, LITTLE)
     return Text(fingerprint(ids.tobytes()), choice, tokens.vocabulary).text(0, count)
 

@@ -21,11 +21,7 @@ class _Spec(ctypes.Structure):
 
 
 class Alarm:
-    """Wakes one task at a moment of `perf_counter`, to some tens of microseconds, or earlier when rung.
-
-    Event loops round their timers to a millisecond. On Linux a timer file descriptor does better; elsewhere
-    the loop's own timer is used.
-    """
+    """Linux's timer descriptors are right to some tens of microseconds, event loops to a millisecond."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -40,7 +36,6 @@ class Alarm:
             self._waiter.set_result(None)
 
     async def sleep(self, seconds: float) -> None:
-        """Until so much time has passed (inf: for ever) or the alarm rings."""
         if seconds <= NOTHING_LEFT:
             await asyncio.sleep(0)
             return
@@ -80,10 +75,7 @@ class Alarm:
 
 
 class WallClock:
-    """Emulated seconds since the emulator began, `speed` times as fast as real ones.
-
-    `wall` is the date of an emulated moment, `until` waits for it; it and `late` say how late it is in truth.
-    """
+    """Emulated seconds, `speed` times as fast as real ones; `late` and `until` say how late it really is."""
 
     virtual = False
 
@@ -113,8 +105,6 @@ class WallClock:
 
 
 class VirtualClock:
-    """Nothing waits: each engine's own time is the time, and it never is late."""
-
     virtual = True
     speed = inf
 
@@ -123,14 +113,12 @@ class VirtualClock:
         self.reached = 0.0
 
     def now(self) -> float:
-        """The latest moment any engine has reached."""
         return self.reached
 
     def wall(self, when: float) -> float:
         return self._date + when
 
     async def until(self, when: float, alarm: Alarm) -> float:
-        """Let others run once, then it is so late."""
         self.reached = max(self.reached, when)
         await asyncio.sleep(0)
         return 0.0

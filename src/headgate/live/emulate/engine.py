@@ -31,11 +31,9 @@ MOST_SEED = 2**63 - 1
 
 
 class EmulatedEngine:
-    """One engine in emulated time. Jobs come by `submit` and go by `abort`; both are felt at the next step.
-
-    The loop is the simulator's: receive, ask, advance, settle. It differs in two places: it advances one step
-    at a time, because what comes next is not known, and it waits until the step has ended. With a virtual
-    clock and jobs given beforehand the schedule is the simulator's to the last bit.
+    """Jobs come by `submit` and go by `abort`; both are felt at the next step. The loop is the simulator's,
+    but one step at a time, and it waits for its end. With a virtual clock and jobs given beforehand the
+    schedule is the simulator's to the last bit.
     """
 
     def __init__(
@@ -98,7 +96,6 @@ class EmulatedEngine:
         return 1 - blocks.free / blocks.total
 
     def submit(self, job: EmulatedJob, arrival: float | None = None) -> None:
-        """A job comes, now or (for a virtual clock) at a given time."""
         if self.dead is not None:
             job.fail(self.dead)
             return
@@ -106,7 +103,7 @@ class EmulatedEngine:
         job.arrival = now if arrival is None else max(arrival, 0.0)
         self._outside.add(job)
         if job.loaded:
-            self.memory.expect(job)
+            self.memory.wanted.append(job)
             self._changed = True
         else:
             self._queue(job, job.arrival)
@@ -130,12 +127,10 @@ class EmulatedEngine:
         self.ring()
 
     def ring(self) -> None:
-        """Something has changed outside: look at once if the engine is idle."""
         if self._alarm is not None:
             self._alarm.ring()
 
     def look(self) -> None:
-        """Another policy may be ready; `renew` is asked before the next step, now if the engine is idle."""
         self._changed = True
         self.ring()
 
@@ -207,7 +202,6 @@ class EmulatedEngine:
             self.on_crash()
 
     async def _idle(self, until: float, alarm: Alarm) -> None:
-        """Nothing can run before that moment, unless something comes or goes."""
         replica, clock = self.replica, self.clock
         if self.memory.unblock():
             return
@@ -241,7 +235,6 @@ class EmulatedEngine:
         heappush(self._inbox, (when, self._order, job))
 
     def _receive(self, now: float) -> None:
-        """What has come by now joins the queue, what was aborted leaves, and KV that was copied is here."""
         while self._gone:
             self._leave(self._gone.popleft(), now)
         while self._timers and self._timers[0][0] <= now:
@@ -342,7 +335,6 @@ class EmulatedJob:
     guess: int | None
 
     def next_burst(self) -> int:
-        """How many tokens its next step hands out; the first is that of its prompt."""
         if self.sums is None:
             return 1
         step, self.steps = self.steps, self.steps + 1
@@ -365,11 +357,7 @@ class EmulatedJob:
 
 
 class Streams(Observer):
-    """Collects the tokens of a step while the engine runs it; `flush` hands them out when its time has come.
-
-    Decodes that share the engine's tick get a token in every step with decodes, so no list is kept of them
-    but the set itself. Jobs whose client does not stream are counted only.
-    """
+    """Decodes that share the engine's tick are only a set; jobs that do not stream are counted only."""
 
     def __init__(self, tally: EngineTally, width: int = 1) -> None:
         self._drafts = width - 1
@@ -407,7 +395,6 @@ class Streams(Observer):
         self._due = [*self._due, *self._rolling.values()] if self._due else list(self._rolling.values())
 
     def prefilled(self, request: Request, now: float) -> None:
-        """The token that came with its prompt; from now on it rolls."""
         job = self.jobs[request.id]
         if self._drafts:
             deliveries = None if job.entry is None else job.entry.deliveries
@@ -428,13 +415,11 @@ class Streams(Observer):
         self._stop(request.id)
 
     def resumed(self, request: Request, now: float) -> None:
-        """It rolls again; its next gap is its own."""
         job = self.jobs[request.id]
         self._rolling[job.id] = job
         self._fresh.append(job)
 
     def evicted(self, request: Request, now: float) -> None:
-        """Its KV is gone; a token will come with its next prompt step."""
         self.jobs[request.id].evictions += 1
         self._tally.preemptions += 1
         self._stop(request.id)
@@ -449,12 +434,10 @@ class Streams(Observer):
         self._ended.append(job)
 
     def _count(self, burst: int) -> None:
-        """Tokens of one step of a job that speculates; all but one of them were drafts."""
         self._tally.generation_tokens += burst
         self._tally.accepted_tokens += burst - 1
 
     def flush(self) -> list[EmulatedJob]:
-        """Hand out the tokens of the step; the jobs that have ended with it."""
         due, ended = self._due, self._ended
         self._due, self._ended = [], []
         for job in due:
@@ -477,7 +460,6 @@ class Streams(Observer):
         self._rolling.clear()
 
     def _stop(self, id: int) -> None:
-        """It leaves the tick; its newest token keeps its date."""
         job = self._rolling.pop(id, None)
         if job is None:
             return
@@ -499,7 +481,7 @@ class KvMemory:
     def __init__(self, replica: VirtualEngine) -> None:
         self._replica = replica
         self._kept: dict[int, int] = {}  # job number to blocks
-        self._wanted: deque[EmulatedJob] = deque()  # their KV has no blocks here yet
+        self.wanted: deque[EmulatedJob] = deque()  # their KV has no blocks here yet
         self._copies: list[tuple[float, int, EmulatedJob]] = []  # a heap by the end of the copy
         self._order = 0
         self.fixed, self.per_token = 0.002, 147456 / 50e9  # seconds of a copy
@@ -509,11 +491,7 @@ class KvMemory:
 
     @property
     def busy(self) -> bool:
-        return bool(self._wanted or self._copies)
-
-    @property
-    def kept(self) -> int:
-        return sum(self._kept.values())
+        return bool(self.wanted or self._copies)
 
     @property
     def next_time(self) -> float:
@@ -522,7 +500,6 @@ class KvMemory:
     # -- for other engines
 
     def keep(self, job: EmulatedJob) -> None:
-        """Its prompt's blocks, which have just been given back, stay."""
         blocks, cache = self._replica.blocks, self._replica.cache
         need = blocks.of(job.prompt)
         if cache is None:
@@ -547,21 +524,17 @@ class KvMemory:
 
     # -- from other engines
 
-    def expect(self, job: EmulatedJob) -> None:
-        self._wanted.append(job)
-
     def landed(self, now: float) -> list[EmulatedJob]:
-        """Begin the copies there is room for; those that are complete by now."""
         blocks, ledger = self._replica.blocks, self._replica.ledger
-        while self._wanted:
-            job = self._wanted[0]
+        while self.wanted:
+            job = self.wanted[0]
             need = blocks.of(job.loaded)
             if need > blocks.total:
                 job.loaded = 0  # it will be refused
             elif need > blocks.free - ledger.rolling:
                 break
             blocks.take(need if job.loaded else 0)
-            self._wanted.popleft()
+            self.wanted.popleft()
             self._order += 1
             heappush(self._copies, (max(now, job.arrival) + self.seconds(job.loaded), self._order, job))
         done = []
@@ -570,9 +543,8 @@ class KvMemory:
         return done
 
     def forget(self, job: EmulatedJob) -> None:
-        """Its client hung up before its KV was here; a copy that has begun gives its blocks back."""
-        if job in self._wanted:
-            self._wanted.remove(job)
+        if job in self.wanted:
+            self.wanted.remove(job)
             return
         copies = [each for each in self._copies if each[2] is not job]
         if len(copies) < len(self._copies):
@@ -629,7 +601,6 @@ class Histogram:
         return rows
 
     def quantile(self, share: float) -> float:
-        """The upper bound of the bucket in which this share of the values is reached."""
         wanted, total = share * sum(self.counts), 0
         for bound, count in zip((*self.bounds, inf), self.counts, strict=True):
             total += count
@@ -639,7 +610,6 @@ class Histogram:
 
 
 def token_bounds(most: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, ... up to the model's length."""
     steps = (float(base * 10**power) for power in range(12) for base in (1, 2, 5))
     return tuple(bound for bound in steps if bound <= most)
 
@@ -673,14 +643,12 @@ class EngineTally:
         self.step_tokens.add(float(steps.decodes + steps.prefill))
 
     def admitted(self, job: EmulatedJob, found: int) -> None:
-        """Its prompt was looked up, where there is a prefix cache; KV that was loaded was not."""
         if not job.loaded:
             job.cached = found
             self.cache_queries += job.prompt
             self.cache_hits += found
 
     def ended(self, job: EmulatedJob) -> None:
-        """A job has left; only those that got a token have times."""
         reason = job.reason
         self.ended_by[reason] += 1
         if job.first < 0 or reason in ("abort", "error"):

@@ -25,10 +25,8 @@ IN_STREAM = ("error-event", "drop", "reset-mid-event", "stall")
 
 
 class EmulatedFault(NamedTuple):
-    """One fault; `at` is a number of tokens, seconds, bytes or a status, by its kind."""
-
     kind: str
-    at: float = 1.0
+    at: float = 1.0  # tokens, seconds, bytes or a status, by its kind
 
 
 def read_fault(text: str) -> EmulatedFault:
@@ -49,10 +47,8 @@ def read_fault(text: str) -> EmulatedFault:
 
 
 class Faults:
-    """Which requests of one engine fail, and how. May be changed while it runs.
-
-    A request that names its own fault gets it. Otherwise every request gets `always`, if there is one, and a
-    share `rate` gets `kind`: spread evenly, without chance, so that a rerun fails the same ones.
+    """A request that names its own fault gets it. Otherwise all get `always`, if there is one, and a share
+    `rate` gets `kind`: spread evenly, without chance, so that a rerun fails the same ones.
     """
 
     def __init__(self, rate: float = 0.0, kind: str = "500") -> None:
@@ -61,7 +57,6 @@ class Faults:
         self.set({"rate": rate, "kind": kind, "always": None})
 
     def set(self, words: dict[str, Any]) -> None:
-        """Change what is named; checked whole before anything is changed."""
         known = {"rate", "kind", "always", "by_header"}
         for word in words:
             if word not in known:

@@ -42,8 +42,7 @@ class Exports:
         self.engine.at(expires, self.expire)
 
     def params(self, job: EmulatedJob) -> dict[str, Any] | None:
-        export = self._kept.get(job.export)
-        if export is None:
+        if (export := self._kept.get(job.export)) is None:
             return None
         blocks = self.engine.replica.blocks.of(job.prompt)
         return {
@@ -74,10 +73,8 @@ class Exports:
                 del self._expired[next(iter(self._expired))]
 
     def read(self, request: str, mark: int) -> int:
-        """One read by a request that believes its prompt to have this fingerprint; what it really gets."""
         self.expire()
-        export = self._kept.pop(request, None)
-        if export is None:
+        if (export := self._kept.pop(request, None)) is None:
             if request in self._expired:
                 self.engine.tally.nixl["notifications_after_expiry"] += 1
             return spoiled(mark)
@@ -86,7 +83,6 @@ class Exports:
         return export.job.mark
 
     def free(self, request: str) -> bool:
-        """The reader refused the request: the blocks go at once."""
         self.expire()
         export = self._kept.pop(request, None)
         return export is not None and self.engine.release(export.job.id)
@@ -123,26 +119,21 @@ PATIENCE = 5.0  # seconds until a host that does not answer counts as dead
 
 
 class LoadFailedError(Exception):
-    """The KV could not be read: the engine of the prompt is gone."""
+    pass
 
 
 class Peers:
-    """Where KV may be read from: engines of this process, loopback, and hosts named beforehand.
-
-    The host stands in the client's body, so no other address is ever called.
-    """
+    """Calls only loopback and hosts named beforehand: the host stands in the client's body."""
 
     def __init__(self, hosts: Iterable[str] = ()) -> None:
         self._hosts = {*LOOPBACK, *hosts}
         self._session: aiohttp.ClientSession | None = None
 
     async def read(self, own: str, params: dict[str, Any], mark: int) -> int:
-        """The fingerprint of the KV that these parameters lead to; they are spent now."""
         engine, request, _, _ = source(params)
         if engine == own:
             raise ProblemError("The KV of a request cannot be read from the engine itself.", 500)
-        exports = NAMES.get(engine)
-        if exports is None:
+        if (exports := NAMES.get(engine)) is None:
             answer = await self._call(params, {"read": request, "engine": engine, "mark": str(mark)})
             return int(answer["mark"])
         if exports.engine.dead is not None:
@@ -152,8 +143,7 @@ class Peers:
     async def free(self, params: dict[str, Any]) -> None:
         """The request was refused here; a failure of this changes nothing."""
         engine, request, _, _ = source(params)
-        exports = NAMES.get(engine)
-        if exports is not None:
+        if (exports := NAMES.get(engine)) is not None:
             exports.free(request)
             return
         with suppress(LoadFailedError):

@@ -167,7 +167,6 @@ class PlaceMetrics:
             yield from self._plug_in()
 
     def _plug_in(self) -> Iterator[GaugeFamily]:
-        """What the plug-in would show of the settings that were read again."""
         setup = self._place.setup
         labels = ["engine", "version", "policy", "card", "model"]
         info = GaugeFamily("headgate_info", "What is on; always 1.", labels)
@@ -204,7 +203,6 @@ _NAMES = {  # of the tally: SGLang's name
     "output_length": "generation_tokens_histogram",
 }
 SGLANG_HISTOGRAMS = {attribute: (name, HISTOGRAMS[attribute][1]) for attribute, name in _NAMES.items()}
-
 
 SGLANG_GAUGES: dict[str, tuple[str, Of]] = {
     "num_running_reqs": ("The number of running requests.", lambda engine: engine.running),
@@ -324,15 +322,13 @@ class HistogramFamily(GaugeFamily):
 
 
 def traces(setup: EmulatorSetup, clock: Clock, engines: int) -> list[Trace]:
-    out = setup.options.out
-    if out is None:
+    if (out := setup.options.out) is None:
         return []
     open_folder(out)
     return [Trace(path, _header(setup, clock, number)) for number, path in files(out, engines)]
 
 
 def open_folder(out: str) -> None:
-    """Refuse a folder that holds something, or that cannot be made."""
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -343,7 +339,6 @@ def open_folder(out: str) -> None:
 
 
 def discard(kept: list[Trace]) -> None:
-    """Nothing was served: leave no folder behind."""
     for trace in kept:
         trace.close()
         with suppress(OSError):
@@ -356,7 +351,6 @@ def files(out: str, engines: int) -> Iterator[tuple[int, Path]]:
 
 
 def _header(setup: EmulatorSetup, clock: Clock, number: int) -> dict[str, Any]:
-    """The first line of a trace. Its times are emulated ones, whatever the speed."""
     card, options = setup.card, setup.options
     return {
         "headgate": VERSION,

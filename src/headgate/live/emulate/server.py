@@ -89,7 +89,6 @@ async def _serve(options: Options, say: Callable[[str], None]) -> None:
 
 
 async def warn_when_late(running: Emulators, say: Callable[[str], None], every: float = LOOK) -> None:
-    """One line whenever the steps of the last seconds ended too late to be believed."""
     before = [list(engine.tally.late.counts) for engine in running.engines]
     while True:
         await asyncio.sleep(every)
@@ -122,7 +121,6 @@ class Emulators(Sequence[str]):
         self._following: asyncio.Task[None] | None = None
 
     def follow(self, path: str) -> None:
-        """From now on the settings file is read again when it changes; each engine gets its own policy."""
         renewals = [
             renewals_of(path, port.place, rank, self.clock, self._traces[number : number + 1])
             for number, (port, rank) in enumerate(
@@ -180,7 +178,6 @@ class Emulators(Sequence[str]):
             port.place.go()
 
     async def drain(self, timeout: float) -> bool:
-        """New requests are answered as a draining vLLM answers; True when the running ones have ended."""
         for port in self.ports:
             port.place.draining = True
         end = asyncio.get_running_loop().time() + timeout
@@ -228,7 +225,6 @@ async def start(options: Options) -> Emulators:
 
 
 def renewals_of(path: str, place: PortState, rank: int, clock: Clock, hear: Sequence[Trace]) -> Renewals:
-    """What an engine asks between two steps, as the plug-in does; a trace says what it was given."""
     setup, engine = place.setup, place.engines[rank]
     renewals = Renewals(
         Reload(path, read_settings, clock=clock.now),
@@ -256,7 +252,6 @@ def renewals_of(path: str, place: PortState, rank: int, clock: Clock, hear: Sequ
 
 @asynccontextmanager
 async def emulated(options: Options | None = None, **words: Any) -> AsyncIterator[Emulators]:
-    """Emulators for the time of an `async with` block; takes the fields of `Options`, on free ports."""
     running = await start(options or checked(Options, {"port": 0} | words))
     try:
         yield running
@@ -265,8 +260,6 @@ async def emulated(options: Options | None = None, **words: Any) -> AsyncIterato
 
 
 class Listening:
-    """An application on one port. Silent connections and those beyond `most` are closed."""
-
     def __init__(self, app: web.Application, most: int, remedy: str, **settings: Any) -> None:
         self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=KEEP_ALIVE, **settings)
         self._most, self._remedy = most, remedy
@@ -335,7 +328,6 @@ class Port(Listening):
         self._tasks = [asyncio.create_task(engine.run()) for engine in self.place.engines]
 
     async def crash(self) -> None:
-        """As a process that died: nothing listens, every connection is reset, nothing runs."""
         self.refuse()
         self.cut()
         for task in self._tasks:
@@ -360,10 +352,7 @@ class TooMany(asyncio.Protocol):
 
 
 class SilentConnections:
-    """A timer for each new connection, which goes with the connection: it would keep the handler in memory.
-
-    aiohttp tells its server of a lost connection, and nothing else; its handlers have no place for a timer.
-    """
+    """aiohttp's handlers have no place for a timer, and one that outlives them keeps them in memory."""
 
     def __init__(self, server: web.Server) -> None:
         self._timers: dict[Any, asyncio.TimerHandle] = {}
@@ -386,8 +375,7 @@ class SilentConnections:
             handler.transport.close()
 
     def _stop(self, handler: Any) -> None:
-        timer = self._timers.pop(handler, None)
-        if timer is not None:
+        if (timer := self._timers.pop(handler, None)) is not None:
             timer.cancel()
 
 
@@ -399,8 +387,8 @@ def application(place: PortState) -> web.Application:
     app[PLACE] = place
     metrics = (SGLangMetrics if place.setup.sglang else PlaceMetrics)(place)
 
-    async def show_metrics(request: web.Request) -> web.Response:
-        return web.Response(text=metrics.text(), headers={"Content-Type": PROMETHEUS})
+    def shown(text: str) -> web.Response:
+        return web.Response(text=text, headers={"Content-Type": PROMETHEUS})
 
     paths: dict[str, dict[str, Handler]] = {
         "/v1/completions": {"POST": complete},
@@ -410,7 +398,7 @@ def application(place: PortState) -> web.Application:
         "/load": {"GET": says(lambda: {"server_load": place.inside})},
         "/health": {"GET": _health},
         "/ping": {"GET": _health, "POST": _health},
-        "/metrics": {"GET": show_metrics},
+        "/metrics": {"GET": says(metrics.text, shown)},
         "/tokenize": {"POST": _tokenize},
         "/detokenize": {"POST": _detokenize},
         PATH: {"POST": _kv},
@@ -428,8 +416,7 @@ def application(place: PortState) -> web.Application:
         }
 
     async def other(request: web.Request) -> web.Response:
-        methods = paths.get(request.path)
-        if methods is None:
+        if (methods := paths.get(request.path)) is None:
             return detail(404, "Not Found")
         answer = detail(405, "Method Not Allowed")
         answer.headers["Allow"] = ",".join(methods)
@@ -452,7 +439,6 @@ async def _expect(request: web.Request) -> web.StreamResponse | None:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A client's mistake is an error in vLLM's shape; a fault of ours is a 500 and a line in the log."""
     try:
         return await handler(request)
     except ProblemError as problem:
@@ -549,7 +535,6 @@ async def _detokenize(request: web.Request) -> web.Response:
 
 
 async def _kv(request: web.Request) -> web.Response:
-    """Another process reads KV of ours, or says that it will not."""
     place, body = request.app[PLACE], await read_json(request)
     exports = next((each for each in place.exports if each.id == body.get("engine")), None)
     if exports is None or exports.engine.dead is not None:

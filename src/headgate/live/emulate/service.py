@@ -76,7 +76,6 @@ class Call(NamedTuple):
 
 
 async def _admit(request: web.Request, place: PortState, call: Call) -> tuple[list[Prompt], int]:
-    """Its prompts and rank. Refuses what vLLM refuses; an engine that kept KV for such a call is told."""
     try:
         prompts = prompts_in(call.body, call.chat, place)
         rank = place.choose(_number(request, "x-data-parallel-rank"))
@@ -156,7 +155,6 @@ def _number(request: web.Request, header: str) -> int | None:
 
 
 def _arrival(request: web.Request) -> float | None:
-    """With a virtual clock a request may say when it comes."""
     try:
         when = float(request.headers["x-emulate-arrival"])
     except (KeyError, ValueError):
@@ -197,7 +195,6 @@ async def _open(
 async def _close(
     response: web.StreamResponse, answer: api.StreamedAnswer, fault: EmulatedFault | None
 ) -> web.StreamResponse:
-    """The end of a stream, unless a fault has taken it away."""
     if answer.silent and fault is not None and fault.kind == "stall":
         await asyncio.Event().wait()  # until the client has enough of it
     if fault is not None and fault.kind == "wrong-length":
@@ -229,7 +226,6 @@ def _whole(body: Any, fault: EmulatedFault | None) -> web.Response:
 
 
 def _drained(head: api.Head) -> dict[str, Any]:
-    """What a draining vLLM says: 200, no text, abort."""
     answer = api.WholeAnswer(head, api.Extras(), [np.zeros(1, LITTLE)], 1)
     job = EmulatedJob(1, 1, 1, Text(0), answer)
     job.how = End.ABORTED
@@ -269,14 +265,14 @@ DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI and vLLM have it
 @dataclass
 class Prompt:
     ids: Ids
-    mark: int
     limit: int
     loaded: int = 0
-    true_mark: int = 0
+
+    def __post_init__(self) -> None:
+        self.mark = self.true_mark = fingerprint(self.ids.tobytes())
 
 
 def prompts_in(body: api.Body, chat: bool, place: PortState) -> list[Prompt]:
-    """The prompts as tokens; their lengths and limits are checked as vLLM does it."""
     setup, tokens = place.setup, place.tokens
     if body.model is not None and body.model != setup.model:
         text = f"The model `{body.model[:200]}` does not exist. Valid aliases: {setup.model}."
@@ -292,10 +288,7 @@ def prompts_in(body: api.Body, chat: bool, place: PortState) -> list[Prompt]:
     limit = body.max_tokens
     if chat and body.max_completion_tokens is not None:
         limit = body.max_completion_tokens
-    prompts = []
-    for ids in encoded:
-        mark = fingerprint(ids.tobytes())
-        prompts.append(Prompt(ids, mark, _limit(limit, len(ids), chat, setup.engine.longest), true_mark=mark))
+    prompts = [Prompt(ids, _limit(limit, len(ids), chat, setup.engine.longest)) for ids in encoded]
     for prompt in prompts:
         api.check_sampling(body, prompt.limit)
     return prompts
@@ -325,10 +318,6 @@ def _limit(wanted: int | None, prompt: int, chat: bool, longest: int) -> int:
 
 
 async def load_kv(body: api.Body, prompts: list[Prompt], place: PortState, rank: int) -> str | None:
-    """KV from another engine: for the first prompt of a list; the others read blocks not theirs.
-
-    Why it did not come; a stream is told so after its 200, as by vLLM.
-    """
     params, options = body.kv_transfer_params, place.setup.options
     if params is None or not wants_import(params) or not options.kv_connector:
         return None
@@ -376,22 +365,17 @@ def _decide_length(job: EmulatedJob, body: api.Body, prompt: Prompt, copy: int, 
         job.limit = min(job.limit, natural)
     elif not body.ignore_eos and (lengths.decides or given is None):
         natural = max(body.min_tokens, 1, lengths.draw(prompt.mark, copy))
-    stop = _stop_at(job, body, min(natural, job.limit))
-    if stop is not None:
+    if (stop := _stop_at(job, body, min(natural, job.limit))) is not None:
         natural, job.stop_reason = stop
     job.length, job.stops = natural, natural <= job.limit
 
 
 def _stop_at(job: EmulatedJob, body: api.Body, length: int) -> tuple[int, str | int] | None:
-    """After how many tokens a stop string or a stop token ends the answer, and which of them.
-
-    The text of the answer is known beforehand, so it is cut here, where vLLM holds text back meanwhile.
-    """
+    """After how many tokens the answer stops, and by which stop. Its text is known, so it is cut here."""
     ids = set(body.stop_token_ids or ())
     known = job.text.ids(0, length) if ids else []
     found = next((place for place, id in enumerate(known, 1) if id in ids and place > body.min_tokens), None)
-    stops = api.stops_of(body)
-    if stops:
+    if stops := api.stops_of(body):
         pieces = job.text.pieces(0, length if found is None else found)
         ends = list(accumulate(map(len, pieces)))
         text, begin = "".join(pieces), ends[body.min_tokens - 1] if body.min_tokens else 0
@@ -406,7 +390,6 @@ def _stop_at(job: EmulatedJob, body: api.Body, length: int) -> tuple[int, str | 
 
 
 def _cut(job: EmulatedJob, text: str, ends: list[int]) -> None:
-    """The answer is this text, of which each token brings what lies before its end."""
     pieces = [text[begin:end] for begin, end in pairwise((0, *ends))]
     job.text = Echo(pieces, job.text.ids(0, len(ends)), [api.json_text(piece) for piece in pieces])
 
@@ -425,7 +408,6 @@ class PortState:
         peers: Peers,
         observers: Sequence[Sequence[Observer]],
     ) -> None:
-        """With an engine for each of the `observers`, which hear what happens in it."""
         options = setup.options
         self.setup, self.clock, self.tokens, self.peers = setup, clock, tokens, peers
         self.engines = [
@@ -458,7 +440,6 @@ class PortState:
 
     @contextmanager
     def reading(self) -> Iterator[Callable[[int], None]]:
-        """While a body is read and understood; what it yields counts the bytes, and refuses too many."""
         mine = 0
 
         def count(more: int) -> None:
@@ -474,7 +455,6 @@ class PortState:
             self.bytes -= mine
 
     def choose(self, wanted: int | None) -> int:
-        """The rank of a request: the one it names, else the least loaded as vLLM counts it."""
         if wanted is not None and 0 <= wanted < len(self.engines):
             return wanted
         if len(self.engines) == 1:
@@ -485,7 +465,6 @@ class PortState:
         return min(order, key=lambda rank: engines[rank].waiting * WAITING_WEIGHT + engines[rank].running)
 
     def check_room(self, engine: EmulatedEngine, more: int, tokens: int) -> None:
-        """503 where the queue is full, as vLLM answers."""
         options, rejected = self.setup.options, engine.tally.rejected
         spare = self.setup.engine.running - engine.running
         waiting = engine.waiting + more - max(0, spare)
@@ -499,7 +478,6 @@ class PortState:
                 raise api.busy()
 
     def arrived(self) -> None:
-        """A request is in; a held clock begins when enough of them are."""
         if self._held:
             self._held -= 1
             if not self._held:

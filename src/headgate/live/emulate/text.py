@@ -22,7 +22,6 @@ CONSONANTS, VOWELS = "bdfghjklmnprstvz", "aeiou"
 
 
 def syllables() -> list[str]:
-    """The vocabulary without a tokenizer: 4,096 words of four letters, each behind a space."""
     pairs = [first + second for first, second in product(CONSONANTS, VOWELS)][:64]
     return [f" {first}{second}" for first, second in product(pairs, pairs)]
 
@@ -37,12 +36,10 @@ SYLLABLES = Vocabulary(syllables(), range(WORDS), [word.encode() for word in syl
 
 
 def fingerprint(ids: bytes) -> int:
-    """64 bits of a prompt, from its token ids as little-endian 32-bit numbers."""
     return int.from_bytes(blake2b(ids, digest_size=8).digest(), "little")
 
 
 def spoiled(mark: int) -> int:
-    """The fingerprint of KV that is not what the request believes it to be."""
     return mark ^ 0x5555_AAAA_5555_AAAA
 
 
@@ -65,7 +62,6 @@ class Text:
         return [words[place] for place in self._places(begin, end)]
 
     def some(self, begin: int) -> list[bytes]:
-        """Text of some positions from `begin` on, each as it stands inside a JSON string."""
         words = self._words.json
         return [words[place % WORDS] for place in self._block(begin)]
 
@@ -76,7 +72,6 @@ class Text:
         return [place % WORDS for place in found[: max(0, end - begin)]]
 
     def _block(self, begin: int) -> tuple[int, ...]:
-        """What chooses the words from `begin` to the end of its block."""
         number, inside = divmod(begin + self._phase, SIZE)
         mixed = blake2b(self._seed + number.to_bytes(4, "little"), digest_size=BLOCK.size).digest()
         return BLOCK.unpack(mixed)[inside:]
@@ -86,8 +81,6 @@ class Text:
 
 
 class Echo(Text):
-    """A given text, token by token: the prompt said back, or an answer that was cut."""
-
     __slots__ = ("_ids", "_json", "_pieces")
 
     def __init__(self, pieces: Sequence[str], ids: Sequence[int], json: Iterable[bytes]) -> None:
@@ -128,7 +121,6 @@ class ByteRule:
         return [each.decode("latin-1") for each in data]
 
     def chat(self, turns: list[tuple[str, str]]) -> Ids:
-        """A conversation: each message costs four tokens more than its text."""
         marks = np.full(PER_MESSAGE, 1, LITTLE)
         parts = [part for role, text in turns for part in (marks, self.encode(f"{role[:8]}:{text}"))]
         return np.concatenate(parts) if parts else marks

@@ -22,8 +22,6 @@ SHOWN_EVERY = 0.25  # seconds: metrics are, so nothing for them waits longer
 
 
 class PromptPiece(NamedTuple):
-    """A piece of a prompt in a step."""
-
     entry: Entry
     tokens: int
     behind: int  # KV tokens that were already there for it
@@ -51,10 +49,7 @@ class StepInFlight:
         rolls: bool,
         queries: int = 0,
     ) -> None:
-        self.start = start
-        self.decodes = decodes
-        self.context = context
-        self.chunks = chunks
+        self.start, self.decodes, self.context, self.chunks = start, decodes, context, chunks
         self.rolls = rolls  # prompts it completes decode on with the others
         self.queries = queries  # as in `Steps`
         self.booked = False
@@ -71,18 +66,13 @@ class StepInFlight:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LiveObserver(Observer):
-    """What can happen in a live engine besides."""
-
     reads_gauges: ClassVar[bool] = True  # those that come with each plan
 
     def gauged(self, gauges: Mapping[str, float], now: float) -> None:
         """The policy's numbers: after a plan, but only a few times a second."""
 
     def fell_back(self, reason: str, now: float, cause: str = RAISED) -> None:
-        """The policy was relieved; from now on the engine decides as if we were not there.
-
-        `cause` is one of `CAUSES`; `reason` may name requests, lines and values.
-        """
+        """`cause` is one of `CAUSES`; `reason` may name requests, lines and values."""
 
     def rescued(self, now: float) -> None:
         """The engine refused every prompt of a plan that holds decodes; they run instead."""
@@ -124,7 +114,6 @@ class Events:
         )
 
     def listen(self, observer: Observer, on: bool) -> None:
-        """Another observer from now on, or one less."""
         self.tell()
         others = [each for each in self._observers if each is not observer]
         self._listen([*others, observer] if on else others)
@@ -133,7 +122,6 @@ class Events:
         self._tell = NO_LISTENERS if policy is None else Listeners((policy,))
 
     def of(self, name: str, entry: Entry, when: float | None, now: float) -> None:
-        """Something happened to a request; `when` None: at the end of the step that waits."""
         if self._ends:
             self.tell()
         own_hooks = getattr(self._tell, name)  # the policy's
@@ -149,7 +137,6 @@ class Events:
         self._about(name, entry, now if when is None else when)
 
     def _about(self, name: str, entry: Entry, when: float) -> None:
-        """Observers hear of a request; `_to_all` would build a tuple for each."""
         for hook in getattr(self._hear, name):
             try:
                 hook(entry, when)
@@ -157,7 +144,6 @@ class Events:
                 self._silence(hook)
 
     def finished(self, entry: Entry, now: float, how: End, air: Iterable[StepInFlight]) -> None:
-        """A request left; what observers have still to hear of it, with steps in the air, goes first."""
         self.tell()
         if self._tell.finished:
             self._to_policy(self._tell.finished, entry, now, how)

@@ -1,6 +1,4 @@
-"""A live engine as policies see it: asks for plans, books what ran, guards against bad policies and our own
-mistakes.
-"""
+"""A live engine as policies see it; guards against bad policies and our own mistakes."""
 
 from __future__ import annotations
 
@@ -92,7 +90,6 @@ class Live:
         return bool(ledger.decoding or ledger.waiting or ledger.prefilling)
 
     def take_over(self, policy: BatchPolicy | None) -> None:
-        """Another policy decides from now on; None: the engine itself."""
         self._news.tell()
         self.policy, self.plan, self.fallen, self._rescue = policy, None, None, 0
         self.lease.ended = True
@@ -107,7 +104,6 @@ class Live:
                 self.fall(one_line(error))
 
     def fall(self, reason: str, cause: str = RAISED) -> None:
-        """The policy is relieved: no plan, no hooks, no second chance."""
         if self.fallen is not None:
             return
         self.fallen, self.plan = reason, None
@@ -122,7 +118,6 @@ class Live:
         self.lease.arrival()
 
     def admitted(self, entry: Entry, cached: int) -> None:
-        """The step being composed gives it a slot; `cached` of its tokens are there already."""
         self.ledger.admit(entry)
         if entry.evictions:
             entry.wasted = max(0, entry.wasted - cached)  # found again: nothing was lost
@@ -158,11 +153,9 @@ class Live:
         self.lease.arrival()
 
     def wasted(self, tokens: int) -> None:
-        """A request left while a step with these tokens of its own was in flight."""
         self._news.wasted(tokens, self.now)
 
     def bent(self) -> None:
-        """The engine cannot run the plan as it is, and runs the nearest."""
         self._news.bent(self.now)
 
     def tell(self) -> None:
@@ -178,7 +171,6 @@ class Live:
     # -- one step
 
     def begin(self, kv_free: int, kv_short: bool = False) -> Plan | None:
-        """The plan for the step composed now; None when no policy decides."""
         now, ledger = self.clock() - self.origin, self.ledger
         if self.flights:
             self._news.waits_for = newest = self.flights[-1]
@@ -208,10 +200,8 @@ class Live:
     def ran(
         self, chunks: tuple[PromptPiece, ...], decodes: int, ids: Iterable[int] | None, queries: int = 0
     ) -> StepInFlight | None:
-        """The engine composed this step: these pieces of prompts and that many decodes. Their `ids` may be
-        left out where the ledger agrees: none is held, and as many share the tick. `queries` as in `Steps`.
-
-        The truth may be less than the plan. None: the step is empty.
+        """What the engine composed, which may be less than the plan; None: the step is empty. `ids` may be
+        left out where none is held and as many share the tick. `queries` as in `Steps`.
         """
         ledger, plan = self.ledger, self.plan
         if decodes and ids is not None:
@@ -228,7 +218,6 @@ class Live:
         return flight
 
     def done(self, flight: StepInFlight, kv: int) -> None:
-        """Its tokens are known, now; `kv` tokens of KV are held."""
         end = self.clock() - self.origin
         start = flight.start if flight.start > self._last_end else self._last_end
         self._last_end = end
@@ -244,14 +233,12 @@ class Live:
             self._news.late(flight, end)
 
     def delivered(self, deliveries: Iterable[tuple[str, int, int]]) -> None:
-        """Of each decode of a step: its class, the tokens it got, and the drafts that were verified."""
         self.drafts.saw(deliveries)
         limits, measured = self.ledger.limits, self.drafts.tokens_per_step
         if abs(measured - limits.tokens_per_step) > NOTICED * measured:
             self.ledger.limits = limits._replace(tokens_per_step=measured)
 
     def recount(self, entry: Entry, tokens: int) -> None:
-        """It has this many output tokens: with drafts several came in a step, so it may end sooner."""
         self.ledger.recount(entry, tokens)
         if entry.rolls and entry.limit - tokens <= 1:
             self._last_tokens.add(entry)
@@ -300,7 +287,6 @@ class Live:
         self._news.show(gauges, self.ledger.now)
 
     def _enforce(self, plan: Plan) -> None:
-        """Hold and resume decodes as the plan says; a plan for none of them only stops the tick."""
         self.plan = plan
         decode, ledger = plan.decode, self.ledger
         if decode is NONE or (decode is ALL and not ledger.held):
@@ -308,7 +294,6 @@ class Live:
         self._roll(ledger.decoding if isinstance(decode, Decodes) else decode)
 
     def _roll(self, chosen: Container[int]) -> None:
-        """These decodes, and no others, get a token in each step."""
         ledger = self.ledger
         for entry in [held for held in ledger.held.values() if held.id in chosen]:
             ledger.resume(entry)
@@ -321,7 +306,6 @@ class Live:
             self._of("held", entry)
 
     def _book(self, flight: StepInFlight, now: float, when: float | None) -> None:
-        """The ledger shows what the step did: tokens, and prompts that are complete; news go out `when`."""
         ledger, news = self.ledger, self._news
         flight.booked = True
         if flight.decodes:
@@ -353,7 +337,6 @@ class Live:
             self._news.rescued(ledger.now)
 
     def _of(self, name: str, entry: Entry) -> None:
-        """Something happens to a request with the step that is composed."""
         now = self.ledger.now
         self._news.of(name, entry, now, now)
 
@@ -368,7 +351,6 @@ class Guard:
         self._restore = restore  # what we had changed of the engine for one step
 
     def guarded(self, part: Callable[..., Any], *args: Any) -> Any:
-        """Do our part; if it fails, never again. Its answer, or None."""
         if self.broken:
             return None
         try:
@@ -383,12 +365,7 @@ class Guard:
 
 
 class LastTokens:
-    """Decodes by the tick of the ledger in which they get the last token they may have, so that a step in
-    flight can retire them in time.
-
-    Requests that leave or are held stay in the heap until their tick comes. It is rebuilt when there are more
-    of those than decodes: an engine that never asks for `due` (synchronous scheduling) keeps it small too.
-    """
+    """Decodes by the tick in which they get their last token, where a step in flight can retire them."""
 
     __slots__ = ("_heap", "_ledger")
 
@@ -408,7 +385,6 @@ class LastTokens:
             heappush(heap, self._last(entry))
 
     def due(self) -> Sequence[Entry]:
-        """Those that have all their tokens now; each is named once."""
         heap, ledger = self._heap, self._ledger
         if not heap or heap[0][0] > ledger.tick:
             return ()

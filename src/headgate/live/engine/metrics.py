@@ -67,10 +67,7 @@ _instruments: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
 class Metrics(Tally):
-    """A tally that is shown: hooks only count, a thread of its own shows, four times a second.
-
-    Where prometheus_client is missing or refuses, one line in the log says so; the lines about steps go on.
-    """
+    """A thread of its own shows them, four times a second. Without prometheus_client the log still does."""
 
     def __init__(
         self,
@@ -83,8 +80,7 @@ class Metrics(Tally):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(about.get("policy", ""))
-        self._settings, self._clock = settings, clock
-        self._kv_total = kv_total
+        self._settings, self._clock, self._kv_total = settings, clock, kv_total
         self._server: Any = None
         self._board = self._make_board(about, engine, registry) if settings.metrics else None
         self._spoken = clock()
@@ -122,7 +118,6 @@ class Metrics(Tally):
             self._spoken, self._steps_then = now, steps
 
     def line(self, seconds: float, steps: Counter[str]) -> str:
-        """The last so many seconds in words."""
         counts = ", ".join(f"{steps[kind]} {kind}" for kind in KINDS)
         gauges = ", ".join(f"{name} {value:.4g}" for name, value in numbers(self.gauges).items())
         kv = f", KV {self.kv / self._kv_total:.0%}" if self._kv_total else ""
@@ -165,8 +160,6 @@ def _serve(port: int, registry: Any) -> Any:
 
 
 class Board:
-    """Shows a tally on the metrics. Counters get what has been added since the last time."""
-
     def __init__(
         self, tally: Tally, engine: str, about: Mapping[str, str], kv_total: int, registry: Any = None
     ) -> None:
@@ -260,7 +253,6 @@ class Board:
 
 
 def instruments(registry: Any = None) -> dict[str, Any]:
-    """The metrics in a registry (prometheus_client's own by default), made when first asked for."""
     from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
     registry = registry or REGISTRY

@@ -27,8 +27,6 @@ Promises = Callable[[Any], tuple[str, Slo, int | None, str]]
 
 
 class EngineFacts(NamedTuple):
-    """What the engine is."""
-
     names: EngineNames
     version: str
     model: str
@@ -41,8 +39,6 @@ class EngineFacts(NamedTuple):
 
 
 class Duties(NamedTuple):
-    """What the part that belongs to one engine must do."""
-
     policy: BatchPolicy | None  # None: the engine decides, we only watch
     observers: tuple[Observer, ...]
     watchdog: float
@@ -51,11 +47,8 @@ class Duties(NamedTuple):
 
 
 class PlugIn:
-    """The settings in force, the policy made from them, and those that watch it."""
-
     def __init__(self, settings: Settings, facts: EngineFacts, build: Build) -> None:
-        self.settings = settings
-        self._facts, self._build = facts, build
+        self.settings, self._facts, self._build = settings, facts, build
         self._policy, self._parameters = self._make(settings)
         self.watchers = observers(settings, self._parameters, facts)
         self._first_trace = self._traced = settings.trace  # the server's own, and where it is written now
@@ -64,26 +57,17 @@ class PlugIn:
         self._renewals: Renewals | None = None
 
     def duties(self, promises: Promises) -> Duties:
-        """For the engine's part; `promises` reads what a request says of itself."""
-        return Duties(
-            policy=self._policy,
-            observers=(FallBackLog(self._facts.names.title), *self.watchers),
-            watchdog=self.settings.watchdog,
-            promises=promises,
-            renew=self.renew,
-        )
+        listening = FallBackLog(self._facts.names.title), *self.watchers
+        return Duties(self._policy, listening, self.settings.watchdog, promises, self.renew)
 
     def promises(self, extra_args: Mapping[str, Any] | None) -> RequestTerms:
         return promises(extra_args, self.settings)
 
     def follow(self, read: Callable[[str], Settings]) -> None:
-        """From now on settings are read again when their file, where there is one, changes."""
-        path = file_of()
-        if path is not None:
+        if (path := file_of()) is not None:
             self._renewals = Renewals(Reload(path, read), self.settings, self._prepare, self._fallen)
 
     def begin(self, live: Live) -> None:
-        """The engine has begun: what it counts is shown, and one line says what is on."""
         self._live = live
         for watcher in self.watchers:
             if isinstance(watcher, Metrics):
@@ -92,15 +76,15 @@ class PlugIn:
         self._announce()
 
     def renew(self) -> Renewed | None:
-        """Asked by the engine's thread between two plans: a policy that is ready takes over."""
         if self._renewals is None:
             return None
         ready = self._renewals.take()
         mark = self._renewals.take_mark()
         if ready is not None:
             self._renewed(ready)
-        if mark is not None:
-            self._tell_mark(mark)
+        for watcher in self.watchers:
+            if mark is not None and isinstance(watcher, Trace):
+                watcher.marked(mark, self._now)
         return ready
 
     def _renewed(self, ready: Renewed) -> None:
@@ -110,15 +94,13 @@ class PlugIn:
             self._trace_elsewhere()
         self.settings, self._parameters = ready.settings, ready.parameters
         LOG.warning("headgate: settings read again from %s", file_of())
-        now = self._live.now if self._live is not None else 0.0
         for watcher in self.watchers:
-            watcher.renewed(ready.settings.policy, ready.parameters, now)
+            watcher.renewed(ready.settings.policy, ready.parameters, self._now)
         self._announce()
 
-    def _tell_mark(self, mark: str) -> None:
-        for watcher in self.watchers:
-            if isinstance(watcher, Trace):
-                watcher.marked(mark, self._live.now if self._live is not None else 0.0)
+    @property
+    def _now(self) -> float:
+        return self._live.now if self._live is not None else 0.0
 
     def close(self) -> None:
         if self._live is not None:
@@ -129,7 +111,6 @@ class PlugIn:
             self._renewals.close()
 
     def _make(self, settings: Settings) -> tuple[BatchPolicy | None, dict[str, Any]]:
-        """The policy and its parameters; None when the engine is only to be observed."""
         if settings.policy == self._facts.names.name:
             return None, {}
         promise = settings.gaps_promised()
@@ -142,7 +123,6 @@ class PlugIn:
         return self._build(settings)
 
     def _prepare(self, settings: Settings) -> tuple[BatchPolicy | None, dict[str, Any]]:
-        """Beside the engine: the policy, and the trace where the settings name another."""
         policy, parameters = self._make(settings)
         unused, self._new_trace = self._new_trace, None
         if unused is not None:
@@ -154,9 +134,7 @@ class PlugIn:
         return policy, parameters
 
     def _trace_elsewhere(self) -> None:
-        """The trace of the new settings, or none, instead of the one that was written; the engine does not
-        wait for its end.
-        """
+        """The engine does not wait for the end of the old trace."""
         new, self._new_trace = self._new_trace, None
         old = [watcher for watcher in self.watchers if isinstance(watcher, Trace)]
         kept = [watcher for watcher in self.watchers if not isinstance(watcher, Trace)]
@@ -194,8 +172,6 @@ class PlugIn:
 
 
 class FallBackLog(LiveObserver):
-    """The one event that must not be missed."""
-
     def __init__(self, title: str) -> None:
         self._title = title
 
@@ -204,10 +180,7 @@ class FallBackLog(LiveObserver):
 
 
 def observers(settings: Settings, parameters: Mapping[str, Any], facts: EngineFacts) -> Sequence[Watcher]:
-    """Metrics with the line in the log, and the trace where one was asked for.
-
-    A trace that cannot be written stops the start, as any wrong setting does.
-    """
+    """A trace that cannot be written stops the start, as any wrong setting does."""
     trace = []
     if settings.trace:
         trace.append(Trace(settings.trace, header(settings, parameters, facts)))
@@ -225,7 +198,6 @@ def observers(settings: Settings, parameters: Mapping[str, Any], facts: EngineFa
 
 
 def header(settings: Settings, parameters: Mapping[str, Any], facts: EngineFacts) -> dict[str, Any]:
-    """The first line of a trace: how it came about."""
     return {
         "headgate": VERSION,
         "driver": facts.names.name,

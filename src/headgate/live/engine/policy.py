@@ -37,13 +37,8 @@ def build_policy(
     graph: int | None = None,
     width: int = 1,
 ) -> tuple[BatchPolicy, dict[str, Any]]:
-    """The policy for an engine of these limits, and its parameters; `like` says what engine it is.
-
-    `graph`, where it is known, is the engine's largest CUDA graph: the card's may be another. `width` is what
-    a decode computes in a step, its drafts included.
-    """
-    card = load_named(settings.card)
-    if card is not None:
+    """`graph`: the engine's largest CUDA graph, where known; `width`: of a decode, drafts included."""
+    if (card := load_named(settings.card)) is not None:
         wrong = refusals(card, like)
         if wrong and not settings.any_card:
             raise InputError(wrong[0])
@@ -98,7 +93,6 @@ class WideCost(StepCost):
 def check_policy(
     settings: Settings, names: EngineNames, batch_tokens: int | None = None, running: int | None = None
 ) -> None:
-    """Refuse what `build_policy` would refuse, as far as that can be told before the engine is there."""
     card = load_named(settings.card)
     _check_refusals(settings, names)
     if settings.policy == names.name:
@@ -110,7 +104,6 @@ def check_policy(
 
 
 def _check_refusals(settings: Settings, names: EngineNames) -> None:
-    """Only a policy that can refuse makes --refuse mean anything."""
     name = settings.named()[0]
     own = name.endswith(".py") or ".py:" in name  # it may set Plan.reject
     if settings.refuse and not own and (name == names.name or "refuse" not in policy_parameters(name)):
@@ -120,7 +113,6 @@ def _check_refusals(settings: Settings, names: EngineNames) -> None:
 
 
 def _beyond(card: Card, limits: dict[str, int]) -> list[str]:
-    """Where the engine may go further than the card was made for: there its prices are extrapolated."""
     made_for = card.max_batch_tokens, card.max_running, card.max_model_len
     return [
         f"{name} is {ours}, card {card.name} was made for up to {theirs}; its prices are extrapolated beyond"
@@ -161,7 +153,6 @@ def _make(
 
 
 def load_named(name: str | None) -> Card | None:
-    """A built-in card, or one from a regular file of bounded size."""
     if not name:
         return None
     if name.startswith(DERIVED_CARD) or not (name.endswith(".json") or "/" in name):
@@ -177,5 +168,4 @@ def load_named(name: str | None) -> Card | None:
 
 
 def _cost(card: Card | None) -> StepCost:
-    """The card's prices; without a card none, which only policies that can do without are given."""
     return cast(StepCost, card.cost if card else None)

@@ -25,8 +25,6 @@ _shows: list[int] = []  # this process, if it shows what engines leave
 
 
 class EngineNames(NamedTuple):
-    """What an engine is called, and what it calls things, in settings, messages and traces."""
-
     name: str  # in traces; as a policy: the engine decides, headgate only watches
     title: str  # in messages
     slots: str  # its limit of running requests
@@ -37,11 +35,7 @@ class EngineNames(NamedTuple):
 
 
 class Background:
-    """Calls `work` every `every` seconds until `close`; the engine never waits for it.
-
-    Work that fails is logged the first time and tried again: a metric that cannot be shown must not hide the
-    others for good.
-    """
+    """The engine never waits for `work`. Where it fails that is logged once, and it is tried again."""
 
     def __init__(self, work: Callable[[], None], every: float, name: str) -> None:
         self._work, self._every, self._name = work, every, name
@@ -52,7 +46,6 @@ class Background:
         self._exit = Finalize(None, self.close, exitpriority=10)
 
     def close(self) -> None:
-        """Do the work once more and stop. May be called again."""
         self._exit.cancel()
         self._end.set()
         if self._thread is not threading.current_thread():
@@ -98,12 +91,10 @@ def show_left_metrics() -> None:
 
 
 def leaves_metrics() -> bool:
-    """Is there a front end in another process, which shows what is left?"""
     return SHARED not in os.environ and FOLDER in os.environ and os.getpid() not in _shows
 
 
 def leave_metrics(name: str, metrics: Any) -> None:
-    """Leave these metrics for the front end, whole or not at all."""
     from prometheus_client import generate_latest
 
     folder = Path(os.environ[FOLDER])
@@ -114,8 +105,6 @@ def leave_metrics(name: str, metrics: Any) -> None:
 
 
 class LeftMetrics:
-    """What engines have left, as metrics of this process."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 

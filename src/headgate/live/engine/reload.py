@@ -18,19 +18,13 @@ Build = Callable[[Settings], tuple[BatchPolicy | None, dict[str, Any]]]
 
 
 class Reload:
-    """Notices that the settings file has changed. Looks at most once a second.
-
-    A file counts as changed when two looks in a row saw it the same: an editor may be in the middle of it.
-    A file with an error is logged once, and the settings in force stay.
-    """
+    """A file has changed when two looks in a row saw it the same: an editor may be in the middle of it."""
 
     def __init__(
         self, path: str, read: Callable[[str], Settings], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.path = path
-        self._read = read
-        self._clock = clock
-        self._used = self._before = _stamp(path)
+        self.path, self._read, self._clock = path, read, clock
+        self._used = self._before = stamp(path)
         self._next = clock() + LOOK_EVERY
 
     def changed(self) -> Settings | None:
@@ -38,7 +32,7 @@ class Reload:
         if now < self._next:
             return None
         self._next = now + LOOK_EVERY
-        before, self._before = self._before, _stamp(self.path)
+        before, self._before = self._before, stamp(self.path)
         if self._before == self._used or self._before != before:
             return None
         self._used = before
@@ -50,19 +44,14 @@ class Reload:
 
 
 class Renewed(NamedTuple):
-    """Settings that were read again, and the policy made from them."""
-
     settings: Settings
     policy: BatchPolicy | None
     parameters: dict[str, Any]
 
 
 class Renewals:
-    """Reads and checks the file and makes the policy beside the engine; `take` hands over what is ready.
-
-    A file that says what is in force already changes nothing: a new policy would begin to learn anew, and the
-    watchdog to wait anew. Only a policy that has fallen is brought back by it. A `mark` is handed over by
-    itself, and alone changes nothing.
+    """`take` hands over what is ready. A file that says what is in force changes nothing, as a new policy
+    would learn anew, but brings a fallen one back. A `mark` is handed over by itself.
     """
 
     def __init__(
@@ -80,8 +69,7 @@ class Renewals:
         self._thread = Background(self.look, LOOK_EVERY / 2, "reading the settings") if background else None
 
     def look(self) -> None:
-        settings = self._reload.changed()
-        if settings is None:
+        if (settings := self._reload.changed()) is None:
             return
         identity = _identity(settings)
         if identity == self._in_force and not self._fallen():
@@ -99,18 +87,15 @@ class Renewals:
 
     @property
     def waiting(self) -> bool:
-        """Whether something was read that has not been taken."""
         return self._ready is not None or self._mark is not None
 
     def take(self) -> Renewed | None:
-        """Called by the engine's thread between two plans: nothing is read here."""
         if self._ready is None:
             return None
         ready, self._ready = self._ready, None
         return ready
 
     def take_mark(self) -> str | None:
-        """Asked after `take`: the word in a file that has been read, once."""
         if self._mark is None or self._ready is not None:
             return None
         mark, self._mark = self._mark, None
@@ -122,12 +107,11 @@ class Renewals:
 
 
 def _identity(settings: Settings) -> tuple[Settings, tuple[Stamp, ...]]:
-    """What makes two readings the same: the settings, and the files they name."""
     files = [settings.card or "", settings.named()[0].partition(".py:")[0] + ".py"]
-    return settings.model_copy(update={"mark": None}), tuple(_stamp(file) for file in files)
+    return settings.model_copy(update={"mark": None}), tuple(stamp(file) for file in files)
 
 
-def _stamp(path: str) -> Stamp:
+def stamp(path: str) -> Stamp:
     try:
         about = os.stat(path)
     except (OSError, ValueError):

@@ -26,8 +26,6 @@ SHOWN = 32  # characters of a wrong value in the log
 
 
 class RequestTerms(NamedTuple):
-    """What a request says of itself, and what it was promised."""
-
     kind: str = ""
     slo: Slo = Slo()
     guess: int | None = None
@@ -45,11 +43,8 @@ WARMING = RequestTerms(WARM_UP, Slo(background=True))
 
 
 def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> RequestTerms:
-    """Class, promises, predicted output and tenant of a request, each within its range.
-
-    A wrong or forbidden parameter is ignored and counted, and logged the first time. No request is refused.
-    There is no parameter for a weight: it comes from the class, or where the engine orders requests by
-    priority from that.
+    """Each within its range. A wrong or forbidden parameter is ignored and counted, and logged the first
+    time. A weight comes from the class, or where the engine orders requests by priority from that.
     """
     default = RequestTerms(slo=settings.common) if settings.common != NO_SLO else NOTHING
     if not extra_args:
@@ -79,7 +74,6 @@ def _promised(extra_args: Mapping[str, Any], own: Promise, settings: Settings) -
 
 
 def _background(extra_args: Mapping[str, Any], own: Promise) -> Slo:
-    """Nothing is promised to it, whatever it claims and whatever others are promised."""
     for word in (TTFT, TBT):
         if word in extra_args:
             _complain(word, "its class is background, which is promised nothing")
@@ -87,7 +81,6 @@ def _background(extra_args: Mapping[str, Any], own: Promise) -> Slo:
 
 
 def _misspelled(extra_args: Mapping[str, Any]) -> None:
-    """Count parameters that begin like ours but are none; only the first few names are looked at."""
     for word in islice(extra_args, LOOKED_AT):
         if isinstance(word, str) and word.startswith(PREFIX) and word not in WORDS:
             _complain("others", f"unknown parameter {_clipped(word)}; known: {', '.join(WORDS)}")
@@ -96,7 +89,6 @@ def _misspelled(extra_args: Mapping[str, Any]) -> None:
 def _read(
     given: Mapping[str, Any], word: str, settings: Settings, read: Callable[[Any, Settings], Any]
 ) -> Any:
-    """The value of a parameter; None where there is none, a wrong one, or one clients may not set."""
     if word not in given:
         return None
     name = word.removeprefix(PREFIX)
@@ -133,11 +125,14 @@ def _name(value: object, what: str) -> str:
 
 
 def _tenant(value: object, settings: Settings) -> str:
-    tenant = _name(value, "tenant")
-    if tenant not in TENANTS:
-        if len(TENANTS) >= MOST_TENANTS:
+    return told_apart(_name(value, "tenant"), TENANTS)
+
+
+def told_apart(tenant: str, known: set[str]) -> str:
+    if tenant not in known:
+        if len(known) >= MOST_TENANTS:
             return OTHER_TENANTS
-        TENANTS.add(tenant)
+        known.add(tenant)
     return tenant
 
 

@@ -1,7 +1,4 @@
-"""Settings of headgate inside an engine, each declared once, and how they are read.
-
-`headgate serve` derives its flags from them.
-"""
+"""Settings of headgate inside an engine, of which `headgate serve` derives its flags."""
 
 from __future__ import annotations
 
@@ -61,8 +58,6 @@ TPOT = "tpot promises the mean of a request; it was taken for tbt, every gap bet
 
 
 class Promise(SettingsModel):
-    """What one class of requests was promised, and what a kept promise is worth beside those of others."""
-
     ttft: Seconds | None = None  # time to first token
     tbt: Seconds | None = declared(PANEL, "time between tokens", also=ALSO_GAPS)
     tpot: Seconds | None = None
@@ -141,7 +136,6 @@ class Settings(SettingsModel):
         return self
 
     def promise(self, own: Promise, first: float | None = None, gap: float | None = None) -> Slo:
-        """What a class is promised: by its request, itself, or all; as the engine must keep it."""
         slo = promised(own, weight=own.weight)
         if gap is not None:
             slo = slo._replace(between_tokens=gap, between_kind=GAP)
@@ -158,7 +152,6 @@ class Settings(SettingsModel):
 
     @cached_property
     def common(self) -> Slo:
-        """What requests without a class are promised."""
         return self.promise(NO_PROMISE)
 
     def within(self, promise: float | None) -> float | None:
@@ -171,23 +164,16 @@ class Settings(SettingsModel):
 
     @cached_property
     def shortest_claim(self) -> float:
-        """The shortest gap that a request may claim: the floor, or what the operator promises anyway.
-
-        The shortest gap among those that decode limits the steps of all. Found once: classes may be many.
-        """
+        """The floor, or the shortest gap that is promised anyway: it limits the steps of all."""
         limits = (promised(words).between_tokens for words in (self, *self.classes.values()))
         return self.floor.tbt or min((limit for limit in limits if limit), default=SHORTEST_CLAIM)
 
     def tightest(self) -> float:
-        """The shortest gap that the engine must keep for any request; infinite where none is promised.
-
-        Policies keep a promised mean and an envelope gap by gap.
-        """
+        """Means and envelopes included, which policies keep gap by gap; infinite where none is promised."""
         promises = (self.common, *(self.promise(own) for own in self.classes.values()))
         return min((slo.between_tokens or inf for slo in promises), default=inf)
 
     def gaps_promised(self) -> str | None:
-        """The setting by which a time between tokens is promised to any request; None where none is."""
         for name, own in (("", self), *self.classes.items()):
             for word in BETWEEN:
                 if getattr(own, word):
@@ -215,7 +201,6 @@ class Settings(SettingsModel):
         return self.card is None and self.named()[0] == "keep"
 
     def named(self) -> tuple[str, dict[str, Any]]:
-        """The policy's name and its parameters as they were written, in `policy` and in `set`."""
         from headgate.methods.make import split_name  # all policies; the command line does without them
 
         name, inline = split_name(self.policy)
@@ -231,7 +216,6 @@ NO_PROMISE = Promise()
 
 
 def file_of() -> str | None:
-    """The file of settings, where the environment names one."""
     return os.environ.get(FILE) or None
 
 
@@ -243,10 +227,7 @@ def read_settings(file: str | None = None, over: object = None, flag: str = "") 
 
 
 def merge(words: dict[str, Any], over: object, flag: str) -> Settings:
-    """Checked words, and over them a table that a flag of the engine's own hands through under our name.
-
-    A policy brings its own parameters: where the upper one names a policy, the lower one's `set` is dropped.
-    """
+    """A policy brings its own parameters: where `over` names a policy, the `set` of `words` is dropped."""
     merged = dict(words)
     if over is not None:
         if not isinstance(over, dict):
@@ -271,7 +252,6 @@ def over_promises(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[st
 
 
 def check_words(words: dict[str, Any], where: str) -> dict[str, Any]:
-    """The same words with underscores, or one line that says which is wrong and where it stands."""
     words = underscored(words, where)
     checked(Settings, words, _fields, where, written=True)
     tables = (words, *words.get("classes", {}).values())

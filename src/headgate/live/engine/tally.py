@@ -36,8 +36,6 @@ MOST_GAPS = 1000  # that are remembered, each shorter than the one before it
 
 
 class Times(NamedTuple):
-    """How long something took, and how often."""
-
     kind: str
     seconds: float
     steps: int = 1
@@ -85,7 +83,6 @@ class Tally(LiveObserver):
 
     @property
     def mode(self) -> str:
-        """What decides, and where the policy has two ways, which of them."""
         if self.fallen is not None:
             return "fallback"
         name = self.policy.partition(":")[0]
@@ -121,7 +118,6 @@ class Tally(LiveObserver):
         self.by_class.arrived(request, now)
 
     def admitted(self, request: Request, now: float) -> None:
-        """It has a slot; what the prefix cache has of it is not computed, and was not lost."""
         if request.evictions:
             found_again = self._thrown.get(request.id, 0) - request.wasted
             if found_again > 0:
@@ -142,13 +138,11 @@ class Tally(LiveObserver):
         self.by_class.held(request, now)
 
     def resumed(self, request: Request, now: float) -> None:
-        """It was left out by name; its gap ends with the step that begins now."""
         if request.last_token is not None:
             self._stall(now - request.last_token)
         self.by_class.resumed(request, now)
 
     def evicted(self, request: Request, now: float) -> None:
-        """It waits again, and what was computed for it is lost."""
         self.evictions += 1
         self.lost["eviction"] += request.wasted - self._thrown.get(request.id, 0)
         self._thrown[request.id] = request.wasted
@@ -249,14 +243,12 @@ class Envelope:
         self.late = False
 
     def token(self, now: float) -> None:
-        """One that came to it alone."""
         if now > self.start + self.pace * self.tokens:
             self.late = True
         self.tokens += 1
 
 
 def envelope_of(slo: Slo, arrival: float, request: Request | None = None) -> Envelope | None:
-    """None where no envelope was promised."""
     if slo.between_kind != ENVELOPE or slo.between_tokens is None or slo.first_token is None:
         return None
     return Envelope(arrival + slo.first_token, slo.between_tokens, request)
@@ -275,7 +267,6 @@ class Envelopes:
         self._heaps: dict[float, list[tuple[float, int]]] = {}
 
     def join(self, envelope: Envelope) -> None:
-        """From the next tick on it gets a token with the others."""
         self.leave(envelope)
         self._numbers += 1
         envelope.number, envelope.joined = self._numbers, self._tick
@@ -321,8 +312,6 @@ class Envelopes:
 
 
 class ServedRequest:
-    """What the tally of classes must know of a request that is here."""
-
     __slots__ = ("began", "between", "broken", "envelope", "first", "fresh", "last", "since", "waits")
 
     def __init__(self, between: float, envelope: Envelope | None) -> None:
@@ -360,7 +349,6 @@ class ClassTally(Observer):
         self._gap_ends: list[float] = []
 
     def shown(self) -> dict[str, dict[tuple[str, ...], int]]:
-        """All counts under the names and labels of their metrics; another thread may ask."""
         promises: dict[tuple[str, ...], int] = {
             (kind or NO_CLASS, promise, "true" if kept else "false"): count
             for (kind, promise, kept), count in list(self._promises.items())
@@ -500,7 +488,6 @@ class ClassTally(Observer):
             self._fresh.append(seen)
 
     def _pause(self, seen: ServedRequest) -> None:
-        """It no longer shares the tick."""
         seen.fresh = False
         if seen.envelope is not None:
             self._envelopes.leave(seen.envelope)
@@ -520,8 +507,6 @@ class ClassTally(Observer):
 
 
 class DraftCounts:
-    """Of one class: drafts verified and accepted since the start, and what its decodes got of late."""
-
     __slots__ = ("accepted", "drafted", "steps", "tokens")
 
     def __init__(self) -> None:
@@ -538,10 +523,7 @@ class DraftCounts:
 
 
 class Drafts:
-    """What speculation brings, by class: tokens a decode gets in a step, drafts verified and accepted.
-
-    Steps of decodes without drafts count: a policy that turns tokens into steps needs the mean over all.
-    """
+    """Steps of decodes without drafts count: policies that turn tokens into steps need the mean over all."""
 
     def __init__(self) -> None:
         self.by_class: dict[str, DraftCounts] = {}  # another thread may read it
@@ -552,7 +534,6 @@ class Drafts:
         return self._all.tokens_per_step
 
     def saw(self, deliveries: Iterable[tuple[str, int, int]]) -> None:
-        """Those of one step, as in `Live.delivered`."""
         sums: dict[str, tuple[int, int]] = {}  # steps and tokens
         for kind, tokens, drafted in deliveries:
             if not tokens:  # it had gone
@@ -572,10 +553,7 @@ class Drafts:
 
 
 def numbers(gauges: object) -> dict[str, float]:
-    """A policy's own numbers that can be shown, by name.
-
-    A policy is the user's code and may show anything: what is no number is left out.
-    """
+    """By name. A policy is the user's code and may show anything: what is no number is left out."""
     if not isinstance(gauges, Mapping):
         return {}
     shown: dict[str, float] = {}

@@ -30,11 +30,9 @@ MOST_UNWRITTEN = 200_000  # events, about 50 MB; a disk that is so far behind wi
 
 
 class Trace(LiveObserver):
-    """Writes a trace. Hooks only remember; a thread of its own writes, about once a second and at the end.
-
-    Where that fails (a full disk) or falls too far behind (a disk that hangs), the trace ends with one line
-    in the log and the engine goes on. At most `MOST_UNWRITTEN` events are ever kept. A file that exists is
-    not overwritten: the trace then gets a number before its ending.
+    """Hooks only remember; a thread of its own writes, about once a second. Where a disk fails, or hangs for
+    `MOST_UNWRITTEN` events, the trace ends with one line in the log. A file that exists is kept: the trace
+    gets a number before its ending.
     """
 
     def __init__(self, path: str | Path, header: Mapping[str, Any], background: bool = True) -> None:
@@ -45,7 +43,6 @@ class Trace(LiveObserver):
         self._thread = Background(self.flush, FLUSH_EVERY, "the trace") if background else None
 
     def close(self) -> None:
-        """Write what is left, and stop; a disk that hangs is left behind with the file open."""
         if self._thread is None:
             self.flush()
         else:
@@ -89,7 +86,6 @@ class Trace(LiveObserver):
             rest = rest[self._file.write(rest) :]
 
     def _end(self, why: str | None = None) -> None:
-        """Nothing is remembered or written from now on. Does not touch the disk."""
         was_open, self._open = self._open, False
         self._events.clear()
         if why is not None and was_open:
@@ -104,8 +100,6 @@ class Trace(LiveObserver):
             self._events.append((event, values))
             if len(self._events) > MOST_UNWRITTEN:
                 self._end("the disk is too slow")
-
-    # -- what it hears
 
     def arrived(self, request: Request, now: float) -> None:
         self._note("arrived", *ABOUT(request), now, *request.slo)
@@ -169,7 +163,6 @@ def _line(event: str, values: tuple[Any, ...]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON calls a numpy number or array; anything else by its own words."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

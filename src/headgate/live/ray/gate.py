@@ -1,8 +1,7 @@
 """One gate for all routers of a Ray Serve deployment: what the gate actor does, without a word of Ray.
 
-Each router (one per proxy or handle) is a client with a name. It joins with the replicas it sees, tells what
-happens to its requests, many events in one call, and hears where they go: in the answer to a call, or by
-waiting for `news`.
+Each router is a client: it joins with the replicas it sees, tells what happens to its requests, and hears
+where they go, in the answer to a call or by waiting for `news`.
 """
 
 from __future__ import annotations
@@ -89,10 +88,7 @@ class SharedGate:
 
     @property
     def gate(self) -> Gate:
-        """Made when the first client joins: some policies plan for a number of engines.
-
-        A policy that cannot be made in this process (its file is not here) is replaced by least-loaded.
-        """
+        """Made when the first client joins: some policies plan for a number of engines."""
         if self._gate is None:
             config, engines = self.config, len(self._seen()) or 1
             try:
@@ -108,10 +104,8 @@ class SharedGate:
     async def join(
         self, name: str, slots: Counts, busy: Counts, clients: int, given: dict[str, Any], deployed: float
     ) -> int:
-        """A router comes, or comes again: what it had here is gone, what runs elsewhere is `busy`.
-
-        The settings of the youngest router hold: an application that was deployed anew may find the gate of
-        its predecessor. All routers then join again.
+        """What the router had here is gone. The settings of the youngest hold: an application deployed anew
+        may find its predecessor's gate; all routers then join again.
         """
         if deployed > self._deployed:
             self._deployed = deployed
@@ -125,7 +119,6 @@ class SharedGate:
         return self.enter(name, slots, busy, clients)
 
     def enter(self, name: str, slots: Counts, busy: Counts, clients: int = 1) -> int:
-        """`join`, for a client in the same process."""
         self.forget(name)
         self.clients[name] = Client(slots, busy)
         if clients > self._expected:
@@ -135,8 +128,7 @@ class SharedGate:
         return len(self.clients)
 
     def forget(self, name: str) -> None:
-        own = self.clients.pop(name, None)
-        if own is None:
+        if (own := self.clients.pop(name, None)) is None:
             return
         for key in [*own.tickets]:
             self._end(own, key, End.ABORTED)
@@ -157,9 +149,7 @@ class SharedGate:
         return self._heard(self.clients[name])
 
     async def news(self, name: str, seconds: float) -> Heard | None:
-        """Answers as soon as there are some, or none after so many seconds."""
-        own = self._known(name)
-        if own is None:
+        if (own := self._known(name)) is None:
             return None
         if not own.answers:
             with suppress(TimeoutError):
@@ -172,8 +162,7 @@ class SharedGate:
         return own.take(), len(self.clients), bool(self.gate.roster.waiting)
 
     def book(self, name: str, events: Sequence[Event]) -> bool:
-        own = self._known(name)
-        if own is None:
+        if (own := self._known(name)) is None:
             return False
         for verb, *about in events:
             if verb in ("arrive", "end", "back"):
@@ -192,7 +181,6 @@ class SharedGate:
         return True
 
     def first_tokens(self, requests: Sequence[str]) -> None:
-        """Prompts that are done, by Ray's internal request ids; told by replicas."""
         for request in requests:
             if request in self._tickets:
                 self.gate.first_token(self._tickets[request])
@@ -210,8 +198,7 @@ class SharedGate:
             self._swept = now
             for other in [each for each, own in self.clients.items() if now - own.heard > LEASE]:
                 self.forget(other)
-        own = self.clients.get(name)
-        if own is not None:
+        if (own := self.clients.get(name)) is not None:
             own.heard = now
         return own
 
@@ -249,12 +236,10 @@ class SharedGate:
             own.waits.pop(key, None)
 
     def _end(self, own: Client, key: int, how: End = End.STOPPED) -> None:
-        ticket = own.tickets.pop(key, None)
-        if ticket is None:
+        if (ticket := own.tickets.pop(key, None)) is None:
             return
         self._tickets.pop(own.requests.pop(key), None)
-        task = own.waits.pop(key, None)
-        if task is not None:
+        if (task := own.waits.pop(key, None)) is not None:
             task.cancel()
         self.gate.end(ticket, how)
 
@@ -274,7 +259,6 @@ class SharedGate:
         return {name: slots for name, slots in listed.items() if name not in self._dead}
 
     def _arrange(self) -> None:
-        """The gate's engines follow what clients see and what they have running from before."""
         seen, gate = self._seen(), self.gate
         for name in [each for each in self.numbers if each not in seen]:
             gate.retire(self.numbers.pop(name))
@@ -318,7 +302,6 @@ class RayConfig(GateConfig):
 
 
 def ray_config(given: dict[str, Any]) -> RayConfig:
-    """Checked, its router policy included; a mistake is one line."""
     config = checked_as(RayConfig, given, "request_router_kwargs: ")
     for each in config.classes:
         if each.match.key:

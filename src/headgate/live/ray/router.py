@@ -40,7 +40,6 @@ SLACK = 64  # requests that were placed and stand in Ray's queue, before they ar
 
 
 def router_config(**kwargs: Any) -> RequestRouterConfig:
-    """`request_router_config` of a deployment with HeadgateRouter, its settings checked here and now."""
     ray_config(kwargs)
     return RequestRouterConfig(request_router_class=PATH, request_router_kwargs=kwargs)
 
@@ -76,8 +75,6 @@ class HeadgateRouter(RequestRouter):
         actor = await loop.run_in_executor(None, gate_actor, name, self._config)
         return await WiredGate.open(*await actor.address.remote())
 
-    # -- how many requests Ray looks at
-
     @property
     def max_num_routing_tasks(self) -> int:
         """All of them: Ray's own limit hides an urgent request behind those that wait here."""
@@ -88,8 +85,6 @@ class HeadgateRouter(RequestRouter):
         """One for each request that waits. Ray's own count holds those that were placed, too."""
         waiting = len(self._routing_task_by_pending_request_future) + len(self._pending_requests_to_route)
         return min(waiting, self.max_num_routing_tasks)
-
-    # -- replicas
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
@@ -103,8 +98,6 @@ class HeadgateRouter(RequestRouter):
     def _died(self, name: str) -> None:
         self._by_name.pop(name, None)
         self._gate.dead(name)
-
-    # -- requests
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -135,9 +128,7 @@ class HeadgateRouter(RequestRouter):
         return [chosen]
 
     async def _placed(self, request: PendingRequest) -> list[RunningReplica]:
-        """The replica the gate chooses; none where none is left."""
-        held = self._find(request)
-        if held is None:
+        if (held := self._find(request)) is None:
             id = request.metadata.internal_request_id
             held = _Held(request, await self._gate.place((id, *self._about(request))))
             self._held.setdefault(id, []).append(held)
@@ -212,8 +203,7 @@ class HeadgateRouter(RequestRouter):
         return next((each for each in held if each.request is request), None)
 
     def _let_go(self, request: PendingRequest) -> None:
-        held = self._find(request)
-        if held is None:
+        if (held := self._find(request)) is None:
             return
         id = request.metadata.internal_request_id
         self._held[id].remove(held)
@@ -237,15 +227,12 @@ class _Held:
 
 
 def _slots(replica: RunningReplica) -> int:
-    """Requests it may have: what it says of itself (`ray_replica.Reports`), else Ray's own limit."""
     slots = replica.routing_stats.get(SLOTS, replica.routing_stats.get(FORMER_SLOTS, 0))
     most: int = replica.max_ongoing_requests
     return min(slots, most) if isinstance(slots, int) and slots > 0 else most
 
 
 class GateActor(SharedGate):
-    """The shared gate as an actor, by which routers find its socket. Without routers it ends."""
-
     _address: tuple[str, int, str] | None = None
 
     def __init__(self, given: dict[str, Any]) -> None:
@@ -275,7 +262,6 @@ def gate_name(app: str, deployment: str) -> str:
 
 
 def gate_actor(name: str, config: RayConfig) -> Any:
-    """The gate actor of that name; it is made where there is none. It outlives the proxy that made it."""
     made = ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=0)(GateActor)
     options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
     return made.options(**options).remote(config.model_dump(mode="json"))
@@ -303,12 +289,10 @@ class Reports:
     _found_until = 0.0
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """Ray asks for it every `request_routing_stats_period_s` and shows it to all routers."""
         slots = self.slots or self.seats
         return {SLOTS: slots, FORMER_SLOTS: slots} if slots else {}
 
     async def reported(self, stream: AsyncIterator[Item]) -> AsyncIterator[Item]:
-        """The same stream; the gate hears of its first item."""
         told = False
         async for item in stream:
             if not told:

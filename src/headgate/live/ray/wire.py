@@ -1,7 +1,6 @@
 """The shared gate over a socket of its own (a call through Ray takes several times as long), and its clients.
 
-Frames are msgpack with their length before them. The first frame of a connection is a secret that only those
-know who may call the actor through Ray. Calls are answered in any order, because `news` waits.
+Frames are msgpack behind their length; the first is a secret of those who may call the actor through Ray.
 """
 
 from __future__ import annotations
@@ -162,11 +161,7 @@ MOST_MESSAGES = 10_000  # whose texts are measured
 
 
 def described(classes: Classes, arguments: Iterable[Any], model_id: str) -> tuple[str, int, int, int]:
-    """Class, prompt tokens (estimated), output tokens at most, and priority of a request.
-
-    An HTTP request shows its headers only: its body is still with the client. A call through a handle shows
-    its arguments: a dictionary or object in OpenAI's words is measured, and so are keywords.
-    """
+    """Of an HTTP request headers are known, of a call its arguments, where they are in OpenAI's words."""
     header, size, limit, model, field = None, 0, UNBOUNDED, model_id, None
     for each in arguments:
         headers = _headers(each)
@@ -228,7 +223,7 @@ FIRST = 30.0  # seconds for its first start, in which a process is begun
 
 
 class LeftCluster(Exception):  # noqa: N818  (news, not a fault)
-    """This process has left the cluster: there will be no shared gate any more."""
+    pass
 
 
 Connect = Callable[[], Awaitable[WiredGate]]
@@ -283,10 +278,7 @@ class GateClient:
         self._say("dead", replica)
 
     async def place(self, about: tuple[str, str, int, int, int]) -> ClientRequest:
-        """A request (its id, class, prompt, limit, priority) waits for a replica. Raises Refused.
-
-        When the wait is cancelled the request is gone from the gate.
-        """
+        """`about`: its id, class, prompt, limit, priority. Raises Refused; a cancelled request is gone."""
         self._number += 1
         entry = self.entries[self._number] = ClientRequest(self._number, about)
         self._say("arrive", entry.key, *about)
@@ -303,7 +295,6 @@ class GateClient:
         return await self._answered(entry)
 
     def end(self, entry: ClientRequest) -> None:
-        """It has ended, wherever it was. Told again it does nothing."""
         if self.entries.pop(entry.key, None) is None:
             return
         if entry.replica and entry.placed_in != self.term:
@@ -321,8 +312,6 @@ class GateClient:
             self.entries.pop(entry.key, None)
             raise Refused(answer.status, answer.reason, answer.retry_after)
         return entry
-
-    # -- telling and hearing
 
     def _say(self, *event: Any) -> None:
         if self.local is not None:
@@ -357,7 +346,6 @@ class GateClient:
             self._telling = False
 
     async def _listen(self, remote: WiredGate, term: int) -> None:
-        """What is decided without a call of ours; it also says that this router lives."""
         while term == self.term:
             await self._ask(remote.news(self.name, NEWS), NEWS + self.config.timeout, term)
 
@@ -377,8 +365,6 @@ class GateClient:
         answers, self._clients, self._others_wait = heard
         self._hear(answers)
 
-    # -- losing and finding the shared gate
-
     def _lose(self, why: str) -> None:
         self.lost += 1
         log.warning("the shared gate is lost, this router gates alone for now: %s", why)
@@ -386,7 +372,6 @@ class GateClient:
         keep(self._tasks, self._reach())
 
     def _next_term(self) -> Counter[str]:
-        """Another gate is asked: requests that wait come anew, those that are placed are `busy`."""
         self.term += 1
         self._telling = False
         if self.local is not None:

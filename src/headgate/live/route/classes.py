@@ -26,24 +26,18 @@ LONGEST_TENANT = 64  # characters of a tenant that a header names
 
 @dataclass(frozen=True)
 class Key:
-    """Whose key it is; `choose` lets its requests name their class, and their tenant where a header may.
-
-    It may use so many `tokens` a minute, send so many `requests` a second, have so many `inflight` and this
-    share of the `queue` of a class.
-    """
+    """`choose`: its requests name their class, and their tenant where a header may."""
 
     name: str
     digest: bytes
     choose: bool = False
-    tokens: int | None = None
-    requests: float | None = None
+    tokens: int | None = None  # a minute
+    requests: float | None = None  # a second
     inflight: int | None = None
-    queue: float | None = None
+    queue: float | None = None  # share of the queue of a class
 
 
 class Keys:
-    """All keys of a file; without a file every request is accepted under no name."""
-
     def __init__(self, keys: list[Key] | None) -> None:
         self._keys = None if keys is None else {key.digest: key for key in keys}
 
@@ -64,11 +58,7 @@ class Keys:
         return self._keys is not None
 
     def find(self, authorization: str | None) -> Key | None:
-        """The key of an `Authorization: Bearer ...` header, None for a wrong or missing one.
-
-        The look-up is by digest, which tells an attacker nothing of the key; the digest found is compared in
-        constant time.
-        """
+        """Found by digest, which tells an attacker nothing of the key, and compared in constant time."""
         scheme, _, shown = (authorization or "").partition(" ")
         shown = shown.strip()
         if scheme.lower() != "bearer" or not shown or len(shown) > LONGEST:
@@ -79,7 +69,6 @@ class Keys:
 
 
 def read_keys(path: str | Path | None) -> Keys:
-    """Lines of `NAME SHA256 [choose] [tokens=N] [requests=N] [inflight=N]`; `#` starts a comment."""
     if path is None:
         return Keys(None)
     keys: list[Key] = []
@@ -119,10 +108,7 @@ def _limits(words: list[str]) -> dict[str, Any] | None:
 
 
 def tenant_of(key: Key | None, keyed: bool, shown: Sequence[str]) -> str:
-    """Whose request it is: its key's name, or what the header of the tenant says where that may be believed.
-
-    That is so for keys that may choose, and without keys. Two such headers say nothing.
-    """
+    """Its key's name, or the header's word: for keys that may choose, and without keys. Two say nothing."""
     own = "" if key is None else key.name
     if len(shown) != 1 or (keyed and not (key is not None and key.choose)):
         return own
@@ -145,16 +131,13 @@ Traits = tuple[Key | None, str | None, str, str | None, int]
 
 
 class Classes:
-    """The rules of a configuration, in its order; requests that fit none belong to the default.
-
-    A rule by key comes before one by header, header before model, model before body field, field before
-    prompt length; within these the order of the file counts. What the client itself says, header and field,
-    counts only for keys that may choose, or where no keys are in use.
+    """A rule by key comes before one by header, header before model, body field, prompt length; within these
+    the order of the file counts. What the client itself says, header and field, counts only for keys that may
+    choose, or without keys.
     """
 
     def __init__(self, config: GateConfig, keyed: bool = False) -> None:
-        self.default = config.default.name
-        self._keyed = keyed
+        self.default, self._keyed = config.default.name, keyed
         rules = [rule for rule in config.classes if _rank(rule.match) < UNMATCHED]
         self._rules = sorted(rules, key=lambda rule: _rank(rule.match))
         self.by_name: dict[str, Class] = {each.name: each for each in (*config.classes, config.default)}
@@ -167,10 +150,7 @@ class Classes:
         if self._keyed and not (key is not None and key.choose):
             header = field = None
         traits: Traits = key, header, model, field, prompt
-        for rule in self._rules:
-            if _fits(rule.match, traits):
-                return rule
-        return self.by_name[self.default]
+        return next((rule for rule in self._rules if _fits(rule.match, traits)), self.by_name[self.default])
 
 
 def _rank(match: Match) -> int:

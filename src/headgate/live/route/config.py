@@ -28,7 +28,7 @@ from headgate.core.request import Slo
 from headgate.estimators.traffic import WindowRate
 from headgate.live.files import read_regular
 from headgate.methods.scaling import read_scaling
-from headgate.settings_base import Weight, check_promises, check_worth, promised, seconds
+from headgate.settings_base import Weight, check_promises, check_worth, plainly, promised, seconds
 
 log = logging.getLogger("headgate.route")
 
@@ -39,7 +39,6 @@ _WRITTEN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 
 
 def size(value: object) -> object:
-    """Bytes in a text such as `32MiB`, `1GB` or `4096`; anything else as it is."""
     if not isinstance(value, str):
         return value
     written = _WRITTEN.fullmatch(value.strip())
@@ -86,7 +85,6 @@ def _name(text: str) -> str:
 
 
 def address(text: str) -> tuple[str, int]:
-    """Host and port of a text such as 127.0.0.1:9300 or [::1]:9300."""
     found = ADDRESS.fullmatch(text)
     if found is None or int(found["port"]) > 65535:
         raise ValueError(f"{text!r} is not an address; write HOST:PORT, such as 127.0.0.1:9300")
@@ -105,11 +103,7 @@ def client_at(peer: object) -> str:
 
 
 def forwarded_for(peer: object, shown: Sequence[str], proxies: Sequence[str]) -> str:
-    """The client of a request that a trusted proxy may have passed on, as `client_at` writes it.
-
-    Every proxy appends the address it was asked from, so the list counts from its end: the last address that
-    is no proxy of ours. What stands before it anyone may have written.
-    """
+    """The last address that is no proxy of ours: what stands before it anyone may have written."""
     client = client_at(peer)
     if not proxies or not _trusted(peer[0] if isinstance(peer, tuple) and peer else "", proxies):
         return client
@@ -153,7 +147,6 @@ Network = Annotated[str, AfterValidator(lambda text: _network(text) and text)]
 MOST_CLASSES = 64
 MOST_BYTES = 1 << 24  # of a file
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
 
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
@@ -245,8 +238,6 @@ class Router(ConfigTable):
 
 
 class Match(ConfigTable):
-    """Which requests a class takes; all that is given must hold."""
-
     key: str | tuple[str, ...] = ()
     header: str | None = None  # the value of x-headgate-class
     model: str | tuple[str, ...] = ()
@@ -307,8 +298,6 @@ OPEN = Addresses(requests=20.0, inflight=128, queue=0.5)  # where everyone is le
 
 
 class Replicas(ConfigTable):
-    """Other routers before the same engines, with which slots and limits are shared."""
-
     store: str | None = None  # redis://HOST:PORT, rediss:// with TLS, or unix:///PATH
     name: Name = "headgate"  # of the fleet in the store
     password_env: str | None = None  # the environment variable with the store's password
@@ -375,8 +364,6 @@ class ScalingTable(ConfigTable):
 
 
 class GateConfig(ConfigTable):
-    """What a gate is told, whatever brings the requests: its router policy, the classes, their queues."""
-
     router: Router = Router()
     classes: tuple[Class, ...] = ()
     default: Class = Class(name="default")
@@ -433,7 +420,6 @@ class Config(GateConfig):
 
     @property
     def address_bounds(self) -> Addresses:
-        """Those of the file. An open service without any has bounds that one client hardly reaches."""
         front = self.front
         open = front.open and not front.key_file and front.host not in LOOPBACK
         return OPEN if open and self.addresses == Addresses() else self.addresses
@@ -489,7 +475,6 @@ def _distinct(what: str, names: list[str]) -> None:
 def read_config(
     path: str | Path | None, flags: dict[str, dict[str, Any]], engines: list[dict[str, Any]]
 ) -> Config:
-    """The file with the flags laid over it; `engines` are added to those of the file."""
     where, given = ("", dict[str, Any]()) if path is None else (f"{path}: ", parsed(path))
     for table, values in flags.items():
         known = given.setdefault(table, {})
@@ -513,7 +498,7 @@ def checked_as(model: type[Whole], given: dict[str, Any], where: str = "", writt
     try:
         return model.model_validate(given, context=written or None)
     except ValidationError as error:
-        faults = error.errors(include_url=False)
+        faults = [{**fault, "msg": plainly(fault)} for fault in error.errors(include_url=False)]
         raise InputError(where + first_fault(faults, partial(_fields, model))) from None
 
 
@@ -577,7 +562,6 @@ class Changes(NamedTuple):
 
 
 def changes(old: Config, new: Config) -> Changes:
-    """What is different. Refuses what a running process cannot change."""
     for name in FIXED:
         if getattr(old.front, name) != getattr(new.front, name):
             raise InputError(f"front.{name} cannot change while the router runs; restart it")
@@ -621,13 +605,9 @@ class Waits:
         self._limits = dict(limits)
 
     def served(self, kind: str, now: float) -> None:
-        rate = self._rates.get(kind)
-        if rate is None:
-            rate = self._rates[kind] = WindowRate(HALF_LIFE)
-        rate.update(now)
+        self._rates.setdefault(kind, WindowRate(HALF_LIFE)).update(now)
 
     def predicted(self, kind: str, ahead: int, now: float) -> float:
-        """Seconds until a request behind so many others of its class is sent."""
         rate = self._rates[kind].value(now) if kind in self._rates else 0.0
         if rate > 0:
             return ahead / rate

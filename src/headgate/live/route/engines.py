@@ -43,8 +43,6 @@ FOREIGN_WINDOW = 3  # scrapes whose least difference counts as others' load
 
 
 class EngineWatch:
-    """One task per engine. `changed` is called whenever an engine may be sent more or less than before."""
-
     def __init__(
         self,
         session: aiohttp.ClientSession,
@@ -74,8 +72,7 @@ class EngineWatch:
         self.tell(engine)
 
     def drop(self, engine: Upstream) -> None:
-        task = self._tasks.pop(engine.id, None)
-        if task is not None:
+        if (task := self._tasks.pop(engine.id, None)) is not None:
             task.cancel()
         self.engines.pop(engine.id, None)
 
@@ -96,7 +93,6 @@ class EngineWatch:
             self.tell(engine)
 
     async def _probe(self, engine: Upstream) -> None:
-        """Ask for its health, then for its load. An engine that does not answer is down after a few."""
         try:
             async with asyncio.timeout(self.health.timeout):
                 good = await self._get(engine, "/health") is not None
@@ -137,10 +133,7 @@ class EngineWatch:
                     log.warning("engine %d: %s rose to %d: KV was given up late", engine.id, name, value)
 
     def _learn_tokens(self, engine: Upstream) -> None:
-        """Tokens per event, from its counter of tokens over the events relayed since it was first seen.
-
-        Only while all its requests are ours; requests under way distort it little once there are many.
-        """
+        """Its counter over the events relayed; only while all its requests are ours."""
         generated, events = self._counted.setdefault(engine.id, (engine.load.generated, engine.events))
         passed = engine.events - events
         if engine.foreign or engine.peers or engine.load.generated < generated:
@@ -166,7 +159,6 @@ class EngineWatch:
 
 
 def outliers(engines: list[Upstream], health: Health, now: float) -> list[Upstream]:
-    """Engines whose first tokens take several times the median of all, slowest first, at most a share."""
     judged = [each for each in engines if each.samples >= ENOUGH and each.slots(now)]
     if len(judged) < 3:
         return []
@@ -251,11 +243,8 @@ class BreakerState(Enum):
 
 
 class Breaker:
-    """Opens after 5 failures in a row or 10 of the last 20, for 10 s, doubled to 120 s while probes fail.
-
-    Only what is the engine's own is a failure; the caller decides. An error that the engine answered may be
-    the request's, so it is a doubt at first, which raises suspicion and opens nothing. Time is given, not
-    read.
+    """Opens after 5 failures in a row or 10 of the last 20, for 10 s, doubled to 120 s while probes fail. An
+    error that the engine answered may be the request's: a doubt, which raises suspicion and opens nothing.
     """
 
     def __init__(self) -> None:
@@ -284,7 +273,6 @@ class Breaker:
 
     @property
     def suspected(self) -> bool:
-        """Whether requests that it answers with an error should be tried elsewhere, to see whose it is."""
         often = self._doubts >= SUSPECT or self._doubted.count(True) >= OFTEN
         return often or self.state is not BreakerState.CLOSED
 
@@ -293,7 +281,6 @@ class Breaker:
             self._probes += 1
 
     def gone(self) -> None:
-        """A request ended without telling anything of the engine, such as a client that hung up."""
         if self.state is BreakerState.HALF_OPEN:
             self._probes = max(0, self._probes - 1)
 
@@ -319,7 +306,6 @@ class Breaker:
                 self._recent.clear()
 
     def failed(self, now: float, may_open: bool = True, answered: bool = False) -> None:
-        """The engine could not be reached, reset the connection, was late, or fails where others serve."""
         self._row += 1
         self._recent.append(False)
         if not may_open:
@@ -408,15 +394,11 @@ class Upstream:
         return self.retired or self.draining or not self.healthy or self.ejected_until > now
 
     def slots(self, now: float) -> int:
-        """How many requests of ours it may have in all; 0 while it is down, drained or ejected."""
         if self._out(now):
             return 0
-        allowed = self.breaker.allows(now)
-        if allowed is not None:
+        if (allowed := self.breaker.allows(now)) is not None:
             return self.legs + allowed if allowed else 0
-        if self.busy:
-            return self.legs
-        return max(self.spec.slots - self.foreign, 0)
+        return self.legs if self.busy else max(self.spec.slots - self.foreign, 0)
 
     def took_first_token(self, seconds: float) -> None:
         self.samples += 1
@@ -424,7 +406,6 @@ class Upstream:
         self.first_token += (seconds - self.first_token) * weight
 
     def may_be_misread(self, now: float, span: float) -> bool:
-        """Whether an answer of the last `span` seconds may rest on KV that it did not hold any more."""
         return now - self.read_late <= span or any(now > late for late in self.reading)
 
     def eject(self, now: float, pause: float) -> None:
@@ -473,7 +454,6 @@ async def discover(config: Config) -> tuple[EngineAt, ...]:
 
 
 def from_file(discovery: Discovery) -> list[EngineAt]:
-    """The engines of a list of URLs, or of the [[engines]] tables of a TOML file."""
     path = discovery.file or ""
     if path.endswith(".toml"):
         given: Any = parsed(path).get("engines", [])

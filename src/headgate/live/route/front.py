@@ -41,7 +41,6 @@ from headgate.live.tasks import read_bounded, says
 if TYPE_CHECKING:
     from headgate.live.route.server import RouterApp
 
-
 log = logging.getLogger("headgate.route")
 HURRY = 1.0  # seconds to read an answer beyond the client's share
 OWN = frozenset(("/health", "/ping", "/version", "/v1/models"))
@@ -60,7 +59,6 @@ class Front:
         return self.requests.held
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer, whatever happens; a fault of ours is 500 and logged, without the request's content."""
         self.app.server.began(request.protocol)
         began = self.app.now()
         try:
@@ -119,8 +117,7 @@ class Front:
         shown = request.headers.get("Authorization")
         if shown is None and "x-api-key" in request.headers:  # Anthropic's clients
             shown = f"Bearer {request.headers['x-api-key']}"
-        key = keys.find(shown)
-        if key is None:
+        if (key := keys.find(shown)) is None:
             raise RefusedError(401, "key", "wrong or missing API key")
         return key
 
@@ -179,7 +176,6 @@ class Front:
         return forwarded_for(peer, request.headers.getall("X-Forwarded-For", []), proxies)
 
     def _queue_share(self, job: RoutedRequest, key: Key | None, origin: str) -> None:
-        """Of the queue of its class: what its key says, or that of an address where no tenant is known."""
         bounds = self.app.address_bounds
         if self.app.by_address:
             job.client = origin
@@ -253,7 +249,6 @@ class Front:
         )
 
     async def _read(self, request: web.BaseRequest, client: str) -> Body:
-        """The body within its limits; its bytes are counted until the request is gone."""
         front, length = self.app.config.front, self._announced(request, client)
         taken = length or 0
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
@@ -279,11 +274,9 @@ class Front:
         return whole if len(whole) > TURN else bytes(whole)
 
     def _announced(self, request: web.BaseRequest, client: str) -> int | None:
-        """The length of the body where its head says it; it is taken at once, before any byte has come."""
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise RefusedError(415, "encoding", "compressed request bodies are not accepted")
-        length = request.content_length
-        if length is not None:
+        if (length := request.content_length) is not None:
             self._take(client, length, 0, self.app.config.front.body_limit)
         return length
 
@@ -324,7 +317,6 @@ class Models:
         self._asking: asyncio.Task[list[dict[str, Any]]] | None = None
 
     async def listed(self) -> dict[str, Any]:
-        """OpenAI's list. Clients that ask at once are one question to the engines."""
         now = self.app.now()
         if self._list is not None and now - self._at < KEPT:
             return self._list
@@ -359,8 +351,6 @@ class Models:
 
 
 class Admin:
-    """Handlers of that address. It asks for no key; `only_own_page` keeps other pages of a browser away."""
-
     def __init__(self, app: RouterApp) -> None:
         self.app = app
         self.feed = Feed(app.view.history, lambda: app.view.snapshot(app.now()))
@@ -411,8 +401,7 @@ class Admin:
             return web.json_response({"error": str(error)}, status=400)
 
     def _set_draining(self, request: web.Request, draining: bool) -> web.Response:
-        upstream = self.app.upstreams.get(int(request.match_info["id"]))
-        if upstream is None:
+        if (upstream := self.app.upstreams.get(int(request.match_info["id"]))) is None:
             return web.json_response({"error": "there is no such engine"}, status=404)
         self.app.drain_engine(upstream, draining)
         return web.json_response(described(upstream, self.app))
@@ -457,7 +446,6 @@ def plan(app: RouterApp) -> dict[str, Any]:
 
 
 def measure(app: RouterApp) -> None:
-    """Set the gauges that are read rather than counted."""
     now, metrics = app.now(), app.metrics
     for upstream in app.upstreams.values():
         slots, load = upstream.slots(now), upstream.load

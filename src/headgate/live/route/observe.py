@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from headgate.core.errors import InputError
-from headgate.core.request import MOST_TENANTS, OTHER_TENANTS
+from headgate.live.engine.requests import told_apart
 from headgate.live.route.request import RefusedError
 
 FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -28,8 +28,6 @@ class Ended(NamedTuple):
 
 
 class RouterMetrics:
-    """One registry per router, so that several may live in one process."""
-
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = self._counter("requests", "Requests by class and how they ended", "class", "outcome")
@@ -41,17 +39,12 @@ class RouterMetrics:
         self.total = self._histogram("request_seconds", "Arrival to last byte", WHOLE)
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of ended requests", "class")
         self.output_tokens = self._counter("output_tokens", "Output tokens of ended requests", "class")
-        self.promises = self._counter(
-            "promises",
-            "Promises kept and broken from arrival here on, of streams",
-            "class", "promise", "kept",
-        )  # fmt: skip
-        self.tenant_tokens = self._counter(
-            "tenant_tokens", "Tokens of ended requests, by tenant", "tenant", "kind"
-        )
-        self.tenant_refused = self._counter(
-            "tenant_refused", "Requests the router answered itself, by tenant", "tenant", "reason"
-        )
+        told = "Promises kept and broken from arrival here on, of streams"
+        self.promises = self._counter("promises", told, "class", "promise", "kept")
+        told = "Tokens of ended requests, by tenant"
+        self.tenant_tokens = self._counter("tenant_tokens", told, "tenant", "kind")
+        told = "Requests the router answered itself, by tenant"
+        self.tenant_refused = self._counter("tenant_refused", told, "tenant", "reason")
         self._tenants: set[str] = set()
         self.unstreamed = self._counter("unstreamed", "Requests whose first token was assumed", "class")
         self.handovers = self._counter("kv_handovers", "Decodes sent with KV parameters")
@@ -83,15 +76,13 @@ class RouterMetrics:
 
     def ended(self, kind: str) -> Ended:
         """The metrics of requests of a class that have ended; looking labels up costs more than counting."""
-        ended = self._ended.get(kind)
-        if ended is None:
+        if (ended := self._ended.get(kind)) is None:
             metrics = (getattr(self, name).labels(kind) for name in Ended._fields)
             ended = self._ended[kind] = Ended(*metrics)
         return ended
 
     def request_ended(self, kind: str, outcome: str) -> None:
-        counter = self._outcomes.get((kind, outcome))
-        if counter is None:
+        if (counter := self._outcomes.get((kind, outcome))) is None:
             counter = self._outcomes[kind, outcome] = self.requests.labels(kind, outcome)
         counter.inc()
 
@@ -104,8 +95,7 @@ class RouterMetrics:
         self.tenant_tokens.labels(tenant, "output").inc(output)
 
     def set(self, name: str, value: float, /, **labels: str) -> None:
-        gauge = self.gauges.get(name)
-        if gauge is None:
+        if (gauge := self.gauges.get(name)) is None:
             gauge = self.gauges[name] = Gauge(f"headgate_{name}", name, list(labels), registry=self.registry)
         (gauge.labels(**labels) if labels else gauge).set(value)
 
@@ -117,15 +107,6 @@ class RouterMetrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"headgate_{name}", text, ["class"], buckets=buckets, registry=self.registry)
-
-
-def told_apart(tenant: str, known: set[str]) -> str:
-    """The label of a tenant; those beyond the first thousand share one."""
-    if tenant not in known:
-        if len(known) >= MOST_TENANTS:
-            return OTHER_TENANTS
-        known.add(tenant)
-    return tenant
 
 
 # -- access log and trace
@@ -141,7 +122,6 @@ def clean(text: str) -> str:
 
 
 def refusal_record(wall: float, seconds: float, path: str, id: str, refused: RefusedError) -> dict[str, Any]:
-    """The line of a request that was refused before it had a class: a wrong key, path or body."""
     return {
         "time": round(wall, 3),
         "id": clean(id),
@@ -157,10 +137,7 @@ def refusal_record(wall: float, seconds: float, path: str, id: str, refused: Ref
 
 
 class JsonLines:
-    """A file of JSON objects, one a line. A full disk stops the log, not the router.
-
-    Whole lines are written at once, so that several processes may append to one file.
-    """
+    """Whole lines are written at once: processes may share a file. A full disk stops only the log."""
 
     def __init__(self, path: str | None) -> None:
         self.lost = 0

@@ -1,20 +1,12 @@
 """Several routers before the same engines: slots and limits are leased through Redis or Valkey.
 
-Every router holds a lease of each engine's slots and decides within it, in memory. Ten times a second while
-it has requests it tells the store what it holds, runs and needs, and learns what it may have; one script does
-this for all engines and accounts. A lease grows only by slots that no other router holds. It shrinks before
-the store hears of it, by what others lack, and never below what runs, so the leases of an engine never exceed
-its slots. Slots that nobody needs are shared equally; where all are needed they go by need, one at least.
-Requests at once of a key are leased alike, and so is what is left of tokens and requests: each router
-that uses some has a part, and more where a request needs it and no other has it. What was spent is told as a
-sum, so an exchange whose answer is lost counts once. A request that would be refused, or counts on an account
-that was not compared for a second, waits for one exchange first.
-
-A router that the store has not heard of for a lease (5 s) is gone, and others take its slots. Its calls are
-closed with it, which makes vLLM abort them; what still runs there shows in the engine's metrics and is taken
-off its slots as `foreign`. Where the store is lost every router keeps its leases and its part of each bucket
-until the store is back; a router that is cut off alone shows as `foreign` to the others. A store that has
-forgotten everything grants nothing for 2 s, until all routers have told it what they hold.
+Every router decides within its leases, in memory. Ten times a second while it has requests it tells the store
+what it holds, runs and needs, and learns what it may have. A lease grows only by slots that no other router
+holds. It shrinks before the store hears of it, by what others lack, and never below what runs, so the leases
+of an engine never exceed its slots. What was spent of a bucket is told as a sum, so an exchange whose answer
+is lost counts once. A router that the store has not heard of for a lease (5 s) is gone; what still runs there
+is taken off its slots as `foreign`. Without the store every router keeps its leases; a store that has
+forgotten everything grants nothing for 2 s, until all have told it what they hold.
 """
 
 from __future__ import annotations
@@ -80,8 +72,6 @@ def _is_full(shared: Mapping[str, object], name: str) -> bool:
 
 
 class ReplicaStore:
-    """This router among its like. `app` asks for its bounds; requests ask before they are refused."""
-
     def __init__(self, settings: Replicas, app: RouterApp) -> None:
         try:
             import redis.asyncio as redis
@@ -141,8 +131,6 @@ class ReplicaStore:
                 await self._client.hdel(f"{self._prefix}:rows", self.id)
             await self._client.aclose()
 
-    # -- what the router asks
-
     def room(self, upstream: Upstream, most: int, prompts: int) -> tuple[int, int]:
         pool, held = self._pool(upstream), self.held(upstream)
         return min(most, held), max(1, round(prompts * held / pool)) if held < pool else prompts
@@ -150,10 +138,7 @@ class ReplicaStore:
     async def ready(
         self, uses: Iterable[tuple[str, TenantUse]], *buckets: Allowance | None, tokens: float = 1.0
     ) -> None:
-        """Before a request counts on these: exchange first where that may let it in, or it is not known.
-
-        Others may hold what it needs and use it no more; they tell within a tenth of a second.
-        """
+        """Others may hold what these need and use it no more: they tell within a tenth of a second."""
         counts = [use for _, use in uses]
         all_buckets = [(each, tokens) for each in buckets if each is not None]
         for use in counts:
@@ -197,8 +182,6 @@ class ReplicaStore:
         lacks = stale or (short > 0 and short <= bucket.elsewhere)
         bucket.wanted += tokens * lacks
         return lacks
-
-    # -- the exchange
 
     async def _run(self) -> None:
         while True:
@@ -265,7 +248,6 @@ class ReplicaStore:
         self._apply(engines)
 
     def _told_slots(self, engines: Sequence[Upstream]) -> list[list[Any]]:
-        """What this router holds of each engine, after it has given back what others lack."""
         app, now = self.app, self.app.now()
         pools = {each.url: self._pool(each) for each in engines}
         able = {each.url for each in engines if each.up(now)}
@@ -313,7 +295,6 @@ class ReplicaStore:
         return told
 
     def _apply(self, engines: Sequence[Upstream]) -> None:
-        """The gate, and the router's plan, keep to the leases."""
         app = self.app
         app.gate.set_rooms({each.id: app.room_of(each) for each in engines})
         held = sum(self._leases[each.url].held for each in engines)

@@ -32,15 +32,12 @@ for _byte, _kind in zip(b'"[{]}:,', (QUOTE, OPEN, OPEN, CLOSE, CLOSE, COLON, COM
 STEPS = np.array([0, 0, 1, -1, 0, 0], dtype=np.int8)  # what each kind adds to the depth
 WHOLE_ONLY = frozenset(("kv_transfer_params", "prompt_logprobs", "n", "best_of", "use_beam_search", "echo"))
 
-
 SPLITTABLE = ("/v1/completions", "/v1/chat/completions")
 
 
 class Api(NamedTuple):
     texts: tuple[str, ...]  # what prompts are made of, the main field first
-    limits: tuple[
-        str, ...
-    ] = ()  # of output tokens: the first that is given counts; none: it generates nothing
+    limits: tuple[str, ...] = ()  # of output tokens: the first given counts; none: it generates nothing
     either: bool = False  # of the texts only the first that is given counts
     streams: bool = False  # its streams end with [DONE] or with one of `ends`
     ends: frozenset[bytes] = frozenset()  # names of last events
@@ -77,9 +74,7 @@ APIS: dict[str, Api] = {
     "/v1/rerank": _SCORES,
     "/v2/rerank": _SCORES,
     "/rerank": _SCORES,
-    "/v1/score": Api(
-        ("queries", "documents", "items", "text_1", "text_2", "data_1", "data_2"),
-    ),
+    "/v1/score": Api(("queries", "documents", "items", "text_1", "text_2", "data_1", "data_2")),
     "/tokenize": Api(("prompt", "messages"), either=True),
     "/detokenize": Api(("tokens",)),
 }
@@ -145,7 +140,6 @@ class Turns:
         self._turn = asyncio.Lock()  # in the order of asking: a body of two steps is not behind one of 500
 
     async def finish(self, work: Steps[Result]) -> Result:
-        """What the work makes. What takes one step is done at once."""
         try:
             next(work)
             while True:
@@ -157,7 +151,6 @@ class Turns:
 
 
 def at_once(work: Steps[Result]) -> Result:
-    """The same in one turn."""
     while True:
         try:
             next(work)
@@ -166,12 +159,10 @@ def at_once(work: Steps[Result]) -> Result:
 
 
 def read_body(body: Body, path: str, allow_kv_params: bool = False) -> AskedRequest:
-    """Understand a JSON body once. Refuses what is no object, too deep or too broad, or repeats a field."""
     return at_once(reading(body, path, allow_kv_params))
 
 
 def reading(body: Body, path: str, allow_kv_params: bool = False) -> Steps[AskedRequest]:
-    """The same in turns."""
     fields = yield from fields_of(body)
     if not allow_kv_params:
         _check_handed(fields)
@@ -216,7 +207,7 @@ def telling(
     if api.form:
         return msgspec.structs.replace(asked, body=_with_part(asked.body, said)) if said else asked
     given = {"vllm_xargs": asked.extra, "custom_params": asked.custom}
-    extras = {name: _extra(raw, name) for name, raw in given.items() if _begins(raw) == b"{"}
+    extras = {name: _decoded(_TOP, raw, name) for name, raw in given.items() if _begins(raw) == b"{"}
     if not any(_is_ours(word, words) for extra in extras.values() for word in extra):
         if not said:
             return asked
@@ -232,7 +223,6 @@ def telling(
 
 
 def _is_ours(name: str, words: Mapping[str, str]) -> bool:
-    """Is it for the router to say? Class and tenant are where it has words for them."""
     return name in words or (name.startswith("headgate_") and name not in CLIENTS_OWN)
 
 
@@ -242,21 +232,17 @@ def with_field(body: Body, field: bytes) -> bytes:
     return b"".join((view[:end], comma, field, view[end:]))
 
 
-def _extra(raw: msgspec.Raw, name: str) -> Fields:
+def _decoded(decoder: msgspec.json.Decoder[Result], raw: Body | msgspec.Raw, name: str) -> Result:
     if len(memoryview(raw)) > EXTRA:
         raise RefusedError(400, "json", f"{name} is larger than {EXTRA} bytes")
     try:
-        return _TOP.decode(raw)
+        return decoder.decode(raw)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise RefusedError(400, "json", f"{name} is not a JSON object") from None
 
 
 def fields_of(body: Body) -> Steps[Fields]:
-    """The fields of the body itself, as they stand there; refuses what no engine should be asked to parse.
-
-    Of a body of one turn all is known to be JSON. Of a larger one the names of its fields and where they end,
-    if an engine's parser accepts it at all.
-    """
+    """Only in a body of one turn all is known to be JSON; of a larger one an engine's parser decides."""
     if len(body) > TURN:
         return (yield from _scan(body))
     try:
@@ -272,7 +258,6 @@ def fields_of(body: Body) -> Steps[Fields]:
 
 
 def _value(fields: Fields, name: str) -> Any:
-    """One field decoded; None for null or a missing one. A list or an object stays as it is."""
     raw = fields.get(name)
     if raw is None or _begins(raw) in (b"[", b"{"):
         return raw
@@ -291,21 +276,14 @@ def _begins(raw: msgspec.Raw) -> bytes:
 def _check_handed(fields: Fields) -> None:
     if HANDED.isdisjoint(fields):
         return
-    given = fields.get("vllm_xargs", b"null")
-    if len(memoryview(given)) > EXTRA:
-        raise RefusedError(400, "json", f"vllm_xargs is larger than {EXTRA} bytes")
-    try:
-        extra = _HANDED.decode(given)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise RefusedError(400, "json", "vllm_xargs is not a JSON object") from None
+    extra = _decoded(_HANDED, fields.get("vllm_xargs", b"null"), "vllm_xargs")
     for name in _Handed.__struct_fields__:
         if _value(fields, name) is not None or getattr(extra, name, None) is not None:
             raise RefusedError(400, "kv_params", f"{name} is not accepted from clients")
 
 
 def _field_class(fields: Fields) -> str | None:
-    given = fields.get("metadata")
-    if given is None:
+    if (given := fields.get("metadata")) is None:
         return None
     try:
         return _METADATA.decode(given).named if len(memoryview(given)) <= EXTRA else None
@@ -324,7 +302,6 @@ def _limit(fields: Fields, api: Api) -> int:
 
 
 def _splittable(fields: Fields) -> bool:
-    """Whether KV parameters describe this request fully: one prompt, one output, nothing about the prompt."""
     if not WHOLE_ONLY.isdisjoint(fields):  # are they there without effect?
         if "kv_transfer_params" in fields or _value(fields, "prompt_logprobs") is not None:
             return False
@@ -366,7 +343,9 @@ def _scan(body: Body) -> Steps[Fields]:
     ends = [quotes]
     fields = closed = 0
     while at < len(body):
-        part = _whole_escapes(body[at : at + TURN])
+        part = body[at : at + TURN]
+        if (len(part) - len(part.rstrip(b"\\"))) % 2 and len(part) > 1:
+            part = part[:-1]  # no half of an escape at its end
         structure = _structure(part)
         where = np.flatnonzero(structure)
         if len(where):
@@ -396,7 +375,6 @@ def _scan(body: Body) -> Steps[Fields]:
 
 
 def _structure(part: Body) -> Numbers:
-    """The kind of each byte. What is escaped is none; the part ends with no half of an escape."""
     if b"\0" in part:
         raise RefusedError(400, "json", NO_OBJECT)
     plain = part.replace(b"\\\\", b"__").replace(b'\\"', b"__").translate(KINDS)
@@ -418,12 +396,7 @@ def _check_number(fields: int) -> None:
         raise RefusedError(400, "fields", f"the body has more than {FIELDS} fields")
 
 
-def _whole_escapes(part: Body) -> Body:
-    return part[:-1] if (len(part) - len(part.rstrip(b"\\"))) % 2 and len(part) > 1 else part
-
-
 def _check_whole(body: Body, colons: Numbers, ends: Numbers, closed: int, text: int) -> None:
-    """A colon and an end in turn, and nothing after the last end."""
     in_turn = len(colons) == len(ends) and bool((colons < ends).all() and (ends[:-1] < colons[1:]).all())
     if closed != 1 or text or not (in_turn or (len(ends) == 1 and not len(colons))):
         raise RefusedError(400, "json", NO_OBJECT)
@@ -460,11 +433,7 @@ def _add(fields: Fields, view: memoryview, first: int, last: int, start: int, en
 
 
 def _check_duplicates(body: Body, fields: Fields) -> None:
-    """Refuse a field that stands twice, where parsers may disagree on which one counts.
-
-    Where every name that we read occurs once in all of the body none of them stands twice; else no field may.
-    Escapes outside of the values are in names.
-    """
+    """Parsers may disagree on which counts. Where every name we read occurs once none stands twice."""
     if b"\\" in body and body.count(b"\\") != sum(bytes(raw).count(b"\\") for raw in fields.values()):
         raise RefusedError(400, "duplicate", "field names must stand once and without escapes")
     for name in fields:
@@ -491,13 +460,8 @@ NO_FORM = "the body is not the form that its Content-Type says"
 
 
 def reading_form(body: Body, kind: str) -> Steps[AskedRequest]:
-    """Understand a form of audio. Only its parts' heads and a few fields are read, the file is stepped over.
-
-    Parsers differ in what they forgive. So nothing is forgiven: where another parser might see other parts,
-    the form is refused, and no field that this one does not see reaches an engine.
-    """
-    written = FORM.fullmatch(kind.strip())
-    if written is None:
+    """Parsers differ in what they forgive: nothing is, so no field unseen here reaches an engine."""
+    if (written := FORM.fullmatch(kind.strip())) is None:
         raise RefusedError(400, "form", "this path takes multipart/form-data with a boundary")
     line = b"--" + written[2].encode()
     if not body.startswith(line + b"\r\n"):
@@ -605,7 +569,6 @@ def content_of(asked: AskedRequest) -> Content:
 
 
 def _measured(asked: AskedRequest) -> tuple[bytes, int]:
-    """The beginning of the prompt in bytes, and the length of all of it in tokens of four bytes."""
     whole = memoryview(asked.text)
     if asked.prompt_tokens is None:  # without the bracket at the end
         return bytes(whole[: min(MOST_BYTES, len(whole) - 1)]), len(whole) // BYTES
@@ -652,7 +615,6 @@ class Estimates:
         _blend(self._first, kind, seconds)
 
     def first_token(self, kind: str) -> float:
-        """Seconds from sending a request to its first token, for answers that do not stream."""
         return self._first.get(kind, FIRST_TOKEN)
 
     def output(self, kind: str) -> float:
@@ -688,7 +650,6 @@ def to_engine(
     passes_key: bool,
     tenant_header: str = "",
 ) -> CIMultiDict[str]:
-    """The headers of an upstream call: the client's end-to-end ones, ours instead of what it may not say."""
     kept = _passed(headers, FROM_CLIENT, FROM_CLIENT_PREFIX)
     if tenant_header:
         kept.popall(tenant_header, None)
@@ -709,17 +670,15 @@ def to_client(headers: MultiMapping[str]) -> CIMultiDict[str]:
 
 
 def _passed(headers: MultiMapping[str], not_these: frozenset[str], nor: tuple[str, ...]) -> CIMultiDict[str]:
-    """All but these, those that begin so, and further hop-by-hop ones, which `Connection` names."""
     if "Connection" in headers:
         named = ",".join(headers.getall("Connection")).lower().split(",")
         not_these = not_these.union(name.strip() for name in named)
-    return CIMultiDict(
-        [
-            (name, value)
-            for name, value in headers.items()
-            if (low := name.lower()) not in not_these and not low.startswith(nor)
-        ]
-    )
+    passed = [
+        (name, value)
+        for name, value in headers.items()
+        if (low := name.lower()) not in not_these and not low.startswith(nor)
+    ]
+    return CIMultiDict(passed)
 
 
 def request_id(shown: str | None) -> str:
@@ -736,20 +695,14 @@ SHARE = 8  # times what is left: as much may one client hold
 
 
 class Shares:
-    """A bounded number of things, of which no client can take all.
-
-    A client may take more if it then holds no more than SHARE times what is left. So one alone gets eight
-    ninths of them, which a service behind a single proxy hardly notices, and others always find some: the
-    more clients there are that take what they can, the less each of them gets. `each` is a fixed bound.
-    """
+    """One client may hold SHARE times what is left: alone eight ninths. `each` is a fixed bound."""
 
     def __init__(self, most: int, each: int | None = None) -> None:
         self.most, self.each, self.held = most, each, 0
         self._of: dict[str, int] = {}  # by client, of those that hold something
 
     def take(self, client: str, many: int = 1) -> bool:
-        fits = self.fits(client, many)
-        if fits:
+        if fits := self.fits(client, many):
             self._hold(client, many)
         return fits
 
@@ -769,11 +722,8 @@ class Shares:
 
 
 class BodyBytes(Shares):
-    """Bytes of the bodies of requests, and of whole answers that clients have not read yet."""
-
     @contextmanager
     def answer(self, client: str, body: object) -> Iterator[bool]:
-        """An answer is never refused, but while it is there fewer requests fit; is it within the share?"""
         many = len(body) if isinstance(body, bytes) else 0
         fits = self.fits(client, many)
         self._hold(client, many)
@@ -792,7 +742,6 @@ TYPES = {
     503: "overloaded_error", 504: "timeout_error", 508: "server_error",
 }  # fmt: skip
 
-
 ANTHROPIC_TYPES = {
     401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 413: "request_too_large",
     429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
@@ -800,8 +749,6 @@ ANTHROPIC_TYPES = {
 
 
 class RefusedError(Exception):
-    """A request the router answers itself; `reason` is a short label for metrics."""
-
     def __init__(self, status: int, reason: str, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
@@ -835,11 +782,7 @@ def own_headers(tries: int, waited: float) -> dict[str, str]:
 
 
 def error_event(status: int, message: str, path: str = "", torn: bool = False, number: int = 0) -> bytes:
-    """The event that ends a broken stream; nothing follows it. Its shape is what clients of the path read.
-
-    OpenAI's client takes any event with an `error`, Anthropic's only one that is named so. A torn event is
-    closed first, so that this one is read by itself. `number` is that of the event, for /v1/responses.
-    """
+    """In the shape that clients of the path read. `number` is that of the event, for /v1/responses."""
     error: dict[str, object] = {"message": message, "type": "server_error", "param": None, "code": status}
     body: dict[str, object] = {"error": error}
     name = b"event: error\n"

@@ -1,7 +1,6 @@
 """Runs a router: SIGTERM and SIGINT drain, a second one exits, SIGHUP and a changed file reload; a demo.
 
-With `processes` a parent holds the listening sockets, one for each process (SO_REUSEPORT), and SIGUSR2
-replaces the processes one by one.
+With `processes` a parent holds listening sockets for each (SO_REUSEPORT); SIGUSR2 replaces them one by one.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from headgate.core.errors import InputError
 from headgate.live.emulate import Emulators, emulated
+from headgate.live.engine.reload import stamp
 from headgate.live.files import more_files
 from headgate.live.route.config import Config, address, checked
 from headgate.live.route.gate.policy import rests_on
@@ -111,21 +110,13 @@ async def _reload(app: RouterApp) -> None:
 
 
 async def _follow_file(path: str, reload: Callable[[], None]) -> None:
-    seen = _stamp(path)
+    seen = stamp(path)
     while True:
         await asyncio.sleep(LOOK_EVERY)
-        now = _stamp(path)
+        now = stamp(path)
         if now != seen and now is not None:
             seen = now
             reload()
-
-
-def _stamp(path: str) -> tuple[int, int] | None:
-    try:
-        found = Path(path).stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
 
 
 async def _first(*works: Coroutine[Any, Any, object]) -> None:
@@ -143,8 +134,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before a process that died is 
 
 
 class Handed:
-    """What a child has from its parent: listening sockets, and a channel whose end is the parent's."""
-
     def __init__(self, sockets: tuple[socket.socket, socket.socket], channel: socket.socket) -> None:
         self.sockets, self.channel = sockets, channel
 
@@ -160,7 +149,6 @@ class Handed:
         return cls((clients, operator), channel)
 
     async def ready(self, app: RouterApp, stop: asyncio.Event) -> None:
-        """Tell the parent that requests are served. It says when another process serves in place of this."""
         loop = asyncio.get_running_loop()
 
         def told() -> None:
@@ -199,7 +187,6 @@ class Parent:
         self._ending = asyncio.Event()
 
     async def run(self) -> int:
-        """Until a signal and the end of every child; the exit status."""
         loop = asyncio.get_running_loop()
         on_stop(self._end)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
@@ -227,7 +214,6 @@ class Parent:
             self._sockets.append((clients, _listening(operator, first + number if first else 0)))
 
     async def _start(self, number: int) -> int:
-        """A new process serves here and the one before it finishes; 0, or what the new one ended with."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         handed = [each.fileno() for each in (*self._sockets[number], theirs)]
@@ -255,7 +241,6 @@ class Parent:
         return 0
 
     async def _watch(self, number: int, child: Child) -> None:
-        """Until it has ended; one that was not told to is started again."""
         status = await child.process.wait()
         self._living.discard(child)
         child.channel.close()

@@ -41,8 +41,6 @@ LAST_WORDS = 2.0  # seconds at the end: for clients to read their error, and for
 
 
 class RouterApp:
-    """One router in one event loop. `start` listens; `drain` and `stop` end it."""
-
     def __init__(
         self,
         config: Config,
@@ -167,13 +165,11 @@ class RouterApp:
         self.watch.tell(upstream)
 
     def _set_engines(self, specs: tuple[EngineAt, ...]) -> None:
-        """Engines are matched by URL: new ones are added, absent ones drained, others changed."""
         for spec in specs:
             engine_key(spec)  # all of them, before anything changes
         absent = {upstream.url: upstream for upstream in self.upstreams.values() if not upstream.retired}
         for spec in specs:
-            known = absent.pop(spec.url, None)
-            if known is None:
+            if (known := absent.pop(spec.url, None)) is None:
                 app_log.warning("engine %s is added", spec.url)
                 self.watch.add(self._add(spec))
             elif known.spec != spec:
@@ -201,8 +197,7 @@ class RouterApp:
         return {PREFILL: first, DECODE: len(roles) - first} if first else {ANY: len(roles)}
 
     def _make_scaling(self, config: Config) -> PoolScaling | None:
-        table = config.scaling
-        if table is None:
+        if (table := config.scaling) is None:
             return None
         card = table.card or config.router.card
         assert card is not None  # the configuration was checked
@@ -210,7 +205,6 @@ class RouterApp:
         return PoolScaling(rule, card, config.fewest_slots, table.budget, table.model, self._pools())
 
     def _set_pools(self) -> None:
-        """Engines may have got other roles."""
         if self.scaling is not None and self.scaling.pools.keys() != self._pools().keys():
             self.scaling = self._make_scaling(self.config)
 
@@ -263,7 +257,6 @@ class RouterApp:
         self.metrics.reloads.labels("done").inc()
 
     async def _follow(self) -> None:
-        """Engines of [discovery] come and go by themselves."""
         while True:
             await asyncio.sleep(self.config.discovery.every)
             if self.config.discovery.file or self.config.discovery.dns:
@@ -357,7 +350,6 @@ class RouterApp:
             self.trace.write(job.trace_record(now, self.origin, self.config.router.name, mean))
 
     def wrote_refusal(self, request: web.BaseRequest, refused: RefusedError, began: float) -> None:
-        """The same for one that was refused before it had a class."""
         id = request_id(request.headers.get("x-request-id"))
         self.view.refused(id, refused)
         if self.access_log.wanted:
@@ -367,7 +359,6 @@ class RouterApp:
     # -- the end
 
     async def drain(self) -> bool:
-        """Refuse new requests after a delay, wait for the others. True if all of them ended by themselves."""
         front = self.config.front
         self.draining = True
         await asyncio.sleep(front.drain_delay)
@@ -380,11 +371,7 @@ class RouterApp:
         return clean
 
     async def finish(self) -> None:
-        """Another process has the listening sockets: serve what comes on the connections that are left.
-
-        Answers tell clients to close theirs, and idle ones end when their time is over, so no request meets a
-        connection that was closed for this.
-        """
+        """Answers tell clients to close their connections, so no request meets one closed for this."""
         self.replaced = self.legs.closing = True
         for runner in self._runners:
             for site in runner.sites:
@@ -430,10 +417,7 @@ BUFFER = 1 << 16
 
 
 class GuardedServer(web.Server):
-    """Closes connections whose first request head does not come in time, and those beyond a limit.
-
-    A connection is counted from the moment it is accepted, its TLS handshake included.
-    """
+    """Connections count from their acceptance on, TLS handshake included."""
 
     def __init__(self, handler: Handler, front: FrontSettings, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(
@@ -502,24 +486,18 @@ class GuardedServer(web.Server):
         await super().shutdown(timeout)
 
     def began(self, handler: RequestHandler) -> None:
-        guard = self._guards.pop(handler, None)
-        if guard is not None:
+        if (guard := self._guards.pop(handler, None)) is not None:
             guard.cancel()
 
     def client(self, handler: RequestHandler) -> str:
-        """Whose connection it is; "" of one that is lost already."""
         return self._clients.get(handler, "")
 
     def _gone(self, handler: RequestHandler) -> None:
-        client = self._clients.pop(handler, None)
-        if client is not None:
+        if (client := self._clients.pop(handler, None)) is not None:
             self.open.give_back(client)
 
     def cut_hung_up(self) -> None:
-        """End connections whose clients hung up behind what is not read yet, such as pipelined requests.
-
-        Nothing more is read from them while requests wait, so their end is asked for. Linux tells it.
-        """
+        """Behind pipelined requests nothing is read, so Linux is asked for their end."""
         if not hasattr(select, "POLLRDHUP"):
             return
         gone = select.poll()
@@ -541,11 +519,7 @@ class GuardedServer(web.Server):
 
 
 class _Accepted(asyncio.Protocol):
-    """Takes a connection away from the loop before its TLS handshake.
-
-    A server of asyncio with TLS tells nothing of a connection until its handshake is done, and nothing at all
-    of one whose handshake fails.
-    """
+    """asyncio tells of a connection only when its TLS handshake is done: it is taken before."""
 
     def __init__(self, server: GuardedServer) -> None:
         self._server = server

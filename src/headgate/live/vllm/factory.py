@@ -22,8 +22,6 @@ from headgate.live.vllm.settings import read_settings
 
 
 class Watched:
-    """The end of the engine is the end of those that watch it."""
-
     _headgate_plug_in: PlugIn | None = None
 
     def shutdown(self) -> None:
@@ -33,15 +31,14 @@ class Watched:
 
 
 class SyncHeadgate(Watched, Headgate, Scheduler):
-    """For engines that know the tokens of a step before they compose the next."""
+    pass
 
 
 class AsyncHeadgate(Watched, Headgate, AsyncScheduler):
-    """For engines that compose the next step while one runs."""
+    pass
 
 
 def make_scheduler(given: dict[str, Any]) -> Any:
-    """The scheduler, or one line that says why not."""
     config = given["vllm_config"]
     try:
         settings = read_settings(config.additional_config)
@@ -63,9 +60,7 @@ def make_scheduler(given: dict[str, Any]) -> Any:
 
 
 def _refuse(settings: Settings, config: Any) -> None:
-    """What we cannot serve: releases that are too old or whose seams do not hold, and models that have no
-    prefill and decode.
-    """
+    """Releases that are too old or whose seams do not hold, and models without prefill and decode."""
     release = version()
     problem, doubt = refusal(release, faults()), untested(release)
     if problem and not settings.force:

@@ -31,10 +31,7 @@ ENDS = {
 
 
 class Hooks(Guard):
-    """Around vLLM's two functions of a step, and guards for the others.
-
-    No part of vLLM's scheduler, so that it can be compiled: its attributes are found without a look-up.
-    """
+    """No part of vLLM's scheduler, so that it can be compiled: its attributes are found without a look-up."""
 
     def __init__(
         self,
@@ -46,8 +43,7 @@ class Hooks(Guard):
         update: Callable[..., Any],
     ) -> None:
         super().__init__(live, VLLM.title, knobs.restore)
-        self._scheduler = scheduler
-        self._books, self._knobs = books, knobs
+        self._scheduler, self._books, self._knobs = scheduler, books, knobs
         self._schedule, self._update = schedule, update  # vLLM's own
         # Steps between two with prompts, by vLLM's own gate; from 0.33 on.
         self._interval: int = getattr(scheduler, "local_prefill_interval", 1)

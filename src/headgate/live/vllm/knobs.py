@@ -27,10 +27,7 @@ class Knobs:
     """
 
     def __init__(self, scheduler: Any, live: Live, books: RequestMap, renew: Callable[[], Any]) -> None:
-        self._scheduler = scheduler
-        self._live = live
-        self._ledger = live.ledger
-        self._books = books
+        self._scheduler, self._live, self._ledger, self._books = scheduler, live, live.ledger, books
         self._renew = renew
         self._groups: int = scheduler._headgate_groups
         self._block: int = scheduler.block_size
@@ -61,10 +58,7 @@ class Knobs:
         self._blocks_each = -(-(width + ahead) // self._block) * self._groups
 
     def prepare(self, throttled: bool) -> list[Request]:
-        """Ask for the plan and turn the knobs; the waiting requests that vLLM can see.
-
-        `throttled`: a data-parallel engine wants decodes only, as long as prompts do not pile up.
-        """
+        """The waiting requests that vLLM can see. `throttled`: a data-parallel engine wants decodes only."""
         scheduler, live, ledger = self._scheduler, self._live, self._ledger
         self._books.tidy()
         idle: int = scheduler.num_waiting_for_streaming_input  # sessions
@@ -95,7 +89,6 @@ class Knobs:
             live.lease.ended = True
 
     def turn(self, plan: Plan) -> list[Request]:
-        """Set them for the step that vLLM composes next; the waiting requests that it can see."""
         ledger = self._ledger
         alone = not plan.prefill or plan is self._spent
         if alone and plan.decode is ALL and not ledger.prefilling and ledger.decoding:
@@ -194,7 +187,6 @@ class Knobs:
         self._scheduler.running.sort(key=lambda request: rank.get(request, len(rank)))
 
     def _hold(self, plan: Plan, halfway: list[Entry]) -> None:
-        """Requests that run and are not in the plan sit this step out."""
         ledger, requests = self._ledger, self._requests
         decode, until = plan.decode, self._scheduler.current_step + 2
         if decode is NONE:
@@ -229,7 +221,6 @@ class Knobs:
             scheduler.max_num_scheduled_tokens = int(budget)
 
     def _decodes(self, plan: Plan) -> int:
-        """How many it runs, as far as they still need tokens."""
         decode, ledger = plan.decode, self._ledger
         if decode is NONE:
             return 0
@@ -248,10 +239,7 @@ class Knobs:
         return sum([_tokens_due(requests[id]) for id in ids])
 
     def _with_room_for_adapters(self, visible: list[Request]) -> list[Request]:
-        """Leave out those that would bring more LoRA adapters among the running than vLLM can keep.
-
-        vLLM counts those of one step only; held decodes would trip its own check in the next.
-        """
+        """LoRA adapters count in vLLM for one step; held decodes would trip its check in the next."""
         most = self._scheduler.lora_config.max_loras
         running = self._scheduler.running
         adapters = {request.lora_request.lora_int_id for request in running if request.lora_request}

@@ -25,7 +25,6 @@ class Headgate:
     """
 
     def _headgate_begin(self: Any, duties: Duties) -> None:
-        """Called once, when vLLM's own constructor has run."""
         self._headgate_groups = max(1, len(self.kv_cache_config.kv_cache_groups))
         self._headgate_blocks = self.cache_config.num_gpu_blocks - 1  # one block is never used
         slots = self._headgate_slots()
@@ -53,8 +52,6 @@ class Headgate:
     def _headgate_broken(self: Any) -> bool:
         return bool(self._headgate_hooks.broken)
 
-    # -- what vLLM calls
-
     def add_request(self: Any, request: Request) -> None:
         known = request.request_id in self.requests
         super().add_request(request)  # type: ignore[misc]
@@ -76,8 +73,6 @@ class Headgate:
         if not finished:
             self._headgate_hooks.guarded(self._headgate_books.stopped, request, tokens)
         return finished
-
-    # -- our part
 
     def _headgate_evict(self: Any, entry: Entry) -> None:
         """The plan drops its KV: vLLM preempts it, and `_preempt_request` tells the books."""

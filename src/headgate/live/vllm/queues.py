@@ -30,8 +30,7 @@ class GatedQueue(RequestQueue):
     """
 
     def __init__(self, inner: RequestQueue, gate: QueueGate) -> None:
-        self._inner = inner
-        self._gate = gate
+        self._inner, self._gate = inner, gate
         self.members: set[Request] = set(inner)
         self.visible: deque[Request] | None = None  # None: all; while shut, those the plan names
         self.taken: dict[Request, None] = {}  # since it was shut, in the order they were taken
@@ -58,9 +57,7 @@ class GatedQueue(RequestQueue):
             gone.discard(inner.pop_request())
 
     def put_back(self, queued: set[Request]) -> list[Request]:
-        """Those taken since the gate was shut are where they were, unless they are `queued` elsewhere by now;
-        all can be seen again.
-        """
+        """Where they were, unless `queued` elsewhere by now; all can be seen again."""
         back = [request for request in self.taken if request not in queued]
         for request in back:
             del self.taken[request]
@@ -68,13 +65,9 @@ class GatedQueue(RequestQueue):
         self.open()
         return back
 
-    # -- what vLLM calls
-
     def peek_request(self) -> Request:
         self._refuse_if_shut()
-        if self.visible is None:
-            return self._inner.peek_request()
-        return self.visible[0]
+        return self._inner.peek_request() if self.visible is None else self.visible[0]
 
     def pop_request(self) -> Request:
         self._refuse_if_shut()
@@ -88,7 +81,6 @@ class GatedQueue(RequestQueue):
         return request
 
     def add_request(self, request: Request) -> None:
-        """It joins; while shut it cannot be seen."""
         self._settle(request)
         self.members.add(request)
         self._inner.add_request(request)
@@ -99,7 +91,6 @@ class GatedQueue(RequestQueue):
         self._inner.prepend_request(request)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
-        """They join in front, in the order vLLM's own queue gives them."""
         back = list(requests)
         self._settle(*back)
         self.members.update(back)
@@ -123,7 +114,6 @@ class GatedQueue(RequestQueue):
             raise IndexError("no request can be seen in this step")
 
     def _settle(self, *back: Request) -> None:
-        """Some that were taken come back: make good the walk we had saved."""
         again = {request for request in back if request in self.taken or request in self._gone}
         if not again:
             return

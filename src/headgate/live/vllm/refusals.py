@@ -15,10 +15,7 @@ RETRY_AFTER = "1"  # seconds
 
 
 def tell_refused(requests: Sequence[Any], outputs: dict[int, Any]) -> None:
-    """Add an answer for each request to the outputs of a step, by the front end it came from.
-
-    It holds one token, because a stream drops answers without any; the client never sees it.
-    """
+    """By front end. An answer holds one token, which no client sees: a stream drops answers without any."""
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
     for request in requests:
@@ -47,7 +44,6 @@ class Refusals:
         self._status = status or 503
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """One request."""
         if scope["type"] != "http" or scope.get("method") != "POST":
             await self._app(scope, receive, send)
             return
@@ -102,7 +98,6 @@ class Warming:
         self._app, self._file = app, os.environ.get(WARM_FILE)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """One request."""
         if self._file is None or scope["type"] != "http" or scope.get("path") != "/health":
             await self._app(scope, receive, send)
         elif os.path.exists(self._file):

@@ -33,9 +33,7 @@ class RequestMap:
         self.requests: dict[int, Request] = {}  # by our number
         self.holding: dict[int, Request] = {}  # they wait, and hold KV: a session's next input, a remote load
         self.wall: Callable[[], float] = time.time  # the clock that stamps arrivals in the front end
-        self._scheduler = scheduler
-        self._live = live
-        self._promises = promises
+        self._scheduler, self._live, self._promises = scheduler, live, promises
         self._unready: dict[str, Request] = {}  # blocked, or between two inputs of a session
         self._aside: dict[str, Request] = {}  # no room for its adapter
         self.turned_away: list[Request] = []  # their clients are told with the next tokens
@@ -53,17 +51,13 @@ class RequestMap:
         self._groups: int = scheduler._headgate_groups
         self._promote = next(getattr(scheduler, name) for name in PROMOTE if hasattr(scheduler, name))
 
-    # -- comings and goings
-
     def arrive(self, request: Request) -> None:
-        """A request, or the next input of a session: the policy hears of it as soon as it can run."""
         if self._scheduler._is_blocked_waiting_status(request.status):
             self._unready[request.request_id] = request
         else:
             self._join(request)
 
     def _join(self, request: Request) -> None:
-        """It can run: a new entry, or the one that was away."""
         live, entry = self._live, self.entries.get(request.request_id)
         known = entry
         if entry is None:
@@ -99,7 +93,6 @@ class RequestMap:
         return entry
 
     def tidy(self) -> None:
-        """Before a plan: those that could not run may be able to now, and the queue is in vLLM's order."""
         if self._unready:
             blocked = self._scheduler._is_blocked_waiting_status
             for name, request in list(self._unready.items()):
@@ -121,7 +114,6 @@ class RequestMap:
         self._look_at_head()
 
     def _look_at_head(self) -> None:
-        """The next in turn sees what is in the cache now."""
         live, ledger = self._live, self._live.ledger
         if not live.lease.ended:
             if not self._look_again and self._lookup.found_nothing:
@@ -138,7 +130,6 @@ class RequestMap:
         self._lookup.look(entry, self.requests[entry.id])
 
     def set_aside(self, requests: list[Request]) -> None:
-        """There is no room for their adapters: the policy is not to wait for them."""
         for request in requests:
             self._away(request)
             self._aside[request.request_id] = request
@@ -189,15 +180,11 @@ class RequestMap:
             waiting.move_to_end(id)
         self._in_order = True
 
-    # -- steps
-
     def free_blocks(self) -> int:
-        """Of KV. Where vLLM's counter is where it has always been, its function need not be called."""
         free: int = self._pool.get_num_free_blocks() if self._free is None else self._free.num_free_blocks
         return free
 
     def ran(self, output: Any, seen: list[Request]) -> None:
-        """Read from vLLM's answer what the step holds; `seen` are the waiting ones it could look at."""
         live, ledger, scheduled = self._live, self._live.ledger, output.num_scheduled_tokens
         new, resumed = output.scheduled_new_reqs, output.scheduled_cached_reqs.resumed_req_ids
         if new or resumed:
@@ -254,7 +241,6 @@ class RequestMap:
             self._live.admitted(entry, cached)
 
     def done(self, output: Any) -> StepInFlight | None:
-        """The tokens of that step are known. None: it was empty."""
         for flight in self._live.flights:
             if flight.output is output:
                 held = self._blocks - self.free_blocks()
@@ -305,8 +291,6 @@ class RequestMap:
 
 
 class HeadHit(NamedTuple):
-    """What the prefix cache had of the next request in turn, and what would change it."""
-
     request: Request
     tokens: int  # of the request
     hit: int
@@ -342,9 +326,7 @@ class Lookup:
         return head is not None and not head.blocks
 
     def look_at_head(self, entry: Entry, request: Request) -> bool:
-        """As `look`, of the request that is asked for at every step: as long as its first missing block stays
-        away, only the blocks that were found can have changed.
-        """
+        """While its first missing block stays away, only the blocks that were found can have changed."""
         coordinator, head = self._coordinator, self._head
         if coordinator is None or request.num_computed_tokens:
             return False
@@ -370,9 +352,7 @@ class Lookup:
         return entry.expect(hit, loose, self._siblings.held(entry.id) * self._block)
 
     def look(self, entry: Entry, request: Request) -> bool:
-        """Note what there is of it now, or will be when those that run have done their prompts; True: another
-        number of tokens than before.
-        """
+        """What is there now, or will be after those that run; True: another number than before."""
         if self._coordinator is None or request.num_computed_tokens or _never_reads(request):
             return False
         hit, loose = self._look(request, remember=False)
@@ -391,7 +371,6 @@ class Lookup:
             entry.expect(hit, loose, shared, arrives=True)
 
     def admitted(self, entry: Entry) -> None:
-        """It has a slot: what it has in common with others will be in the cache."""
         self._siblings.admit(entry.id)
 
     def evicted(self, entry: Entry) -> None:
@@ -402,7 +381,6 @@ class Lookup:
         self._siblings.drop(entry.id)
 
     def _look(self, request: Request, remember: bool) -> tuple[int, int]:
-        """Tokens that are in the cache, and those of them in blocks that no request holds."""
         hit = loose = 0
         if self._pool is None or self._has_first(request):
             groups, hit, *_ = self._coordinator.find_longest_cache_hit(
@@ -419,7 +397,6 @@ class Lookup:
         return hit, loose
 
     def _has_first(self, request: Request) -> bool:
-        """Is its first block in the cache? Without it no other counts."""
         if request.num_tokens <= self._block:
             return False
         return bool(self._pool.get_cached_block(request.block_hashes[0], GROUP))
@@ -435,7 +412,6 @@ class Lookup:
 
 
 def _never_reads(request: Request) -> bool:
-    """Does it compute all its prompt, for logprobs of it?"""
     return bool(getattr(request, "skip_reading_prefix_cache", False))
 
 

@@ -86,10 +86,8 @@ OUTPUT = {
 
 
 def installed() -> str | None:
-    """Its version, without importing it, which takes up to a minute: "unknown" where it does not say,
-    None where there is none.
-
-    The file in the package goes first: CPU builds come under another name than vllm.
+    """Not by import, which takes up to a minute. "unknown" where it does not say, None where there is none.
+    The file in the package goes first: CPU builds come under another name.
     """
     spec = find_spec("vllm")
     if spec is None or spec.origin is None or not spec.submodule_search_locations:
@@ -106,34 +104,29 @@ def installed() -> str | None:
 
 
 def release_numbers(text: str) -> tuple[int, ...]:
-    """0.32.0+cpu as (0, 32, 0); nothing where there are none."""
     numbers = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(map(int, numbers[0].split("."))) if numbers else ()
 
 
 def version() -> tuple[int, ...]:
-    """Of the installed vLLM: (0, 32, 0)."""
     text: str = import_module("vllm.version").__version__
     numbers = text.replace("+", ".").split(".")[:3]
     return tuple(int("".join(filter(str.isdigit, number)) or 0) for number in numbers)
 
 
 def unsupported(release: tuple[int, ...]) -> str | None:
-    """Why this release is refused by its number, in one line; None when its seams decide."""
     if release[:2] >= OLDEST or not any(release):
         return None
     return f"vLLM {_shown(release)} is older than those headgate knows ({TESTED}); {REMEDY}"
 
 
 def untested(release: tuple[int, ...]) -> str | None:
-    """What to know of a release that is newer than those we know, or does not say its number; else None."""
     if any(release) and release[:2] <= NEWEST:
         return None
     return f"vLLM {_shown(release)} was not tested with this headgate ({TESTED} were)"
 
 
 def refusal(release: tuple[int, ...], changes: list[str]) -> str | None:
-    """Why vLLM cannot be used, in one line that names the seams and the remedy; None when it can."""
     if changes:
         return f"vLLM {_shown(release)} has changed what headgate relies on: {'; '.join(changes)}; {REMEDY}"
     return unsupported(release)
@@ -144,19 +137,13 @@ def _shown(release: tuple[int, ...]) -> str:
 
 
 def engine_number(parallel: Any) -> int:
-    """Which of several data-parallel engines this is.
-
-    vLLM resets `data_parallel_rank` to 0 in engines of models without experts; `data_parallel_index` stays.
-    """
+    """`data_parallel_rank` is reset to 0 in models without experts; `data_parallel_index` stays."""
     number = getattr(parallel, "data_parallel_index", None)
     return int(parallel.data_parallel_rank if number is None else number)
 
 
 def lockstep(config: Any) -> int:
-    """How many data-parallel ranks begin each step together: all, where experts are spread over them.
-
-    Idle ranks run dummy batches with them, and batches are padded alike. Ranks of other models are alone.
-    """
+    """All data-parallel ranks where experts are spread over them: idle ones run dummy batches."""
     ranks = int(getattr(config.parallel_config, "data_parallel_size", 1) or 1)
     experts = getattr(config.parallel_config, "is_moe_model", None)
     if experts is None:
@@ -165,7 +152,6 @@ def lockstep(config: Any) -> int:
 
 
 def _source(kind: Any) -> str:
-    """Its text; "" where it has none, so that every name we look for in it is missing."""
     try:
         return inspect.getsource(kind)
     except (OSError, TypeError):
@@ -173,7 +159,6 @@ def _source(kind: Any) -> str:
 
 
 def faults() -> list[str]:
-    """Every name we rely on that the installed vLLM lacks; empty when all is well."""
     try:
         modules = {name: import_module(path) for name, path in MODULES.items()}
     except ImportError as error:

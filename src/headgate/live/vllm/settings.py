@@ -19,10 +19,8 @@ class VllmSettings(Settings):
 
 
 def read_settings(additional_config: object = None, file: str | None = None) -> Settings:
-    """What `--additional-config` says, over what the file says, over the defaults."""
     return neutral.read_settings(file, own_table(additional_config), ADDITIONAL_CONFIG)
 
 
 def own_table(additional_config: object) -> object:
-    """Our part of what the flag says; None where it says nothing of us."""
     return additional_config.get(KEY) if isinstance(additional_config, Mapping) else None

@@ -48,11 +48,9 @@ class Balance(RoutePolicy):
         self._lines = Assigned(range(engines))
 
     def choose(self, request: Request) -> int:
-        """The engine that shall serve it."""
         raise NotImplementedError
 
     def weigh(self, request: Request) -> int:
-        """How much it adds to the load of its engine."""
         return 1
 
     def arrived(self, request: Request, now: float) -> None:
@@ -78,7 +76,6 @@ class Balance(RoutePolicy):
             self._lines.touch(engine)
 
     def passed_over(self, request: Request, now: float) -> None:
-        """It is the first again of those that wait for its engine."""
         self._lines.give(request, self._weights[request.id][0], first=True)
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:
@@ -95,12 +92,10 @@ class Balance(RoutePolicy):
             self._lines.touch(engine)
 
     def route(self, fleet: Fleet) -> Routing:
-        """A request whose engine has room, in the order of assignment."""
         sent = self._lines.next(fleet)
         return STAY if sent is None else one_move(*sent, WHOLE)
 
     def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
-        """Requests on an engine weigh there; waiting ones are given to one."""
         self._look(fleet)
         for id, place in fleet.places.items():
             if id not in fleet.handoff:
@@ -256,7 +251,6 @@ CLOSED: Final = 1 << 100  # a key above all others
 
 
 def one_move(id: int, engine: int, stage: Stage) -> Routing:
-    """The answer that moves this request."""
     return quick(Routing, ((quick(Move, (id, engine, stage)),), (), inf, ()))
 
 
@@ -304,7 +298,6 @@ class Assigned:
         return freed
 
     def next(self, fleet: Fleet) -> tuple[int, int] | None:
-        """A request whose engine has room, and that engine; None: there is none now."""
         while self._touched:
             engine = self._touched[-1]
             line = self._lines[engine]
@@ -363,7 +356,6 @@ class Loads:
         return engine
 
     def _set(self, engine: int) -> None:
-        """Its key has changed, and so may the minima above it."""
         tree, place = self._tree, self._size + engine
         tree[place] = (self.load[engine] << CHOICES) + self._chosen[engine]
         while place > 1:

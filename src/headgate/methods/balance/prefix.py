@@ -38,11 +38,9 @@ class KnowsPrefixes(Balance):
         self._fleet: Fleet | None = None
 
     def cost(self, request: Request, engine: int, cached: int) -> float:
-        """Of sending it there, where so many tokens of its prompt are cached."""
         raise NotImplementedError
 
     def work(self, request: Request, cached: int) -> float:
-        """What there is to compute of its prompt."""
         return float(request.prompt - cached)
 
     def choose(self, request: Request) -> int:
@@ -53,7 +51,6 @@ class KnowsPrefixes(Balance):
         return best[int(self.draw() * len(best))]
 
     def cached(self, request: Request, pieces: Pieces | None, engine: int) -> int:
-        """Tokens of its prompt that the engine has, or probably has."""
         if pieces is None:
             return 0
         if self.exact and self._fleet is not None:
@@ -65,7 +62,6 @@ class KnowsPrefixes(Balance):
         return index.cached(pieces, tokens, self.now) * request.prompt // max(1, tokens)
 
     def arrived(self, request: Request, now: float) -> None:
-        """It is given to an engine when the router is asked next, which is at once."""
         self.now = now
         self._new[request.id] = request, False
 
@@ -230,7 +226,6 @@ class Overlap(KnowsPrefixes):
         self.weight = weight
 
     def cost(self, request: Request, engine: int, cached: int) -> float:
-        """In blocks."""
         backlog = self._backlog(engine)
         prefill = backlog.waits + self.work(request, cached)
         return (self.weight * prefill + backlog.context + request.prompt) / self.sharing.block
@@ -310,7 +305,6 @@ class Backlog:
         self.waits += work
 
     def done(self, id: int, now: float) -> None:
-        """The prompt waits no more, if it did; the next one begins."""
         self.waits -= self.prompts.pop(id, 0.0)
         self.since = now
         if not self.prompts:

@@ -13,8 +13,6 @@ from headgate.kv.prefix import Pieces, PrefixBlocks
 
 
 class Sharing(NamedTuple):
-    """What a router needs to know of prefixes, and of the engines that keep them."""
-
     content: Callable[[Request], Pieces | None]  # None: nothing is known of it
     cost: StepCost | None  # None: every token costs the same
     kv_tokens: int  # of one engine

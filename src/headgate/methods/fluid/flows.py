@@ -18,25 +18,16 @@ CHARGES = (BUNDLED, SEPARATE)
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One class of requests."""
-
     name: str
     prompt: float  # P, mean tokens
     output: float  # D, mean tokens
     rate: float  # λ, arrivals per second and engine
     impatience: float = 0.0  # θ, 1 / mean patience of waiting requests; 0: none gives up
-    decode_impatience: float | None = None  # θ of requests that wait for a decode slot; None: the same
     cached: float = 0.0  # of P, mean tokens that engines find in their prefix caches; they are paid for
 
     @property
     def computed(self) -> float:
-        """Mean prompt tokens that are work."""
         return self.prompt - self.cached
-
-    @property
-    def gives_up(self) -> float:
-        """How fast a request that waits for a decode slot gives up."""
-        return self.impatience if self.decode_impatience is None else self.decode_impatience
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +64,6 @@ class EnginePace:
 
     @property
     def displaced(self) -> float:
-        """Decode tokens per second that one engine loses while it prefills."""
         return self.slots * self.solo_speed - (self.slots - 1) / self.mixed_step
 
     def prefill_seconds(self, flow: Flow) -> float:
@@ -91,8 +81,6 @@ class EnginePace:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrices:
-    """What a token brings."""
-
     prompt: float  # c_p
     output: float  # c_d
 
@@ -103,8 +91,6 @@ class TokenPrices:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """Everything a fluid plan depends on."""
-
     flows: tuple[Flow, ...]
     pace: EnginePace
     prices: TokenPrices
@@ -154,9 +140,8 @@ def _check_flow(flow: Flow) -> None:
         "fewer than the prompt has",
     )
     _need(flow.rate >= 0 and isfinite(flow.rate), f"{about}rate is {flow.rate:g}", "at least 0")
-    for name in ("impatience", "gives_up"):
-        rate = getattr(flow, name)
-        _need(rate >= 0 and isfinite(rate), f"{about}impatience is {rate:g} per second", "at least 0")
+    rate = flow.impatience
+    _need(rate >= 0 and isfinite(rate), f"{about}impatience is {rate:g} per second", "at least 0")
 
 
 def _check_pace(pace: EnginePace) -> None:
@@ -179,13 +164,7 @@ def pace_of(cost: StepCost, slots: int, budget: int, prompt: float, context: flo
     """Steps with one mean prompt, and steps without.
 
     A mean prompt runs in one step if the budget allows, as in a token-level engine, not in small chunks.
-
-    Args:
-        cost: how long a step takes.
-        slots: decodes that run at once, as memory allows.
-        budget: tokens of one step.
-        prompt: mean prompt tokens.
-        context: KV tokens that a running decode reads at a random moment.
+    `slots` are decodes that run at once, as memory allows; each reads `context` KV tokens at a random moment.
     """
     if slots < 2:
         raise InputError(

@@ -19,8 +19,6 @@ Draw = Callable[[], float]  # uniform on [0, 1)
 
 
 class Gated(RoutePolicy):
-    """An admission rule for prompts and a placement rule for decodes, on engines of one role for prompts."""
-
     def __init__(
         self, admission: Admission, placement: Placement | None, prompts_on: str, draw: Draw
     ) -> None:
@@ -58,7 +56,6 @@ class Gated(RoutePolicy):
             self.placement.gone(request)
 
     def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
-        """Those between two engines look for a slot; a token bucket goes on from the level it had."""
         for id, place in fleet.places.items():
             if self.placement is None:
                 break
@@ -75,12 +72,10 @@ class Gated(RoutePolicy):
             self.placement.engines_changed(fleet)
 
     def route(self, fleet: Fleet) -> Routing:
-        """One move at a time: a decode if there is a slot for one, else a prompt."""
         move = self.placement.next(fleet) if fleet.handoff and self.placement else None
         return Routing((move,)) if move else self.start_prompt(fleet)
 
     def start_prompt(self, fleet: Fleet) -> Routing:
-        """The prompt that the gate lets in, on a random engine that has a place for it."""
         places = fleet.idle[self.prompts_on]
         if places:
             kind = self.admission.choose(fleet)
@@ -91,7 +86,6 @@ class Gated(RoutePolicy):
         return STAY if not refused and wake == STAY.wake else Routing((), refused, wake)
 
     def let_in(self, kind: str, fleet: Fleet) -> Routing:
-        """The oldest of that kind, whatever the gate says; there must be a place."""
         place = pick(fleet.idle[self.prompts_on], self.draw)
         return Routing((Move(next(iter(fleet.queues[kind])), place, self._stage),))
 
@@ -188,16 +182,12 @@ SHED_AFTER = 10.0  # seconds of its planned rate that may wait in a class that n
 
 
 class Admission:
-    """Which prompt starts next, and which requests to turn away."""
-
     closes = False  # are there kinds it never lets in?
 
     def choose(self, fleet: Fleet) -> str | None:
-        """The kind whose oldest request enters; None: none now."""
         raise NotImplementedError
 
     def refuse(self, fleet: Fleet) -> tuple[int, ...]:
-        """Requests that will never be let in, or not in reasonable time."""
         return ()
 
     def entered(self, request: Request, now: float) -> None:
@@ -379,7 +369,6 @@ class Placement:
         self.draw = draw
 
     def next(self, fleet: Fleet) -> Move | None:
-        """The next decode to start; None: none now."""
         raise NotImplementedError
 
     def prefilled(self, request: Request) -> None:
@@ -426,7 +415,6 @@ class ByPool(Placement):
             waiting.pop(request.id, None)
 
     def next(self, fleet: Fleet) -> Move | None:
-        """The next of a pool that has a slot; a pool without engines leaves its requests to the other."""
         for pool, other in ((SOLO, MIXED), (MIXED, SOLO)):
             waiting = self._waiting[pool]
             if not waiting:
@@ -513,5 +501,4 @@ def at_home(fleet: Fleet, id: int, places: Sequence[int], draw: Draw) -> int:
 
 
 def pick(members: Sequence[int], draw: Draw) -> int:
-    """One of them, each with the same chance."""
     return members[int(draw() * len(members))] if len(members) > 1 else members[0]

@@ -40,8 +40,6 @@ KEPT = 256  # plans that are remembered
 
 
 class Planned(NamedTuple):
-    """A plan, what it was made from, and when."""
-
     time: float
     engines: int
     plan: FluidPlan
@@ -118,7 +116,6 @@ class Online(RoutePolicy):
         self.inner.passed_over(request, now)
 
     def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
-        """Estimates go on where the router before was of the same sort."""
         now = fleet.now
         if isinstance(before, Online):
             self.traffic, before = before.traffic, before.inner
@@ -132,7 +129,6 @@ class Online(RoutePolicy):
         self._next = now + self.every
 
     def engines_changed(self, fleet: Fleet) -> None:
-        """A plan for the engines that are left is due."""
         self.inner.engines_changed(fleet)
         if _open(fleet) != self.engines:
             self._next = fleet.now
@@ -140,7 +136,6 @@ class Online(RoutePolicy):
     # -- decisions
 
     def route(self, fleet: Fleet) -> Routing:
-        """What the router inside says, after a look at the estimates if that is due."""
         if fleet.now >= self._next:
             self._next = fleet.now + self.every
             self._look(fleet)
@@ -205,7 +200,6 @@ class Online(RoutePolicy):
 
 
 def assumed(instance: Instance, engines: int) -> dict[str, ClassEstimate]:
-    """The classes of a plan as estimates for the whole fleet."""
     return {
         flow.name: ClassEstimate(flow.rate * engines, flow.prompt, flow.output, flow.impatience, flow.cached)
         for flow in instance.flows
@@ -213,7 +207,6 @@ def assumed(instance: Instance, engines: int) -> dict[str, ClassEstimate]:
 
 
 def instance_of(like: Instance, seen: Mapping[str, ClassEstimate], engines: int) -> Instance:
-    """What a plan is made from, for so many engines; paces and prices as before."""
     known = {flow.name: flow for flow in like.flows}
     flows = []
     for kind, (rate, prompt, output, impatience, cached) in seen.items():
@@ -280,7 +273,6 @@ class Probes:
         return None
 
     def next_due(self, fleet: Fleet) -> float:
-        """When a closed class that waits may have one."""
         times = (self._last[kind] + each for kind, each in self._every.items() if fleet.queues.get(kind))
         return min(times, default=inf)
 
@@ -300,7 +292,6 @@ class RoleSteps:
         self._changed: dict[int, float] = {}
 
     def step(self, fleet: Fleet, wanted: Sequence[str]) -> tuple[tuple[int, str], ...]:
-        """The next change towards so many engines of each role; none if all is as it should be."""
         open = [replica for replica in fleet.replicas if replica.room != CLOSED]
         missing = Counter(wanted[: len(open)])
         missing.subtract(replica.role for replica in open)
@@ -383,7 +374,6 @@ class DensityDeep(RoutePolicy):
         self._loads.only(able or range(len(fleet.replicas)), len(fleet.replicas))
 
     def route(self, fleet: Fleet) -> Routing:
-        """The best kind to the emptiest engine, while that is not deep enough."""
         kind = self.admission.choose(fleet)
         if kind is None or not fleet.idle[ANY]:
             return STAY

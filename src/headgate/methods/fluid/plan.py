@@ -74,11 +74,10 @@ class FluidPlan:
     @property
     def decode_waiting(self) -> tuple[float, ...]:
         pairs = zip(self.decode_loss, self.instance.flows, strict=True)
-        return tuple(_queue(loss, flow.gives_up) for loss, flow in pairs)
+        return tuple(_queue(loss, flow.impatience) for loss, flow in pairs)
 
     @property
     def throttled(self) -> tuple[bool, ...]:
-        """Classes of which the plan serves fewer than come."""
         pairs = zip(self.prefill_loss, self.instance.flows, strict=True)
         return tuple(loss > LOST * flow.rate for loss, flow in pairs)
 
@@ -153,7 +152,6 @@ def staff(plan: FluidPlan, engines: int, slack: bool = False) -> Staffing:
 
 
 def fixed_staff(engines: int, mixed: int, solo: int) -> Staffing:
-    """The roles a user asks for; they must add up to the engines."""
     if mixed < 0 or solo < 0:
         raise InputError(f"{mixed} mixed and {solo} solo engines; give at least 0 of each")
     if mixed + solo > engines:
@@ -199,7 +197,6 @@ def fluid_path(plan: FluidPlan, seconds: float, step: float = STEP) -> Path:
     instance, pace = plan.instance, plan.instance.pace
     rate = np.array([flow.rate for flow in instance.flows])
     gives_up = np.array([flow.impatience for flow in instance.flows])
-    leaves = np.array([flow.gives_up for flow in instance.flows])
     output = np.array([flow.output for flow in instance.flows])
     prefill = 1 / np.array(instance.seconds())
     share = np.array(plan.prefill)
@@ -216,7 +213,7 @@ def fluid_path(plan: FluidPlan, seconds: float, step: float = STEP) -> Path:
         done = x * np.minimum(turns, 1.0)
         runs = done / turns
         x, d = x - done, d + done
-        d = d - step * leaves * d
+        d = d - step * gives_up * d
         room = max(0.0, slots - float(y.sum()))
         starts = d if d.sum() <= room else d * (room / float(d.sum()))
         d, y = d - starts, y + starts

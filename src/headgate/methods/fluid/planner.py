@@ -30,7 +30,6 @@ class FluidPlanner:
         self._main, self._face = Solver(), Solver()
 
     def plan(self, instance: Instance) -> FluidPlan:
-        """The best plan, or an error that says which level cannot be kept and what could."""
         levels = self.levels.checked(instance.checked())
         try:
             if levels.tpot_penalty and instance.pace.ratio < 1:
@@ -59,13 +58,14 @@ class FluidPlanner:
         return _plan(levels, form, answer, values)
 
     def _best_bundled(self, form: Form, answer: Optimum) -> Floats:
-        """Of all separate-optimal plans the one with the largest bundled value."""
         program = form.program
         scale = max(abs(answer.objective), NOTHING)
         rows = np.vstack([program.rows, program.gain / scale])
         low = np.append(program.low, answer.objective / scale - ON_FACE)
         high = np.append(program.high, inf)
-        face = program._replace(gain=bundled_gain(form), rows=rows, low=low, high=high)
+        gain = np.zeros(len(program.gain))
+        gain[: 5 * len(form.instance.flows)] = np.concatenate(gains(form.instance, BUNDLED))
+        face = program._replace(gain=gain, rows=rows, low=low, high=high)
         return self._face.solve(face).values
 
     def _search(self, instance: Instance, levels: Levels) -> FluidPlan:
@@ -93,7 +93,6 @@ class FluidPlanner:
 
 
 def plan_fluid(instance: Instance, levels: Levels = NO_LEVELS) -> FluidPlan:
-    """One plan, from scratch."""
     return FluidPlanner(levels).plan(instance)
 
 
@@ -173,7 +172,7 @@ class Form:
         count, pace = len(instance.flows), instance.pace
         ones, none = np.ones(count), np.zeros(count)
         build = Builder()
-        gives_up = np.array([flow.gives_up for flow in instance.flows])
+        gives_up = np.array([flow.impatience for flow in instance.flows])
         lost = np.where((gives_up > 0) & decodes_wait, inf, 0.0)
         for name, gain in zip(BLOCKS, gains(instance, instance.charging), strict=True):
             build.columns(name, none if free else gain, lost if name == "decode_loss" else inf)
@@ -222,7 +221,6 @@ class Form:
 
 
 def gains(instance: Instance, charging: str) -> list[Floats]:
-    """What a unit of each variable brings per second, by block."""
     pace, prices = instance.pace, instance.prices
     count = len(instance.flows)
     none = np.zeros(count)
@@ -230,26 +228,13 @@ def gains(instance: Instance, charging: str) -> list[Floats]:
         seconds = np.array(instance.seconds())
         prompts = np.array([flow.prompt for flow in instance.flows])
         token = np.full(count, prices.output)
-        return [
-            prices.prompt * prompts / seconds,
-            token / pace.mixed_step,
-            token * pace.solo_speed,
-            none,
-            none,
-        ]
+        paid = prices.prompt * prompts / seconds
+        return [paid, token / pace.mixed_step, token * pace.solo_speed, none, none]
     per_token = np.array(instance.values()) / np.array([flow.output for flow in instance.flows])
     return [none, per_token / pace.mixed_step, per_token * pace.solo_speed, none, none]
 
 
-def bundled_gain(form: Form) -> Floats:
-    """The bundled objective for a program of another one."""
-    gain = np.zeros(len(form.program.gain))
-    gain[: 5 * len(form.instance.flows)] = np.concatenate(gains(form.instance, BUNDLED))
-    return gain
-
-
 def nearest(instance: Instance, levels: Levels) -> str:
-    """Which service level cannot be kept beside the others, and the nearest value that could."""
     waits = levels.decode_queue
     bare = replace(levels, tpot_penalty=0.0, prefill_penalty=0.0, decode_penalty=0.0)
     for name in WORDS:
@@ -297,8 +282,6 @@ PARAMETERS = (*PACE, *PRICES)
 
 
 class Point(NamedTuple):
-    """One plan of a sweep; None where the level cannot be kept."""
-
     value: float
     plan: FluidPlan | None
     slope: float  # dR/d(value) at a service level; 0 in other sweeps
@@ -328,13 +311,11 @@ def frontier(
 
 
 def sensitivity(instance: Instance, parameter: str, values: Iterable[float]) -> list[Point]:
-    """The best plan for each value of one parameter of the engine or the prices, all else equal."""
     planner = FluidPlanner()
     return [Point(value, planner.plan(with_parameter(instance, parameter, value)), 0.0) for value in values]
 
 
 def with_parameter(instance: Instance, parameter: str, value: float) -> Instance:
-    """The same with one number changed."""
     if parameter not in PARAMETERS:
         raise unknown("parameter", parameter, PARAMETERS)
     change: dict[str, Any] = {parameter.removesuffix("_price"): value}

@@ -32,8 +32,6 @@ class Optimum(NamedTuple):
 
 
 class Builder:
-    """A program under construction: columns by block name, rows by what they say."""
-
     def __init__(self) -> None:
         self._blocks: dict[str, slice] = {}
         self._gain: list[float] = []
@@ -41,14 +39,12 @@ class Builder:
         self._rows: list[tuple[dict[str, Floats], float, float]] = []
 
     def columns(self, name: str, gain: Floats, most: float | Floats = inf) -> None:
-        """A block of variables between 0 and `most`."""
         start = len(self._gain)
         self._blocks[name] = slice(start, start + len(gain))
         self._gain += gain.tolist()
         self._most += np.broadcast_to(most, len(gain)).tolist()
 
     def row(self, parts: dict[str, Floats], low: float = -inf, high: float = inf) -> int:
-        """A row: coefficients by block, and its bounds. Returns its number."""
         self._rows.append((parts, low, high))
         return len(self._rows) - 1
 

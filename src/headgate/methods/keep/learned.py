@@ -26,16 +26,12 @@ class LearnedCost(StepCost):
 
     def __init__(self) -> None:
         self._fit = RelativeLeastSquares(PRIOR, LONG)
-        self._terms: tuple[float, ...] = PRIOR
+        self.terms: tuple[float, ...] = PRIOR
         self.width = 1
 
     @property
     def seen(self) -> int:
         return self._fit.seen
-
-    @property
-    def terms(self) -> tuple[float, ...]:
-        return self._terms
 
     def learn(self, steps: Steps) -> None:
         start, context = steps.start, steps.context
@@ -44,13 +40,13 @@ class LearnedCost(StepCost):
             shape = Shape(queries, context, steps.prefill, steps.behind)
             self._fit.update(_features(shape, 1), max(end - start, SHORTEST))
             start, context = end, context + steps.decodes
-        self._terms = tuple(max(0.0, float(value)) for value in self._fit.values)
+        self.terms = tuple(max(0.0, float(value)) for value in self._fit.values)
 
     def seconds(self, shape: Shape) -> float:
-        return sum(a * b for a, b in zip(self._terms, _features(shape, self.width), strict=True))
+        return sum(a * b for a, b in zip(self.terms, _features(shape, self.width), strict=True))
 
     def decode_line(self, decodes: int) -> tuple[float, float]:
-        constant, _, token, read, _ = self._terms
+        constant, _, token, read, _ = self.terms
         return constant + token * decodes * self.width, read
 
 

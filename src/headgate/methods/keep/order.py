@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush, merge
 from itertools import chain, islice
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from headgate.core.build import mypyc_attr, quick
 from headgate.core.request import Request, weight_of
@@ -43,6 +43,9 @@ class WaitingPrompt(NamedTuple):
     todo: int
     weight: float = 1.0
     tenant: str = ""
+
+
+Sortable = TypeVar("Sortable", bound=tuple[object, ...])
 
 
 @mypyc_attr(serializable=True)
@@ -92,7 +95,9 @@ class Waiting:
             return
         if promise is None:
             self._rest[request.id] = request
-            self._urgent.add(request, _urgency(request))
+            # clients may send priorities that no float can be
+            rank = float(max(-MOST_RANK, min(request.priority, MOST_RANK)))
+            self._urgent.add(request, (-weight_of(request), rank, request.arrival, request.id))
             return
         deadline, weight = request.arrival + promise, max(LEAST_WEIGHT, weight_of(request))
         tenant = self.tenants.name(request)
@@ -189,7 +194,6 @@ class Waiting:
             _put(line, [self._keys[job.id] for job in moved])
 
     def _worth_more(self, some: list[WaitingPrompt], others: list[WaitingPrompt]) -> bool:
-        """In less time, where they are worth the same."""
         some_worth, other_worth = [sum([self._worth(job) for job in jobs]) for jobs in (some, others)]
         if some_worth != other_worth:
             return some_worth > other_worth
@@ -260,7 +264,6 @@ class Waiting:
             yield key[3]
 
     def _favoured(self, view: View, evicted: list[Request]) -> list[Request]:
-        """The late one that has waited longest and the oldest without a promise, each if there is credit."""
         waiting, favoured = view.waiting, []
         if self._credit > 0 and self._long and view.now >= self._long[0][0]:
             id = self._long[0][3]
@@ -285,7 +288,6 @@ class Waiting:
         return jobs
 
     def _tried(self, waiting: Mapping[int, Request]) -> list[WaitingPrompt]:
-        """The first of those left out, each as long as it is by now."""
         jobs: list[WaitingPrompt] = []
         for _, _, _, number in self._out[:TRIED]:
             deadline, arrival, id, todo, weight, tenant = job = self._jobs[number]
@@ -315,7 +317,7 @@ class Waiting:
             _take(self._late, keys)
             _take(self._long, [_long(job) for job in back])
             _put(self._out, keys)
-            _line_up(self._due, back)
+            _put(self._due, back)
         past = bisect_left(self._due, (start,))
         if not past:
             return
@@ -326,7 +328,7 @@ class Waiting:
         _take(self._out, keys)
         _put(self._late, keys)
         _put(self._long, [_long(job) for job in gone])
-        _line_up(self._past, gone)
+        _put(self._past, gone)
 
     def _leave_out(self, jobs: list[WaitingPrompt]) -> None:
         if len(jobs) > FEW:
@@ -336,7 +338,7 @@ class Waiting:
         else:
             for job in jobs:
                 del self._in[bisect_left(self._in, job)]
-        _line_up(self._due, jobs)
+        _put(self._due, jobs)
         for job in jobs:
             self._keys[job.id] = self._key(job)
         _put(self._out, [self._keys[job.id] for job in jobs])
@@ -441,7 +443,6 @@ def _worthiest(one: Cheap) -> tuple[float, int, int]:
 
 
 def in_time(jobs: list[WaitingPrompt], start: float, pace: float) -> bool:
-    """Do all of them end by their deadlines, run in that order?"""
     tokens = 0
     for job in jobs:
         tokens += job.todo
@@ -474,36 +475,17 @@ def _spend(credit: float, tokens: float, most: float) -> float:
     return max(credit - tokens, min(credit, -most))
 
 
-def _urgency(request: Request) -> Key:
-    return (-weight_of(request), _rank(request), request.arrival, request.id)
-
-
-def _rank(request: Request) -> float:
-    """Its priority; clients may send numbers that no float can be."""
-    return float(max(-MOST_RANK, min(request.priority, MOST_RANK)))
-
-
 def _long(job: WaitingPrompt) -> Key:
-    """By when it will have waited long."""
     return (job.arrival + LATE * (job.deadline - job.arrival), 0.0, job.arrival, job.id)
 
 
-def _line_up(into: list[WaitingPrompt], jobs: list[WaitingPrompt]) -> None:
-    if len(jobs) > FEW:
-        into.extend(jobs)
+def _put(into: list[Sortable], new: list[Sortable]) -> None:
+    if len(new) > FEW:
+        into.extend(new)
         into.sort()
     else:
-        for job in jobs:
-            insort(into, job)
-
-
-def _put(into: list[Key], keys: list[Key]) -> None:
-    if len(keys) > FEW:
-        into.extend(keys)
-        into.sort()
-    else:
-        for key in keys:
-            insort(into, key)
+        for one in new:
+            insort(into, one)
 
 
 def _take(out_of: list[Key], keys: list[Key]) -> None:

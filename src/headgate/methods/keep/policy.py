@@ -44,21 +44,8 @@ class Keep(BatchPolicy):
     Prompts enter by Moore and Hodgson's rule, so that as many as possible have their first token in time, by
     their weights. Requests without a promise get what is left; background ones make room when they must.
 
-    Parameters:
-        slots, budget: as in `mixed`.
-        cost: what steps cost; None: learned from the steps that run.
-        ttft, tbt: seconds promised to the first token and between tokens, for requests that have no promise
-            of their own; None: none.
-        late: share of gaps that may be late, 0.001 for a promise at p99.9; the margin learns from it. An
-            output has hundreds of gaps: at p99 most requests would see one late.
-        trust: share of each gap that is planned with at the beginning.
-        learn: whether the margin follows the late gaps that are seen.
-        patience: share of its TTFT promise that a prompt may wait for others to share a step of their own.
-        watermark: share of the KV that must stay free when a prompt enters.
-        fill: share of the time that decodes leave in a gap up to which prompts without a promise fill a step.
-        reserve: share of slots and KV that requests without a promise leave free.
-        refuse: "never": requests that cannot be in time are served after the others; "predicted": they are
-            turned away as soon as that is foreseen.
+    Parameters are in docs/policies/keep.md. Without a `cost` steps are learned as they run. `late` is 0.001,
+    a promise at p99.9: an output has hundreds of gaps, and at p99 most requests would see one late.
 
     Source: ours. The order is Moore's rule (Management Science 15, 1968) for the fewest late jobs; the late
     get a tenth of all prompt tokens, so that none starves.
@@ -223,7 +210,6 @@ class Keep(BatchPolicy):
         return self._between(request) < inf or self._waiting.promise(request) is not None
 
     def _gap(self) -> float:
-        """Seconds that may pass between two tokens, after the margin."""
         tightest = inf
         for gap in self._gaps:
             tightest = min(tightest, gap)
@@ -232,7 +218,6 @@ class Keep(BatchPolicy):
     # -- what it decides
 
     def plan(self, view: View) -> Plan:
-        """The next step, chosen anew while any request waits."""
         self._step, self._sits, self._no_room = None, False, False
         if self.learned is not None:
             self.learned.width = view.limits.decode_width
@@ -300,11 +285,9 @@ class Keep(BatchPolicy):
         return makers
 
     def _least_free(self, view: View) -> int:
-        """KV tokens that decodes may take in the next step, and the watermark."""
         return max(view.limits.block * len(view.decoding), int(self.watermark * view.kv_total))
 
     def _decodes_until(self, view: View, plan: Plan, short: tuple[int, ...]) -> Plan:
-        """The plan, for as long as background requests need not make room for decodes."""
         if not self._background:
             return plan
         spare = (view.kv_free - self._least_free(view)) // max(1, len(view.decoding)) - view.limits.block
@@ -351,7 +334,6 @@ class Keep(BatchPolicy):
         return plan_of(NONE if held else ALL, tuple(ids), budget, step.tokens, EACH_STEP)
 
     def _filled(self, view: View, queue: Queue, now: Now, budget: int) -> tuple[list[Request], Step]:
-        """Promised prompts alone, or with the others up to `fill`, and their step."""
         half, other, new, rest = queue
         promised = [*half, *new]
         spent = self._prices.decodes(now.load)
@@ -455,11 +437,8 @@ class Room:
         self, policy: Keep, view: View, half_done: int, gone: tuple[int, ...], makers: list[Request]
     ) -> None:
         decodes, halfway = len(view.decoding), len(view.prefilling)
-        self._most, self._kv, self._block = (
-            min(policy.slots, view.limits.running),
-            view.kv_total,
-            view.limits.block,
-        )
+        self._most = min(policy.slots, view.limits.running)
+        self._kv, self._block = view.kv_total, view.limits.block
         self.slots = self._most - decodes - halfway + len(gone)
         self._free = view.kv_free - decodes - half_done - int(policy.watermark * view.kv_total)
         self._busy = decodes + halfway > len(gone)
@@ -487,7 +466,6 @@ class Room:
             self._free -= int(share * self._kv)
 
     def clear(self, request: Request) -> None:
-        """Background requests make room for a prompt; none if all were too few."""
         missing, slots, count = self._blocks(request) - self._free, self.slots, 0
         for victim in reversed(self._makers):
             if missing <= 0 and slots > 0:
@@ -524,7 +502,6 @@ def _load(view: View) -> DecodeLoad:
 
 
 def _without(load: DecodeLoad, view: View, gone: tuple[int, ...]) -> DecodeLoad:
-    """The decodes when these have been evicted."""
     decodes, context = load
     for id in gone:
         request = view.decoding.get(id)
@@ -574,11 +551,9 @@ class Trust:
         self._seen: float | None = None  # when the newest tokens of decodes came
 
     def excuse(self) -> None:
-        """The coming step cannot keep its promise, whatever the prices."""
         self._excused = EXCUSED
 
     def idle(self) -> None:
-        """No request decodes: the next token ends no gap."""
         self._seen = None
 
     def tokens(self, end: float, promises: Iterable[tuple[float, int]]) -> None:

@@ -137,7 +137,6 @@ class Chooser:
         return min(apart, together) > self._trust * now.promised
 
     def _smallest(self, now: Now, prompts: Prompts, alone: int, mixed: int) -> tuple[int, int]:
-        """Of these chunks those that would keep the gap at the first margin; they need no excuse."""
         first = now._replace(gap=self._trust * now.promised)
         return self._apart(first, prompts, alone, alone), self._together(first, prompts, mixed, mixed)
 
@@ -232,8 +231,8 @@ def lag(launch: float, usual: float, decodes: float, last: float) -> float:
     return max(0.0, max(0.0, launch - decodes) - max(0.0, usual - last))
 
 
-def largest(fits: Callable[[int], bool], least: int, most: int) -> int:
-    """The most tokens that fit, to `NEAR`; 0 when not even `least` do. More tokens never fit better."""
+def largest(fits: Callable[[int], bool], least: int, most: int, near: int = NEAR) -> int:
+    """The most tokens that fit, to `near`; 0 when not even `least` do. More tokens never fit better."""
     if most < least:
         return 0
     if fits(most):  # as it mostly is
@@ -241,7 +240,7 @@ def largest(fits: Callable[[int], bool], least: int, most: int) -> int:
     if most == least or not fits(least):
         return 0
     low, high = least, most
-    while high - low > NEAR:
+    while high - low > near:
         middle = (low + high) // 2
         if fits(middle):
             low = middle
@@ -274,7 +273,6 @@ class Prompts:
         self.total = total
 
     def first(self, tokens: int) -> Cut:
-        """The first `tokens` of them; at most the last prompt is cut."""
         done = bisect_right(self._ends, tokens)
         behind, length = self._behind[done], self._length[done]
         chunks, whole = tuple(self._chunks[:done]), self._ends[done - 1] if done else 0
@@ -309,14 +307,12 @@ class StepPrices:
         return self._seconds(quick(Shape, (*load, cut.tokens, cut.behind, cut.chunks)))
 
     def launch(self, decodes: int, cut: Cut) -> float:
-        """Host time of a step with these prompts, as usual."""
         if self.host is None:
             return 0.0
         shape = quick(Shape, (decodes, 0, cut.tokens, cut.behind, cut.chunks))
         return self.host.seconds(shape, self.width)
 
     def slow_launch(self, decodes: int, cut: Cut) -> float:
-        """The same when the host is slow."""
         return self.slow.factor * self.launch(decodes, cut)
 
     def sticks_out(self, load: DecodeLoad, launch: float) -> bool:

@@ -31,8 +31,7 @@ class LookAhead(Mixed):
     what WAIT's staggered cohorts avoid.
 
     Parameters:
-        slots: requests that may hold KV at once.
-        budget: tokens in one step, decodes included.
+        slots, budget: as in `mixed`.
         watermark: share of the KV to keep free, for predictions that are too short.
         output: output tokens of a request without a prediction, until outputs have been seen; then their
             mean. A request's own limit is never exceeded.
@@ -69,7 +68,6 @@ class LookAhead(Mixed):
         return Plan(ALL, (*halves, *entering), self.budget)
 
     def _entering(self, view: View, slots: int, room: int) -> tuple[list[int], Until]:
-        """New prompts, and how long at least the first that did not enter must wait."""
         memory = (1 - self.watermark) * view.kv_total
         steps, held = self._stays(view.decoding.values(), view)
         line = _Line(room, view.limits.decode_width)
@@ -90,7 +88,6 @@ class LookAhead(Mixed):
     def _joined(
         self, steps: Counts, held: Counts, request: Request, line: _Line, view: View
     ) -> tuple[Counts, Counts]:
-        """The stays of all requests with one prompt more, which also stays while its chunks wait for room."""
         its_steps, its_held = self._stays([request], view)
         return np.append(steps, its_steps + line.delay(request.todo)), np.append(held, its_held)
 

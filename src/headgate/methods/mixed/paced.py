@@ -15,12 +15,7 @@ class Ppas(Sarathi):
 
     Pressure: at least `prompts` requests wait or are half-way through their prompt, and at least one decodes.
 
-    Parameters:
-        slots: requests that may hold KV at once.
-        budget: tokens in one step, decodes included; the paper's B_max, 16,384 there.
-        cap: B_cap, prompt tokens of a step under pressure.
-        prompts: N_th.
-        order: of new prompts, as in `sarathi`.
+    `cap` and `prompts` are the paper's B_cap and N_th; its B_max, the budget, is 16,384.
 
     Source: P-PAS, arXiv 2608.15171, from its code (TimoSaemann/ppas-vllm, a patch of vLLM 0.22.1), which goes
     by arrival. We had neither the text of the paper nor P-PAS+, which is not in that code.
@@ -48,12 +43,6 @@ class PrefillInterval(Sarathi):
     """Mixed batching, but after a step with prompts the next `interval` - 1 steps run decodes alone.
 
     Prompts are not put off while no request can decode in their place. `interval=1` is plain mixed batching.
-
-    Parameters:
-        slots: requests that may hold KV at once.
-        budget: tokens in one step, decodes included.
-        interval: steps from one with prompts to the next; vLLM's `prefill_schedule_interval`.
-        order: of new prompts, as in `sarathi`.
 
     Source: vLLM pull request 54627 (open when this was written), of which we had the description, not the
     code. `sglang:prefill_decode_interval=N` is the same rhythm with steps that hold prompts or decodes only.

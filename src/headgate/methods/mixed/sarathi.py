@@ -14,22 +14,18 @@ KNOWN_ORDERS = ("arrival", "shortest", "priority", "fair", "vtc")
 
 
 class OrderedPrompts(Mixed):
-    """Mixed batching whose new prompts enter by an order."""
-
     order: PromptOrder
 
     def arrived(self, request: Request, now: float) -> None:
         self.order.add(request)
 
     def admitted(self, request: Request, now: float) -> None:
-        """It waits no longer; if it is ever evicted the view shows it first."""
         self.order.admitted(request)
 
     def finished(self, request: Request, now: float, how: End) -> None:
         self.order.finished(request)
 
     def entering(self, view: View, watermark: float, tokens: int) -> list[int]:
-        """New prompts for the free slots and so many tokens."""
         slots = min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
         return entering(view, self.order, watermark, slots, tokens)[0]
 
@@ -39,14 +35,8 @@ class Sarathi(OrderedPrompts):
 
     Only prompts that have not started are ordered; one that has is never overtaken.
 
-    Parameters:
-        slots: requests that may hold KV at once (the papers run 128).
-        budget: tokens in one step, decodes included (the papers run 512).
-        order: "arrival", "shortest" (prompt first), "priority" (then shortest) or "fair" (the tenant served
-            least first, which is VTC's; `vtc` is the same).
-        ageing: tokens by which a prompt counts as shorter with every second it waits; 0: none, and nothing
-            bounds the wait of a long prompt. A tenth of the prefill rate is a good value.
-        watermark: share of the KV that must stay free when a prompt enters.
+    Parameters: docs/policies/published.md; the papers run 128 slots and a budget of 512. `ageing` is the
+    tokens by which a prompt counts as shorter with every second it waits; at 0 nothing bounds its wait.
 
     Source: Sarathi-Serve (Agrawal et al., OSDI 2024) as restated in arXiv 2508.01002, Algorithm 4, without
     its endless loop. We differ: a decode without a block evicts the newest request, half-done

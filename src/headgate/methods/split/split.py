@@ -35,7 +35,7 @@ class Split(RoutePolicy):
 
     A prompt goes to the prefill engine with the fewest prompt tokens to do, an output to the decode engine
     with the fewest requests, both at once: engines queue. The split never changes by itself; what it should
-    be is the planner's business (`planners.splitting`). Engines are found by their roles where these change.
+    be is the planner's business (`staffing`). Engines are found by their roles where these change.
     While one engine alone is up it does both, and requests are sent whole: there is nowhere to hand KV to.
     """
 
@@ -94,11 +94,9 @@ class Split(RoutePolicy):
             self._give_again(())
 
     def passed_over(self, request: Request, now: float) -> None:
-        """It is the first again of those that wait for its engine."""
         self._prompts.give(request, self._prompt_at[request.id][0], first=True)
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:
-        """Its output is given to an engine; that of a whole one weighs where it is."""
         self._prompts.touch(replica)
         if request.id in self._prompt_at:
             whole = request.id in self._whole
@@ -131,7 +129,6 @@ class Split(RoutePolicy):
         return Routing(roles=roles)
 
     def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
-        """Prompts and outputs in service weigh where they are; waiting ones are given to an engine."""
         self._look(fleet)
         for id, place in fleet.places.items():
             if id in fleet.handoff:
@@ -147,7 +144,6 @@ class Split(RoutePolicy):
                 self._give_prompt(request)
 
     def engines_changed(self, fleet: Fleet) -> None:
-        """Requests that waited for an engine that is closed or has another role now are given to another."""
         self._look(fleet)
         for request in self._prompts.clear_up(self._makers):
             self._prompt_ended(request)

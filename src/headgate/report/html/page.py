@@ -27,14 +27,12 @@ TIMELINE_TOOLS = (
 
 
 def write(page: doc.Page, path: str | Path) -> Path:
-    """Write the page, whole or not at all; a file that is there is replaced."""
     target = Path(path)
     try:
         write_whole(target, render(page))
     except OSError as error:
-        raise InputError(
-            f"report {target}: {error.strerror or error}; name a file that can be written"
-        ) from None
+        why = error.strerror or error
+        raise InputError(f"report {target}: {why}; name a file that can be written") from None
     return target
 
 
@@ -51,9 +49,11 @@ def render(page: doc.Page) -> str:
         tag("style", Markup(_shipped("style.css"))),
     )
     chapters = [_chapter(chapter, numbers, several) for chapter in page.chapters]
+    switch = tag("button", "Theme", type="button", id="theme", title="Light, dark, or as the system has it")
+    words = tag("div", tag("h1", page.title), tag("p", page.about, class_="about"))
     body = tag(
         "body",
-        _header(page),
+        tag("header", words, switch),
         tag("main", _items(page.warnings, "warnings"), *chapters, _made(page)),
         tag("div", id="tip", hidden="hidden", role="status"),
         tag("script", Markup("\n".join(map(_shipped, SCRIPTS)))),
@@ -63,12 +63,6 @@ def render(page: doc.Page) -> str:
 
 def _shipped(name: str) -> str:
     return files("headgate.report.html").joinpath(name).read_text(encoding="utf-8")
-
-
-def _header(page: doc.Page) -> Markup:
-    switch = tag("button", "Theme", type="button", id="theme", title="Light, dark, or as the system has it")
-    words = tag("div", tag("h1", page.title), tag("p", page.about, class_="about"))
-    return tag("header", words, switch)
 
 
 def _items(items: Sequence[str], style: str) -> Markup | None:
@@ -138,7 +132,7 @@ def _figure(figure: doc.Figure, number: int) -> Markup:
         tag("figcaption", tag("h4", figure.title), tag("p", figure.look, class_="look"), *above),
         tag("div", *entries, class_="legend") if entries else None,
         tag("div", *zoom, class_="zoom") if zoom else None,
-        tag("div", Markup(figure.drawing), class_="plot", tabindex="0" if timeline else None),
+        tag("div", figure.drawing, class_="plot", tabindex="0" if timeline else None),
         *below,
         tag("div", *tools, class_="tools"),
         tag("script", embedded(figure.data), type="application/json"),
@@ -182,8 +176,6 @@ VOID = frozenset({"meta", "br", "hr", "input"})
 
 
 class Markup(str):
-    """Text that is already markup."""
-
     __slots__ = ()
 
 

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from shlex import quote
 
 from headgate.advisor.advice import Advice, Advised
-from headgate.advisor.capacity.plan import PolicyRate, apart
+from headgate.advisor.capacity.plan import apart
 from headgate.advisor.capacity.traffic import promise, promised_gap
 from headgate.advisor.flags import FLAG, WHY, graph_flag, loaded_with, model_of, sglang_words
 from headgate.core.request import Slo
-from headgate.cost.laws.terms import DraftTerms
 from headgate.cost.laws.work import WorkCost
 from headgate.cost.likeness import throughput_error
 from headgate.report import document as doc
@@ -32,7 +31,6 @@ CARE = (
 
 
 def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> doc.Page:
-    """The answer first; then what else was tried, what to paste, and why."""
     rows, finals = [advice.best, advice.plain, advice.default], [each.found for each in advice.final]
     bars = doc.Drawn(lambda: (rate_bars("holds", finals, advice.bound.rate, HELD),))
     card = advice.start.card
@@ -43,14 +41,17 @@ def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> do
     lines = [doc.Section(f"Plain {engine.title} at its best flags", (plain, *stands_for))]
     if engine.title == "vLLM" or not advice.is_plain(advice.best):
         lines.insert(0, doc.Section("With headgate", (serve_line(advice, advice.best, loaded),)))
+    ranked = sorted(advice.first_round, key=lambda each: -each.rate.value)
+    short = [doc.row(each.policy, each.rate.value, each.limited_by or "nothing up to λ*") for each in ranked]
+    heads = ("policy, flags", "requests\nper s", "gives way first")
     sections = (
         doc.Section("", (_facts(advice),)),
         doc.Section(f"Beside plain {engine.title}", (_beside(advice, rows), bars)),
-        *([] if advice.declined else lines),
+        *(lines if advice.best.found.rate.value and not advice.declined else []),
         doc.Section("Every policy at its best flags", (_finals(advice),)),
-        doc.Section("Flags tried on short runs", (_shorts(advice.first_round),), doc.PAGE_ONLY),
+        doc.Section("Flags tried on short runs", (doc.Grid("", heads, tuple(short)),), doc.PAGE_ONLY),
     )
-    about = f"card {advice.start.card.name}, {advice.start.workload}"
+    about = f"card {card.name}, {advice.start.workload}"
     graphed = engine.title == "vLLM" and promised_gap(advice.levels) is not None
     graphs = (f"{FLAG}: {WHY} {SIMULATED}",) if graphed else ()
     notes = (*advice.notes, *graphs, *([OTHER_DRAFTS] if advice.start.engine.speculation else []))
@@ -68,7 +69,7 @@ def answer(advice: Advice) -> str:
     flags = f"{engine.slots} {best.slots} {engine.budget} {best.budget}"
     if engine.title == "SGLang" and advice.is_plain(best):
         flags = " ".join(sglang_words(best.policy, best.settings, best.slots, best.budget))
-    name = f"plain {engine.title}, without a plug-in," if advice.is_plain(best) else _named(best)
+    name = f"plain {engine.title}, without a plug-in," if advice.is_plain(best) else best.text
     error = throughput_error(advice.start.card)
     verdict = f"Run {name} with {flags}: one engine holds {doc.number(rate.value)} requests/s"
     if rate.low is not None:
@@ -76,9 +77,8 @@ def answer(advice: Advice) -> str:
     way = best.found.limited_by
     verdict += bar_of(error) + (f", then {way} gives way first" if way else ", as many as any policy can")
     if error and not advice.is_plain(best) and advice.plain.found.rate.value >= (1 - error) * rate.value:
-        verdict += (
-            f". Cannot tell it from plain {engine.title} at its best flags: the card cannot separate them"
-        )
+        plain = f"plain {engine.title} at its best flags"
+        verdict += f". Cannot tell it from {plain}: the card cannot separate them"
     if advice.load is None:
         return f"{verdict}."
     needs = ("" if best.engines else "more than ") + doc.plural(best.engines or advice.most, "engine")
@@ -108,11 +108,6 @@ def other_said(advice: Advice) -> str:
         return said
     many = doc.plural(advice.other_engines, "engine") if advice.other_engines else f"more than {advice.most}"
     return f"{said} Your load then needs {many}."
-
-
-def _named(each: Advised) -> str:
-    given = ",".join(f"{key}={value}" for key, value in each.settings.items())
-    return f"{each.policy}:{given}" if given else each.policy
 
 
 def _facts(advice: Advice) -> doc.Facts:
@@ -147,7 +142,7 @@ def _beside(advice: Advice, rows: Sequence[Advised]) -> doc.Grid:
     words, cells = ("the answer", "plain, best flags", "plain, defaults"), []
     for word, each in zip(words, rows, strict=True):
         rate, way = each.found.rate, each.found.limited_by or "nothing up to λ*"
-        flags = (_named(each), each.slots, each.budget)
+        flags = (each.text, each.slots, each.budget)
         cells.append(doc.row(word, *flags, rate.value, doc.span(rate), _engines(advice, each), way))
     heads = ("", "policy", "slots", "tokens\na step", "requests\nper s", "95 % interval", "engines")
     return doc.Grid("", (*heads, "gives way first"), tuple(cells))
@@ -163,18 +158,10 @@ def _finals(advice: Advice) -> doc.Grid:
     rows = []
     for each in advice.final:
         rate, share = each.found.rate, doc.valued(f"{100 * each.found.share:.0f} %", 100 * each.found.share)
-        engines = _engines(advice, each)
-        rows.append(
-            doc.row(_named(each), each.slots, each.budget, rate.value, doc.span(rate), share, engines)
-        )
+        figures = (each.slots, each.budget, rate.value, doc.span(rate), share)
+        rows.append(doc.row(each.text, *figures, _engines(advice, each)))
     heads = ("policy", "slots", "tokens\na step", "requests\nper s", "95 % interval", "of λ*", "engines")
     return doc.Grid("", heads, tuple(rows))
-
-
-def _shorts(found: Sequence[PolicyRate]) -> doc.Grid:
-    ranked = sorted(found, key=lambda each: -each.rate.value)
-    rows = [doc.row(each.policy, each.rate.value, each.limited_by or "nothing up to λ*") for each in ranked]
-    return doc.Grid("", ("policy, flags", "requests\nper s", "gives way first"), tuple(rows))
 
 
 def serve_line(advice: Advice, each: Advised, model: str) -> doc.Code:
@@ -189,13 +176,6 @@ def serve_line(advice: Advice, each: Advised, model: str) -> doc.Code:
     return pasted([*parts, *_limits(advice, each)])
 
 
-def drafting(advice: Advice) -> DraftTerms:
-    cost = advice.start.engine.cost
-    assert isinstance(cost, WorkCost)
-    assert cost.drafting is not None
-    return cost.drafting
-
-
 def _limits(advice: Advice, each: Advised) -> list[str]:
     engine = advice.served_by
     flags = loaded_with(advice.start.card, advice.start.engine.longest, advice.start.settings.engine)
@@ -204,8 +184,11 @@ def _limits(advice: Advice, each: Advised) -> list[str]:
         return flags + (words or [f"{engine.slots} {each.slots}", f"{engine.budget} {each.budget}"])
     flags += [f"{engine.slots} {each.slots}", f"{engine.budget} {each.budget}"]
     if speculation := advice.start.engine.speculation:
-        drafts = json.dumps({"method": drafting(advice).method, "num_speculative_tokens": speculation.drafts})
-        flags.append(f"--speculative-config {quote(drafts)}")
+        cost = advice.start.engine.cost
+        assert isinstance(cost, WorkCost)
+        assert cost.drafting is not None
+        drafts = {"method": cost.drafting.method, "num_speculative_tokens": speculation.drafts}
+        flags.append(f"--speculative-config {quote(json.dumps(drafts))}")
     if promised_gap(advice.levels) is not None:
         flags.append(f"{FLAG} {graph_flag(each.budget, advice.start.settings.graph).value}")
     return flags

@@ -34,7 +34,6 @@ CARE = (
 
 
 def capacity_page(plan: CapacityPlan, command: Sequence[str]) -> doc.Page:
-    """What is asked for, what no policy exceeds, what each sustains, and the best in one sentence."""
     found = sorted(plan.found, key=lambda each: -each.rate.value)
     bars = doc.Drawn(lambda: (rate_bars("sustained", found, plan.ideal.rate, CLOSE),))
     sections = (
@@ -68,12 +67,10 @@ def _verdict(plan: CapacityPlan) -> str:
 
 
 def bar_of(error: float) -> str:
-    """The error of a derived card's throughput; "" for one that was measured."""
     return f" (±{100 * error:.0f} %, derived card)" if error else ""
 
 
 def apart_said(other: OtherTimes | None, holds: str, unit: str = "requests/s") -> str:
-    """Both answers in one sentence where arrival times decide, else ""."""
     if other is None or not other.apart:
         return ""
     faster = f" ({other.faster:.3g} times as fast)" if other.faster > FASTER else ""
@@ -136,7 +133,6 @@ def rate_bars(done: str, found: Sequence[PolicyRate], most: float, look: str) ->
 
 
 def beside_page(plan: BesidePlan, command: Sequence[str]) -> doc.Page:
-    """What is asked for, what no policy exceeds, what each leaves, and the best in one sentence."""
     found = sorted(plan.found, key=lambda each: (bool(each.missed), -each.tokens.value))
     sections = (
         doc.Section("", (doc.Facts.of(_beside_facts(plan)),)),
@@ -152,13 +148,10 @@ def _beside_facts(plan: BesidePlan) -> dict[str, str]:
     engine = plan.start.engine
     each = "each with " if plan.engines > 1 else ""
     facts["Engines"] = f"{plan.engines}, {each}{engine.running} slots, {engine.batch_tokens:,} tokens a step"
-    facts["Load"] = (
-        f"{doc.number(plan.rate)} requests/s with a promise, {doc.number(plan.promised_bound)} at most"
-    )
+    rate, most, tokens = map(doc.number, (plan.rate, plan.promised_bound, plan.bound))
+    facts["Load"] = f"{rate} requests/s with a promise, {most} at most"
     facts["Beside"] = f"{plan.clients:,} clients of {plan.name}, each sends when its last request returns"
-    facts["No policy"] = (
-        f"gives {plan.name} more than {doc.number(plan.bound)} tokens/s (promises not counted)"
-    )
+    facts["No policy"] = f"gives {plan.name} more than {tokens} tokens/s (promises not counted)"
     facts["Runs"] = f"{plan.requests:,} requests with a promise, {doc.plural(len(plan.start.seeds), 'seed')}"
     return facts
 
@@ -171,9 +164,11 @@ def left_said(plan: BesidePlan) -> str:
     if best is None:
         closest = max(plan.found, key=lambda each: each.kept if not isnan(each.kept) else -1.0)
         missed = f"{closest.policy} misses {closest.missed} with {doc.percent(closest.kept)}"
+        *others, last = (each.policy for each in plan.found)
+        none = f"None of {', '.join(others)} and {last} keeps" if others else f"{last} does not keep"
         return (
-            f"{_none_of([each.policy for each in plan.found])} these levels beside {plan.clients:,} "
-            f"clients of {plan.name} on {where}: {missed} of the promises kept."
+            f"{none} these levels beside {plan.clients:,} clients of {plan.name} on {where}: {missed} of the "
+            "promises kept."
         )
     of = f"{plan.name} ({plan.clients:,} clients){bar_of(plan.error)}"
     return (
@@ -183,41 +178,29 @@ def left_said(plan: BesidePlan) -> str:
     )
 
 
-def _none_of(policies: Sequence[str]) -> str:
-    *others, last = policies
-    return f"None of {', '.join(others)} and {last} keeps" if others else f"{last} does not keep"
-
-
 def _left(found: Sequence[PolicyBeside]) -> doc.Grid:
     weighed = any(abs(each.value_kept - each.kept) > 1e-6 for each in found)  # else all weigh the same
     rows = []
     for each in found:
         share = doc.valued(f"{100 * each.share:.0f} %", 100 * each.share)
         kept = (each.kept, each.value_kept) if weighed else (each.kept,)
-        rows.append(
-            doc.row(
-                each.policy,
-                each.tokens.value,
-                doc.span(each.tokens),
-                share,
-                *map(doc.share, kept),
-                each.missed or "every level",
-                each.unanswered,
-                each.evictions,
-            )
-        )
+        figures = (doc.span(each.tokens), share, *map(doc.share, kept))
+        missed = each.missed or "every level"
+        tokens, none = each.tokens.value, each.unanswered
+        rows.append(doc.row(each.policy, tokens, *figures, missed, none, each.evictions))
     heads: tuple[str, ...] = ("policy", "tokens\nper s", "95 % interval", "of the\nbound", "promises\nkept")
-    heads += ("value\nkept",) if weighed else ()
-    return doc.Grid(
-        "", (*heads, "keeps, or misses", "no\ntoken", "evictions"), tuple(rows), minor=("evictions",)
-    )
+    heads += (*(("value\nkept",) if weighed else ()), "keeps, or misses", "no\ntoken", "evictions")
+    return doc.Grid("", heads, tuple(rows), minor=("evictions",))
 
 
 def engines_page(plan: EnginesPlan, command: Sequence[str]) -> doc.Page:
-    """What is asked for, what no fleet goes below, what each needs, and the best in one sentence."""
     checked = [level for level in plan.traffic.levels if level.statistic]
     every = [(found, size) for found in plan.found for size in found.sizes]
-    nearest = [(found, size) for found in plan.found for size in _nearest(found)]
+    nearest = []
+    for found in plan.found:  # the answer and the largest fleet that is too few, or the largest tried
+        most = found.engines or found.sizes[-1].engines
+        wanted = (found.size(most), found.size(most - 1) if found.engines else None)
+        nearest += [(found, size) for size in wanted if size]
     figures = doc.Drawn(lambda: (_in_time(plan, level) for level in checked))
     sections = (
         doc.Section("", (_fleet_facts(plan),)),
@@ -236,17 +219,14 @@ def _fewest(plan: EnginesPlan) -> str:
         most = plan.start.options.most_engines
         return f"{most} engines are too few for these levels: ask for less, or raise --most-engines."
     best = min(each.engines for each in enough if each.engines is not None)
-    names = [each.name for each in enough if each.engines == best]
+    names = " or ".join(each.name for each in enough if each.engines == best)
     over = best - plan.least
-    gap = "as few as any fleet can have" if not over else f"{over} more than any fleet must have"
-    many = "are" if best > 1 else "is"
-    said = f"{doc.plural(best, 'engine')} {many} enough with {' or '.join(names)}, {gap}"
-    said += f"; {engines_range(best, plan.error)}" if plan.error else ""
-    return f"{said}."
+    gap = f"{over} more than any fleet must have" if over else "as few as any fleet can have"
+    off = f"; {engines_range(best, plan.error)}" if plan.error else ""
+    return f"{doc.plural(best, 'engine')} {'are' if best > 1 else 'is'} enough with {names}, {gap}{off}."
 
 
 def engines_range(engines: int, error: float) -> str:
-    """How many it may be if a derived card is too slow or too fast by its error."""
     least, most = max(1, ceil(engines / (1 + error))), ceil(engines / (1 - error))
     return f"{least} to {most} with the error of ±{100 * error:.0f} % of a derived card"
 
@@ -261,24 +241,15 @@ def _fleet_facts(plan: EnginesPlan) -> doc.Facts:
     return doc.Facts.of(facts)
 
 
-def _nearest(found: FleetFound) -> list[Size]:
-    """The answer and the largest fleet that is too few; without an answer the largest tried."""
-    if found.engines is None:
-        return list(found.sizes[-1:])
-    wanted = (found.size(found.engines), found.size(found.engines - 1))
-    return [size for size in wanted if size]
-
-
 def _sizes(sizes: Sequence[tuple[FleetFound, Size]], checked: Sequence[Level]) -> doc.Grid:
     rows = []
     for found, size in sizes:
         enough = found.engines is not None and size.engines >= found.engines
         kept = doc.valued(f"{size.kept}/{size.seeds}", size.kept, "good" if enough else "")
         shares = (_share(size, level) for level in checked)
-        used = (doc.valued(doc.percent(part), 100 * part) for part in (size.slots.value, size.load))
-        rows.append(
-            doc.row(found.name, doc.valued(f"{size.engines:,}", size.engines, "words"), kept, *shares, *used)
-        )
+        engines = doc.valued(f"{size.engines:,}", size.engines, "words")
+        used = map(doc.share, (size.slots.value, size.load))
+        rows.append(doc.row(found.name, engines, kept, *shares, *used))
     heads = ("router, policy", "engines", "seeds\nkept", *map(_short, checked), "slots", "of λ*")
     return doc.Grid("", heads, tuple(rows), grouped=True)
 

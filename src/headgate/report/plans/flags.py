@@ -48,9 +48,8 @@ def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[doc.Secti
     rate = f"{doc.number(plan.rate)} requests/s at {doc.number(1000 * plan.per_token)} ms per token"
     bar = f", ±{100 * about.error:.0f} % (derived card)" if about.error else ""
     verdict, named = f"Set {' '.join(words)}: saturated, {rate}{bar}.", f"{about.source}, {about.workload}"
-    return doc.plan_page(
-        f"Flags for plain {plan.served_by.title}", named, verdict, sections, about.notes, command
-    )
+    title = f"Flags for plain {plan.served_by.title}"
+    return doc.plan_page(title, named, verdict, sections, about.notes, command)
 
 
 def _command(plan: FlagsPlan, words: Sequence[str]) -> tuple[doc.Block, ...]:
@@ -65,7 +64,6 @@ def unnamed(model: str) -> str:
 
 
 def pasted(parts: Sequence[str]) -> doc.Code:
-    """One command, on as many lines as it takes; none of the parts is divided."""
     lines = [""]
     for part in parts:
         if len(lines[-1]) + len(part) > LINE:
@@ -77,27 +75,23 @@ def pasted(parts: Sequence[str]) -> doc.Code:
 def promised_page(
     plan: FlagsPlan, tried: FlagsTried, levels: Sequence[Level], command: Sequence[str]
 ) -> doc.Page:
-    """Slots and budget for a promised gap, and the flags that a search tried."""
     flags = (doc.row(f"{each.name} {each.value}", doc.Cell(each.why, tone="prose")) for each in tried.flags)
     rates = []
     for each in sorted(tried.final, key=lambda each: -each.found.rate.value):
         word = "vLLM's own" if each is tried.own else "by the card" if each.budget == tried.formula else ""
-        rate = each.found.rate
-        way = each.found.limited_by or "nothing up to λ*"
+        rate, way = each.found.rate, each.found.limited_by or "nothing up to λ*"
         rates.append(doc.row(each.slots, each.budget, word, rate.value, doc.span(rate), way))
     heads = ("slots", "tokens\na step", "", "requests\nper s", "95 % interval", "gives way first")
     facts, searched = doc.Facts.of(asked(levels, ())), doc.Grid("", heads, tuple(rates))
-    sections: tuple[doc.Section, ...] = (
-        doc.Section("", (facts, doc.Grid("", ("flag", "why"), tuple(flags)))),
-        doc.Section("Command", _command(plan, [f"{each.name} {each.value}" for each in tried.flags])),
-        doc.Section("Searched", (searched,)),
-    )
-    if tried.declined:
-        sections = (doc.Section("", (facts,)), doc.Section("Searched", (searched,)))
-    named, answer = f"{plan.situation.source}, {plan.situation.workload}", _against_own(tried)
-    return doc.plan_page(
-        "Flags for plain vLLM", named, answer, sections, tried.notes, command, answer_first=True
-    )
+    sections = [doc.Section("", (facts,))]
+    if not tried.declined:
+        words = [f"{each.name} {each.value}" for each in tried.flags]
+        sections = [doc.Section("", (facts, doc.Grid("", ("flag", "why"), tuple(flags))))]
+        sections.append(doc.Section("Command", _command(plan, words)))
+    sections.append(doc.Section("Searched", (searched,)))
+    title, named = "Flags for plain vLLM", f"{plan.situation.source}, {plan.situation.workload}"
+    said = _against_own(tried)
+    return doc.plan_page(title, named, said, sections, tried.notes, command, answer_first=True)
 
 
 def _against_own(tried: FlagsTried) -> str:
@@ -177,10 +171,10 @@ def drafts_page(plan: DraftsPlan, command: Sequence[str]) -> doc.Page:
     heads += ("gap p99\nms", "TTFT\nms", "output\ntokens/s", "busy", "gain")
     if any(run.kept is not None for run in plan.runs):
         heads += ("promises\nkept",)
-    sizes = [
-        doc.row(k, *(doc.valued(f"{value:.2f}", value) for value in values), _loses(plan, k))
-        for k, values in plan.gains.items()
-    ]
+    sizes = []
+    for k, values in plan.gains.items():
+        loses = "never" if plan.loses_from[k] is None else f"{plan.loses_from[k]:,}"
+        sizes.append(doc.row(k, *(doc.valued(f"{value:.2f}", value) for value in values), loses))
     by_size = doc.Grid("", ("drafts", *(f"batch\n{size}" for size in SIZES), "slower\nfrom"), tuple(sizes))
     words: tuple[doc.Block, ...] = ("No batch size gains by drafts: leave speculation off.",)
     if max(k for _, _, k in plan.ranges):
@@ -192,14 +186,12 @@ def drafts_page(plan: DraftsPlan, command: Sequence[str]) -> doc.Page:
         doc.Section("At this load", (doc.Grid("", heads, tuple(rows)),)),
         doc.Section(
             f"Tokens a second by batch size, at {plan.context:,.0f} tokens of context",
-            (by_size, EXPERTS if plan.experts else DENSE),
+            (by_size, EXPERTS if plan.card.work and plan.card.work.per_expert > 0 else DENSE),
         ),
         doc.Section("For vLLM", words),
     )
-    about = f"card {plan.card.name}, {plan.workload}"
-    return doc.plan_page(
-        "Speculation", about, answer(plan), sections, plan.notes, command, CARE, answer_first=True
-    )
+    about, said = f"card {plan.card.name}, {plan.workload}", answer(plan)
+    return doc.plan_page("Speculation", about, said, sections, plan.notes, command, CARE, answer_first=True)
 
 
 def answer(plan: DraftsPlan) -> str:
@@ -226,8 +218,3 @@ def _row(plan: DraftsPlan, run: DraftsRun) -> doc.Row:
     gain, kept = plan.gain(run), () if run.kept is None else (f"{100 * run.kept:.1f} %",)
     shares = (f"{100 * run.busy:.0f} %", doc.valued(f"{gain:.2f}", gain))
     return doc.row(run.drafts, tokens, batch, *times, run.output_rate, *shares, *kept)
-
-
-def _loses(plan: DraftsPlan, k: int) -> str:
-    size = plan.loses_from[k]
-    return "never" if size is None else f"{size:,}"

@@ -29,11 +29,16 @@ CHANCE = "A fluid has no randomness: real fleets earn a little less."
 def fluid_page(answer: FluidAnswer, level: str | None, command: Sequence[str]) -> doc.Page:
     bars = doc.Drawn(lambda: (_served(answer), _occupancies(answer)))
     said = [_revenue(answer), _next(answer), _router(answer), _prices(answer.plan), _per_second(answer)]
+    pace = answer.plan.instance.pace
+    steps = (
+        f"{pace.slots} slots; a step with a chunk of {pace.chunk} takes {1000 * pace.mixed_step:.4g} ms, one "
+        f"without {1000 / pace.solo_speed:.4g} ms"
+    )
     sections = [
-        doc.Section("", (_steps(answer.plan),)),
+        doc.Section("", (steps,)),
         doc.Section("By class, whole fleet", (_classes(answer), _held(answer), bars)),
+        doc.Section("", tuple(filter(None, (*said, *_levels(answer))))),
     ]
-    sections.append(doc.Section("", tuple(filter(None, (*said, *_levels(answer))))))
     if answer.points:
         frontier: list[doc.Block] = [_frontier(answer)]
         if level is not None:
@@ -53,14 +58,6 @@ def _split(answer: FluidAnswer) -> str:
         f"Engines: {staffing.mixed:,} take prompts and up to {plan.instance.pace.slots - 1} decodes each, "
         f"{staffing.solo:,} only decode (with spare ones for a gate that withholds: {spare.mixed:,} and "
         f"{spare.solo:,}). {share}"
-    )
-
-
-def _steps(plan: FluidPlan) -> str:
-    pace = plan.instance.pace
-    return (
-        f"{pace.slots} slots; a step with a chunk of {pace.chunk} takes {1000 * pace.mixed_step:.4g} ms, one "
-        f"without {1000 / pace.solo_speed:.4g} ms"
     )
 
 
@@ -84,9 +81,8 @@ def _held(answer: FluidAnswer) -> doc.Grid:
     rows = [doc.row(flow.name, *(float(part * engines) for part in parts)) for flow, *parts in held]
     totals = (plan.prefilling, sum(plan.mixed), sum(plan.solo))
     rows.append(doc.row("all", *(float(total * engines) for total in totals)))
-    return doc.Grid(
-        "", ("class", "engines prefilling", "decodes beside prompts", "decodes alone"), tuple(rows)
-    )
+    heads = ("class", "engines prefilling", "decodes beside prompts", "decodes alone")
+    return doc.Grid("", heads, tuple(rows))
 
 
 def _revenue(answer: FluidAnswer) -> str:
@@ -124,22 +120,18 @@ def _router(answer: FluidAnswer) -> str:
         return "Router: any; no class has to be held back."
     if not plan.levels.none:
         return "Router: token-bucket; a gate that fills every free slot would break the levels."
-    held = [flow.name for flow, throttled in zip(flows, plan.throttled, strict=True) if throttled]
-    few = [
-        flow.name
-        for flow, part, throttled in zip(flows, plan.prefill, plan.throttled, strict=True)
-        if throttled and 0 < part * engines < 1
-    ]
+    parts = zip(flows, plan.prefill, plan.throttled, strict=True)
+    held = {flow.name: part * engines for flow, part, throttled in parts if throttled}
+    few = ", ".join(name for name, part in held.items() if 0 < part < 1)
     said = f"Router: gate-and-route+ holds back {', '.join(held)}"
     if plan.prefilling >= 1 - NOTHING and few:
-        return f"{said}; prefill binds and {', '.join(few)} need less than one engine: prefer token-bucket."
+        return f"{said}; prefill binds and {few} need less than one engine: prefer token-bucket."
     if few:
-        return f"{said}; the literal gate would over-serve {', '.join(few)} (below one engine)."
+        return f"{said}; the literal gate would over-serve {few} (below one engine)."
     return f"{said}."
 
 
 def _prices(plan: FluidPlan) -> str:
-    """Slots, and what an engine's time costs while it prefills: the x-row of the dual (EC.1)."""
     shadows, slots = plan.shadows, plan.instance.pace.slots
     prefill = shadows.prefill + slots * shadows.solo - (slots - 1) * shadows.mixed
     alone, beside, held = (doc.number(_zero(price, 1e-6)) for price in (shadows.solo, shadows.mixed, prefill))
@@ -150,7 +142,6 @@ def _prices(plan: FluidPlan) -> str:
 
 
 def _per_second(answer: FluidAnswer) -> str:
-    """The order of classes for engines that run several prompts in a step."""
     named = not answer.demand.source.startswith("trace")  # clusters have no names a router could know
     if not (named and len(answer.per_second) > 1 and any(answer.plan.throttled)):
         return ""
@@ -166,10 +157,8 @@ def _levels(answer: FluidAnswer) -> list[str]:
     for name, price in answer.plan.shadows.levels.items():
         what = LEVELS.get(name, f"share of {name.removeprefix('served.')} served")
         worth, unit = (price / 1000, "ms") if name == "tpot" else (price, "unit")
-        bites = (
-            f"costs {doc.number(abs(worth))} per engine and {unit}" if abs(price) > 1e-6 else "does not bind"
-        )
-        found.append(f"Level: {what} {bites}.")
+        costs = f"costs {doc.number(abs(worth))} per engine and {unit}"
+        found.append(f"Level: {what} {costs if abs(price) > 1e-6 else 'does not bind'}.")
     return found
 
 
@@ -191,7 +180,6 @@ def _sensitivity(answer: FluidAnswer) -> doc.Grid:
 
 
 def _zero(value: float, tiny: float = 1e-9) -> float:
-    """Without the noise, or the sign, of a zero."""
     return 0.0 if abs(value) < tiny else float(value)
 
 
@@ -206,7 +194,6 @@ def _served(answer: FluidAnswer) -> doc.Figure:
 
 
 def _occupancies(answer: FluidAnswer) -> doc.Figure:
-    """Where each class is, in slots of the whole fleet: the targets a router steers by."""
     plan, names = answer.plan, ("prefill", "beside prompts", "alone")
     bars = []
     for flow, *held in zip(plan.instance.flows, plan.prefill, plan.mixed, plan.solo, strict=True):

@@ -10,7 +10,6 @@ import numpy as np
 
 from headgate.advisor.situation import Situation
 from headgate.advisor.threshold import WITHIN_ERROR, ThresholdPlan
-from headgate.estimators.hazard import HazardTrend
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.methods.eb.thresholds import phase_share
 from headgate.report import document as doc
@@ -79,7 +78,6 @@ def _where(plan: ThresholdPlan) -> str:
 
 
 def crossing(plan: ThresholdPlan) -> str:
-    """From which load on exclusive batches win, by us and by the paper."""
     found = plan.crossing
     if found.wins is None:
         said = f"Exclusive batches win at no load up to {found.searched:,} concurrent requests"
@@ -137,22 +135,20 @@ def _facts(plan: ThresholdPlan) -> doc.Facts:
     if memory.safe is not None:
         kv = f"{about.kv_tokens:,.0f} KV tokens: safe for {memory.safe:,} slots of exclusive batches "
         kv += f"(by equation (6) {memory.paper:,}); mixed fits {memory.mixed:,}"
-    rows = {
-        "Lengths": lengths(about),
-        **({"Hazard": _trend(plan.trend)} if plan.trend is not None else {}),
+    rows = {"Lengths": lengths(about)}
+    if (trend := plan.trend) is not None:
+        line = trend.line
+        chances = f"Mann-Kendall p = {trend.ranks.chance:.2g}, regression p = {trend.slope_chance:.2g}"
+        slope = f"{'-' if line.slope < 0 else '+'} {abs(line.slope):.3g} per token of age"
+        fitted = f"{line.base:.3g} {slope}, up to {line.through:,} tokens"
+        rows["Hazard"] = f"{trend.verdict} with the age of an output ({chances}); {fitted}"
+    rows |= {
         "Prefill step": cost(costs.prefill_fixed, costs.prefill_per_token, "prompt token"),
         "Decode step": cost(costs.decode_fixed, costs.decode_per_request, "request") + near,
         "Mixed step": f"{mixed} at a decode share of {decodes:.2f}",
         "Memory": kv,
     }
     return doc.Facts.of(rows)
-
-
-def _trend(trend: HazardTrend) -> str:
-    line = trend.line
-    chances = f"Mann-Kendall p = {trend.ranks.chance:.2g}, regression p = {trend.slope_chance:.2g}"
-    fitted = f"{line.base:.3g} {'-' if line.slope < 0 else '+'} {abs(line.slope):.3g} per token of age"
-    return f"{trend.verdict} with the age of an output ({chances}); {fitted}, up to {line.through:,} tokens"
 
 
 def _thresholds(plan: ThresholdPlan) -> doc.Grid:
@@ -163,9 +159,9 @@ def _thresholds(plan: ThresholdPlan) -> doc.Grid:
         f"base share θ0, equation (3){use.get(False, '')}": found.base,
         "the paper's θ0 + Δθ, equations (3), (5)": found.paper,
     }
-    entries = (
-        doc.row(name, doc.valued(f"{e.share:.4f}", e.share), e.refill, e.slots) for name, e in rows.items()
-    )
+    entries = []
+    for name, each in rows.items():
+        entries.append(doc.row(name, doc.valued(f"{each.share:.4f}", each.share), each.refill, each.slots))
     return doc.Grid("", ("refill when so many slots are idle", "share", "refill", "of slots"), tuple(entries))
 
 
@@ -208,9 +204,8 @@ def _curve(plan: ThresholdPlan) -> doc.Figure:
     across, up = Axis("slots refilled at once", "share", LOG), Axis("extra time per request", "%", low=0.0)
     chart = Chart(across, up, [Series("refill and decode phases", shares[shown], extra[shown])], marks)
     look = "Extra time per request due to the threshold. θ* is the optimum, θ0 the base share."
-    return chart.figure(
-        "Threshold curve", look, "Teeth stand where many outputs have nearly the same length."
-    )
+    teeth = "Teeth stand where many outputs have nearly the same length."
+    return chart.figure("Threshold curve", look, teeth)
 
 
 def _rates(plan: ThresholdPlan) -> doc.Figure:

@@ -12,6 +12,11 @@ from headgate.report import document as doc
 from headgate.report.charts import Bar, Bars, Mark
 
 WIDE = 78  # columns of a command
+LIGHT = (
+    "At this load every policy serves all that arrives, and mixed batching has the lower latency; WAIT pays "
+    "near saturation, where evictions cost compute."
+)
+SATURATED = "max_pause=0 limits which requests enter and pauses none, which is usually better."
 
 
 def wait_page(plan: WaitPlan, command: Sequence[str]) -> doc.Page:
@@ -21,7 +26,7 @@ def wait_page(plan: WaitPlan, command: Sequence[str]) -> doc.Page:
         doc.Section("", (_facts(plan), doc.Drawn(lambda: (_memory(plan),)))),
         doc.Section("WAIT, where output lengths are known by type", known),
         doc.Section("Nested WAIT, where they are not known", tuple(_nested(plan))),
-        doc.Section("To run it", (_advice(plan), doc.Code(_commands(plan)))),
+        doc.Section("To run it", (SATURATED if plan.mix.rate / plan.most >= 0.9 else LIGHT, _commands(plan))),
     )
     about = f"{plan.source}, {plan.workload}, {doc.number(plan.mix.rate)} requests/s"
     return doc.plan_page("WAIT", about, _verdict(plan), sections, plan.notes, command)
@@ -44,7 +49,6 @@ def _verdict(plan: WaitPlan) -> str:
 
 
 def _nested_need(plan: WaitPlan) -> float | None:
-    """KV tokens that are enough with the probability asked for; None where no memory is."""
     total = None if plan.nested is None else plan.nested.bound.total
     return total if total is not None and isfinite(total) else None
 
@@ -122,9 +126,8 @@ def _bound(plan: WaitPlan, nested: Nested) -> str:
     if bound.total == inf:
         return "No memory is enough: a threshold does not exceed what reaches it (10); give --slack above 0."
     terms = f"{bound.full:,.0f} in full segments, {bound.waiting:,.0f} and {bound.tail:,.0f} between them"
-    hours = doc.fine_time(plan.wishes.horizon)
-    chance = f"with probability {1 - nested.miss:g}"
-    enough = f"{bound.total:,.0f} KV tokens are enough for {hours} {chance} ({terms})"
+    chance = f"{doc.fine_time(plan.wishes.horizon)} with probability {1 - nested.miss:g}"
+    enough = f"{bound.total:,.0f} KV tokens are enough for {chance} ({terms})"
     if nested.overflow >= 1:
         return f"{enough}; for the card's {plan.capacity:,} nothing is promised: the memory guard may evict."
     return f"{enough}; the card's {plan.capacity:,} with probability {1 - nested.overflow:.6g}."
@@ -143,26 +146,16 @@ def _tried(nested: Nested) -> str:
     return f"Memory by number of segments: {each}."
 
 
-def _advice(plan: WaitPlan) -> str:
-    if plan.mix.rate / plan.most < 0.9:
-        return (
-            "At this load every policy serves all that arrives, and mixed batching has the lower latency; "
-            "WAIT pays near saturation, where evictions cost compute."
-        )
-    return "max_pause=0 limits which requests enter and pauses none, which is usually better."
-
-
-def _commands(plan: WaitPlan) -> str:
-    lines = []
-    for name, words in plan.policies().items():
-        settings = "".join(f" \\\n{_folded(f'      --set {word}={value}')}" for word, value in words.items())
-        lines.append(f"  --policy {name}{settings}")
-    return "\n".join(lines)
-
-
-def _folded(line: str) -> str:
+def _commands(plan: WaitPlan) -> doc.Code:
     """A long word goes on at the start of the next line, as shells read it."""
-    return "\\\n".join(line[begin : begin + WIDE] for begin in range(0, len(line), WIDE))
+    commands = []
+    for name, words in plan.policies().items():
+        lines = [f"  --policy {name}"]
+        for word, value in words.items():
+            line = f"      --set {word}={value}"
+            lines.append("\\\n".join(line[begin : begin + WIDE] for begin in range(0, len(line), WIDE)))
+        commands.append(" \\\n".join(lines))
+    return doc.Code("\n".join(commands))
 
 
 def _list(values: tuple[float, ...]) -> str:

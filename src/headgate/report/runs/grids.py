@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -40,7 +41,6 @@ from headgate.report.runs.timeline import engine_name
 from headgate.settings_base import BETWEEN_SHOWN
 from headgate.stats.comparison import BETTER, WORSE, Comparison
 from headgate.stats.comparison import MetricRow as Compared
-from headgate.stats.figures import Figures
 from headgate.stats.measured import Measured, between_kind, promised
 from headgate.stats.metrics import EngineUse, FleetFigures, Metrics, PrefixHits
 
@@ -50,9 +50,14 @@ MINOR = ("lost requests", "mean E2E", "total token throughput")  # the last is l
 
 
 def overview(found: Comparison, head: str) -> Grid:
-    """One line for each that is compared, one column per figure, the best marked."""
+    def marked(line: Compared, name: str) -> Cell:
+        value = line.baseline.value if name == found.baseline else line.others[name].value
+        value *= _unit(line)[0]
+        mark = _mark(line, name)
+        return valued(f"{number(value)}{mark}", value, {BEST: "best", LEVEL: "level"}.get(mark, ""))
+
     heads = {line.metric: _head(line) for line in found.rows}
-    rows = (row(name, *(_marked(line, name, found) for line in found.rows)) for name in found.policies)
+    rows = (row(name, *(marked(line, name) for line in found.rows)) for name in found.policies)
     notes = [f"{MARKS} ↑ higher is better, ↓ lower is better."]
     if found.doubts:
         notes.append(f"Not compared per s, without a mark: {', '.join(found.doubts)}; see the verdict.")
@@ -65,10 +70,9 @@ def differences(found: Comparison, head: str) -> Grid:
     for line in found.rows:
         scale, unit = _unit(line)
         title = f"{line.metric} ({unit}, {'higher' if line.higher_is_better else 'lower'} is better)"
-        base = line.baseline
+        base, named = line.baseline, f"{_mark(line, found.baseline)} {found.baseline}"
         span = Cell("" if base.low is None else f"value in {interval(base, scale)}", tone="words")
-        value = base.value * scale
-        rows.append(row(title, f"{_mark(line, found.baseline)} {found.baseline}", value, span, "baseline"))
+        rows.append(row(title, named, base.value * scale, span, "baseline"))
         for name, other in line.others.items():
             verdict = Cell(other.verdict, tone=TONES.get(other.verdict, "words"))
             percents = valued(change(other), other.percent.value, "words")
@@ -97,15 +101,7 @@ def _mark(line: Compared, name: str) -> str:
     return BEST if name == line.winner else LEVEL if name in line.level else " "
 
 
-def _marked(line: Compared, name: str, found: Comparison) -> Cell:
-    value = line.baseline.value if name == found.baseline else line.others[name].value
-    value *= _unit(line)[0]
-    mark = _mark(line, name)
-    return valued(f"{number(value)}{mark}", value, {BEST: "best", LEVEL: "level"}.get(mark, ""))
-
-
 def _pairing(found: Comparison) -> tuple[str, ...]:
-    """How runs were paired, by figure, and what intervals are."""
     seeds = "one seed" if found.seeds == 1 else f"{found.seeds} seeds"
     paired: dict[str, list[str]] = {}
     for line in found.rows:
@@ -117,22 +113,21 @@ def _pairing(found: Comparison) -> tuple[str, ...]:
 
 
 def latencies(metrics: Mapping[str, Metrics]) -> Grid:
-    alone, rows = len(metrics) == 1, []
+    alone = len(metrics) == 1
+    rows: list[Row] = []
     for name, found in metrics.items():
         gap = "gap of deliveries" if found.bursts else "ITL"
         parts = {"TTFT": found.ttft, "TPOT": found.tpot, gap: found.itl, "E2E": found.e2e}
-        rows += [(*(() if alone else row(name)), *_latency(*part)) for part in parts.items()]
+        for part, each in parts.items():
+            scale, unit = time_unit(each.mean.value)
+            values = (value * scale for value in (each.median, each.p90, each.p95, each.p99, each.std))
+            span = Cell(interval(each.mean, scale))
+            cells = row(f"{part} ({unit})", each.mean.value * scale, span, *values)
+            rows.append(cells if alone else (*row(name), *cells))
     heads = ("latency", "mean", "95 % interval", "median", "p90", "p95", "p99", "std")
     notes = tuple(dict.fromkeys(found.rule for found in metrics.values()))
     title, first = ("", ()) if alone else ("Latencies", ("run",))
     return Grid(title, (*first, *heads), tuple(rows), notes, grouped=not alone)
-
-
-def _latency(name: str, found: Figures) -> Row:
-    scale, unit = time_unit(found.mean.value)
-    values = (value * scale for value in (found.median, found.p90, found.p95, found.p99, found.std))
-    span = Cell(interval(found.mean, scale))
-    return row(f"{name} ({unit})", found.mean.value * scale, span, *values)
 
 
 def run_facts(found: Measured) -> Facts:
@@ -191,8 +186,7 @@ def prefix_grid(metrics: Mapping[str, Metrics], by_engine: bool = False) -> list
             evicted = {} if hits.evicted is None else {"all": hits.evicted}
         for part, each in parts.items():
             saved = "" if each.saved is None else each.saved
-            cells = share(each.share), each.tokens, saved, evicted.get(part, "")
-            rows.append(row(name, part, *cells))
+            rows.append(row(name, part, share(each.share), each.tokens, saved, evicted.get(part, "")))
     if len(rows) < 2:
         return []
     heads = ("run", "of", "prompt tokens\nfound", "tokens\nfound", "prefill saved\ns")
@@ -233,7 +227,6 @@ def engines(metrics: Mapping[str, Metrics]) -> Grid:
 
 
 def fleets(figures: Mapping[str, FleetFigures]) -> Grid:
-    """Several fleets, one line per role of each: least, mean and most over its engines."""
     rows: list[Row] = []
     priced = any(not math.isnan(found.revenue) for found in figures.values())
     for name, found in figures.items():
@@ -254,7 +247,6 @@ def fleets(figures: Mapping[str, FleetFigures]) -> Grid:
 
 
 def _earned(found: FleetFigures) -> list[str]:
-    """At which prices, so that no reader takes the defaults for money; by class where there are several."""
     if not found.prices:
         return []
     notes = ["Revenue: {prompt:g} per prompt token, {output:g} per output token.".format(**found.prices)]
@@ -274,6 +266,7 @@ APART = (
 )
 MOST_BARS = 16  # engines drawn one by one
 MOST_RUNS = 3  # whose occupancy is drawn
+by_name = attrgetter("name")
 
 
 def class_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
@@ -288,7 +281,9 @@ def class_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
             if place >= len(found.kinds):
                 continue
             kind = found.kinds[place]
-            promised = ", ".join(map(_promise, (kind.first_token, kind.between_tokens))).replace("-, -", "-")
+            limits = (kind.first_token, kind.between_tokens)
+            told = ("-" if limit is None else within("", limit) for limit in limits)
+            promised = ", ".join(told).replace("-, -", "-")
             if kind.between_kind != GAP and kind.between_tokens is not None:
                 promised += f" {kind.between_kind}"
             times = (kind.ttft.mean.value, kind.ttft.p99, kind.tpot.mean.value, kind.tpot.p99)
@@ -296,11 +291,10 @@ def class_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
             good = share(kind.goodput.share.value if kind.goodput else np.nan)
             rows.append(row(kind.name or "-", name, kind.measured, Cell(promised), *cells, good))
     grid = Grid("", heads, tuple(rows), grouped=True, minor=(heads[2], heads[8], heads[9], heads[3]))
-    return [_nameless(grid) if len(metrics) == 1 else grid]
+    return _named(grid, metrics)
 
 
 def worth_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
-    """What classes are worth, and what that meant, where one has a weight or is background work."""
     rows, kept = [], []
     for name, found in metrics.items():
         for kind in found.kinds:
@@ -317,13 +311,15 @@ def worth_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
         return []
     heads = ("class", head, "weight", "promises\nkept", "evictions", "tokens\nper s")
     grid = Grid("", heads, tuple(rows), (VALUE.format("; ".join(kept)),) if kept else ())
-    return [_nameless(grid) if len(metrics) == 1 else grid]
+    return _named(grid, metrics)
 
 
-def _nameless(grid: Grid) -> Grid:
-    """Without the column that names the run: there is only one."""
+def _named(grid: Grid, metrics: Mapping[str, Metrics]) -> list[Grid]:
+    """Without the column that names the run where there is only one."""
+    if len(metrics) > 1:
+        return [grid]
     rows = tuple((each[0], *each[2:]) for each in grid.rows)
-    return replace(grid, heads=(grid.heads[0], *grid.heads[2:]), rows=rows, grouped=False)
+    return [replace(grid, heads=(grid.heads[0], *grid.heads[2:]), rows=rows, grouped=False)]
 
 
 def class_figures(runs: Mapping[str, Measured]) -> list[Figure]:
@@ -331,13 +327,6 @@ def class_figures(runs: Mapping[str, Measured]) -> list[Figure]:
         return []
     waits = _waits({name: found.metrics for name, found in runs.items()})
     return [*waits, *(_occupancy(name, found.run) for name, found in list(runs.items())[:MOST_RUNS])]
-
-
-def _promise(value: float | None) -> str:
-    if value is None:
-        return "-"
-    scale, unit = time_unit(value)
-    return f"{value * scale:g} {unit}"
 
 
 def _waits(metrics: Mapping[str, Metrics]) -> list[Figure]:
@@ -357,15 +346,12 @@ def _waits(metrics: Mapping[str, Metrics]) -> list[Figure]:
         scale, unit = time_unit(min(bar.length for bar in late))
         late = [Bar(bar.name, tuple((*part[:2], part[2] * scale) for part in bar.parts)) for bar in late]
         look = "Whether one class pays for the other."
-        figures.append(Bars("p99 TTFT", unit, _sorted(late)).figure("First tokens by class", look))
+        bars = Bars("p99 TTFT", unit, sorted(late, key=by_name))
+        figures.append(bars.figure("First tokens by class", look))
     if kept:
         look = "Requests that got what their class was promised; the thin line is the interval."
-        figures.append(Bars("promises kept", "%", _sorted(kept)).figure("Goodput by class", look))
+        figures.append(Bars("promises kept", "%", sorted(kept, key=by_name)).figure("Goodput by class", look))
     return figures
-
-
-def _sorted(bars: Sequence[Bar]) -> list[Bar]:
-    return sorted(bars, key=lambda bar: bar.name)
 
 
 def occupancy(run: Run, edges: Floats) -> dict[str, tuple[Floats, Floats]]:
@@ -382,7 +368,6 @@ def occupancy(run: Run, edges: Floats) -> dict[str, tuple[Floats, Floats]]:
 
 
 def _present(since: Floats, until: Floats, edges: Floats) -> Floats:
-    """How many were there on average between two edges: the time each spent, over the width."""
     known = ~np.isnan(since)
     begin, end = np.sort(since[known]), np.sort(until[known])
 
@@ -431,8 +416,7 @@ def tenant_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
         return []
     heads = ("tenant", head, "requests", "service\ntokens", "share", "promises\nkept")
     said = APART.format(f": {'; '.join(apart)}" if apart else "; no two ever had")
-    grid = Grid("", heads, tuple(rows), (said,))
-    return [_nameless(grid) if len(metrics) == 1 else grid]
+    return _named(Grid("", heads, tuple(rows), (said,)), metrics)
 
 
 def tenant_figures(metrics: Mapping[str, Metrics]) -> list[Figure]:
@@ -443,12 +427,11 @@ def tenant_figures(metrics: Mapping[str, Metrics]) -> list[Figure]:
         for each in found.tenants.tenants
     ]
     look = "Equal bars: equal shares of the engine."
-    figure = Bars("service", "tokens", _sorted(bars)).figure("Service by tenant", look)
+    figure = Bars("service", "tokens", sorted(bars, key=by_name)).figure("Service by tenant", look)
     return [figure] if bars else []
 
 
 def path_line(name: str, found: Measured, path: Path) -> str:
-    """Decodes per engine over the window that is measured, of the fluid path and of the run."""
     assert found.fleet is not None  # it has a router
     ours = sum(pool.engines * pool.decodes.mean for pool in found.fleet.pools) / found.fleet.engines
     begin = found.run.span()[0]
@@ -505,7 +488,6 @@ def _fleet_over_time(runs: Mapping[str, Run], paths: Mapping[str, Path]) -> list
 
 
 def _busy(name: str, run: Run) -> Figure:
-    """Every engine's time by phase; the first of a large fleet."""
     bars = []
     low, high = run.span()
     steps = run.steps
@@ -536,7 +518,6 @@ DUE = "Where an envelope was promised: requests with token j by the promised TTF
 
 
 def promise_panel(runs: Mapping[str, Measured]) -> Iterator[Grid]:
-    """One row for every run and class that was promised anything; nothing where none was."""
     rows = [line for name, found in runs.items() for line in _rows(name, found)]
     if rows:
         head = compared(found.run for found in runs.values()).head
@@ -556,24 +537,22 @@ def _rows(name: str, found: Measured) -> Iterator[Row]:
         both = float(promises.met[mine].mean())
         limits = (within("TTFT", first), within(BETWEEN_SHOWN[between_kind(kind)], between))
         kept = Cell("yes", tone="words good") if both >= KEPT else Cell("no", tone="words bad")
-        cells = (kept, valued(percent(both), 100 * both), Cell(", ".join(filter(None, limits)), tone="words"))
-        in_time = (
-            _in_time(latencies.ttft[mine], first, 0.0),
-            _in_time(found.between_tokens[mine], between, 1.0),
-        )
-        yield row(name, str(kind.get("name") or "all"), *cells, *in_time, int(mine.sum()))
+        promise = Cell(", ".join(filter(None, limits)), tone="words")
+        in_time = _in_time(latencies.ttft[mine], first, 0.0)
+        gaps = _in_time(found.between_tokens[mine], between, 1.0)
+        named = str(kind.get("name") or "all")
+        yield row(name, named, kept, share(both), promise, in_time, gaps, int(mine.sum()))
 
 
 def within(name: str, limit: float | None) -> str:
     if limit is None:
         return ""
     scale, unit = time_unit(limit)
-    return f"{name} ≤ {scale * limit:g} {unit}"
+    return f"{f'{name} ≤ ' if name else ''}{scale * limit:g} {unit}"
 
 
 def _in_time(times: np.ndarray, limit: float | None, unknown: float) -> Cell:
     """The share within the limit; `unknown` is what requests without such a time count as."""
     if limit is None:
         return Cell("-")
-    share = float(np.where(np.isnan(times), unknown, times <= limit).mean())
-    return valued(percent(share), 100 * share)
+    return share(float(np.where(np.isnan(times), unknown, times <= limit).mean()))

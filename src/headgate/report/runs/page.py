@@ -27,7 +27,6 @@ from headgate.report.runs.timeline import ROWS, gauge_blocks, timeline
 from headgate.report.runs.verdict import load_verdict, scene_verdict
 from headgate.stats.comparison import Comparison
 from headgate.stats.flow import unservable_rows
-from headgate.stats.measured import Measured
 
 MOST_CHAPTERS = 4  # scenes shown in full; of more, the highest loads
 
@@ -47,15 +46,11 @@ def runs_page(scenes: Sequence[Scene], command: Sequence[str] = (), title: str =
     requests = sum(len(run.requests["id"]) for run in runs)
     few = f"{', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
     about = f"{few}; {requests:,} requests in {doc.plural(len(runs), 'run')}"
-    named = title or _title(names, scenes, len(runs))
-    return doc.Page(named, about, tuple(chapters), made(runs, command), "runs", warnings(runs))
-
-
-def _title(names: Sequence[str], scenes: Sequence[Scene], runs: int) -> str:
-    """What is compared, and how many of them; of a single one, in how many runs."""
     if len(names) > 1:
-        return f"{len(names)} {what_differs(scenes).many} compared"
-    return f"One run: {names[0]}" if runs == 1 else f"{runs} runs of {names[0]}"
+        title = title or f"{len(names)} {what_differs(scenes).many} compared"
+    elif not title:
+        title = f"One run: {names[0]}" if len(runs) == 1 else f"{len(runs)} runs of {names[0]}"
+    return doc.Page(title, about, tuple(chapters), made(runs, command), "runs", warnings(runs))
 
 
 def scene_chapter(scene: Scene, rows: int = ROWS) -> doc.Chapter:
@@ -91,14 +86,12 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> doc.Chapter:
 
 
 def _card(meta: dict[str, Any]) -> str:
-    """Which card, of what, and how far it may be off if it was derived."""
     bars = meta.get("expected_error")
     off = f"; derived, throughput ±{100 * bars['throughput']:.0f} %" if isinstance(bars, dict) else ""
     return f"{meta['card']} ({meta.get('model')} on {meta.get('gpu')}{off})"
 
 
 def setup(scenes: Sequence[Scene]) -> str:
-    """The first line: what the runs have in common, and both values where they do not."""
     meta = [one.run.meta for scene in scenes for own in scene.runs.values() for one in own]
     cards = (_card(one) for one in meta if one.get("card"))
     fleet = any("router" in one for one in meta)
@@ -137,16 +130,14 @@ def _numbers(scene: Scene) -> list[doc.Block]:
 
 
 def _bounded(scene: Scene, bound: float) -> str:
-    """How much was served of what can be served at all, both over the time that rates are measured in."""
     best = max(found.request_rate.value for found in scene.metrics.values())
     where = f" and {scene.engines} engines" if scene.engines > 1 else ""
-    served = (
-        f"On the measured requests{where} no policy serves more than {doc.number(bound)} requests/s (a bound "
-        "from the card's step times). The most served is "
-        f"{doc.number(best)}: {100 * best / bound:.0f} % of it."
-    )
     edges = " Above 100 %: requests at the edges of the window were partly served outside it."
-    return served + edges if best > bound else served
+    return (
+        f"On the measured requests{where} no policy serves more than {doc.number(bound)} requests/s (a bound "
+        f"from the card's step times). The most served is {doc.number(best)}: {100 * best / bound:.0f} % of "
+        f"it.{edges if best > bound else ''}"
+    )
 
 
 def loads_chapter(scenes: Sequence[Scene]) -> doc.Chapter:
@@ -161,7 +152,6 @@ def loads_chapter(scenes: Sequence[Scene]) -> doc.Chapter:
 
 
 def alarms(scene: Scene) -> tuple[str, ...]:
-    """Sentences for the first lines of an answer, "" left out."""
     first = next(iter(scene.tables.values()))
     lost = int(unservable_rows(first).sum())
     left_out = Unservable(lost, len(first.requests["id"]), int(first.meta.get("longest") or 0)).said
@@ -169,24 +159,21 @@ def alarms(scene: Scene) -> tuple[str, ...]:
 
 
 def _overload(scene: Scene) -> str:
-    """Offered, served, the bound, and how fast the backlog grows; for open loops alone."""
-    growing = {name: one for name, one in scene.first.items() if one.trend.growth > 0}
+    growing = []
+    for name, one in scene.first.items():
+        if one.trend.growth > 0:
+            low, high = one.run.span()
+            rate = float(one.run.completed().sum()) / max(high - low, 1e-9)
+            grows = f"its backlog grows by {doc.number(one.trend.growth)} requests/s"
+            growing.append(f"{name} serves {doc.number(rate)} over the whole run, and {grows}")
     if scene.load.kind != RATE or not growing:
         return ""
     offered = f"{doc.number(scene.load.value)} requests/s are offered"
-    each = "; ".join(f"{name} {_served(one)}" for name, one in growing.items())
     most = f" No policy serves more than {doc.number(scene.bound.rate)}." if scene.bound else ""
     return (
-        f"Overloaded: {offered}. {each}.{most} Latencies and kept promises get worse the longer the run: "
-        "lower the rate or add engines before comparing them."
+        f"Overloaded: {offered}. {'; '.join(growing)}.{most} Latencies and kept promises get worse the "
+        "longer the run: lower the rate or add engines before comparing them."
     )
-
-
-def _served(one: Measured) -> str:
-    low, high = one.run.span()
-    rate = float(one.run.completed().sum()) / max(high - low, 1e-9)
-    grows = f"its backlog grows by {doc.number(one.trend.growth)} requests/s"
-    return f"serves {doc.number(rate)} over the whole run, and {grows}"
 
 
 # -- how the report was made
@@ -196,7 +183,6 @@ Facts = tuple[tuple[str, str], ...]
 
 
 def made(runs: Sequence[Run], command: Sequence[str] = ()) -> Facts:
-    """What one needs to do it again."""
     meta = [run.meta for run in runs]
     dates = sorted(str(one["date"]) for one in meta if one.get("date"))
     facts = {

@@ -27,8 +27,6 @@ RATE, CLIENTS, AT_ONCE = "rate", "clients", "all-at-once"
 
 
 class Compared(NamedTuple):
-    """One of those that are compared, several, and the head of the column that names them."""
-
     one: str
     many: str
     head: str
@@ -44,19 +42,17 @@ def compared(runs: Iterable[Run]) -> Compared:
     """Runs of different engines are setups, whatever else differs; of one engine, routers or policies."""
     meta = [run.meta for run in runs]
 
+    def plain(value: Any) -> Any:  # settings in one order, and what is not said as what is off
+        return sorted(value.items()) if isinstance(value, dict) else value or None
+
     def differ(*words: str) -> bool:
-        return len({repr([_plain(one.get(word)) for word in words]) for one in meta}) > 1
+        return len({repr([plain(one.get(word)) for word in words]) for one in meta}) > 1
 
     if differ("engine", "engines", "asynchronous", "card"):
         return SETUPS
     if not differ("router", "router_parameters"):
         return POLICIES
     return BOTH if differ("policy", "parameters") else ROUTERS
-
-
-def _plain(value: Any) -> Any:
-    """Settings in one order, and what is not said as what is off."""
-    return sorted(value.items()) if isinstance(value, dict) else value or None
 
 
 class SceneLoad(NamedTuple):
@@ -82,7 +78,6 @@ class SceneLoad(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """Of the value, "" where its kind says it."""
         return {CLIENTS: "clients", RATE: "requests/s"}.get(self.kind, "")
 
 
@@ -143,24 +138,20 @@ class Scene:
         run, counted = first.run, first.window.counted
         limits = dict(run.meta.get("engine") or {})
         done = counted[run.requests["output"][counted] >= 1]
-        if not limits or not len(done):
+        # Prompts that are found cost less than the bound counts; what drafts take is not recorded.
+        found_again = any(found.prefix_cache for found in self.metrics.values())
+        if not limits or not len(done) or found_again or speculates(run):
             return None
-        if any(found.prefix_cache for found in self.metrics.values()):
-            return None  # prompts that are found cost less than the bound counts
         lengths = Requests.of(run.requests["prompt"][done], run.requests["output"][done] - 1)
-        if speculates(run):
-            return None  # what drafts take is not recorded
         try:
             cost = recorded_card(run.meta["card"]).cost
-            return engine_bound(
-                cost, lengths, limits["running"], limits["batch_tokens"], limits["kv_tokens"], self.engines
-            )
+            most = (limits["running"], limits["batch_tokens"], limits["kv_tokens"])
+            return engine_bound(cost, lengths, *most, self.engines)
         except (InputError, KeyError):
             return None
 
 
 def what_differs(scenes: Sequence[Scene]) -> Compared:
-    """What is compared in all of them; what differs from scene to scene is their load, not this."""
     found = {scene.compared for scene in scenes if len(scene.runs) > 1}
     if len(found) == 1:
         return next(iter(found))
@@ -206,7 +197,6 @@ def gather(runs: Sequence[Run], names: Sequence[str] | None = None) -> list[Scen
 
 
 def scene_of(own: Mapping[str, Sequence[Run | Measured]], title: str = "") -> Scene:
-    """Runs that are known to be on the same requests."""
     runs = {name: [Measured.of(run) for run in each] for name, each in own.items()}
     run = next(iter(runs.values()))[0].run
     return Scene(title or title_of(run), load_of(run), runs)
@@ -254,16 +244,17 @@ NOTE = (
 
 def against_load(scenes: Sequence[Scene]) -> list[Figure]:
     order = list(dict.fromkeys(name for scene in scenes for name in scene.runs))
-    bound = _bound(scenes)
+    bounds = [scene.bound.rate for scene in scenes if scene.bound]
+    # None where a swept word gives every scene its own.
+    bound = float(np.median(bounds)) if bounds and max(bounds) < 1.2 * min(bounds) else None
     marks = [Mark(f"bound: {number(bound)}", bound, "y")] if bound else []
     kind = scenes[0].load.kind
     offered, what = kind == RATE, "load" if kind in AXES else kind
     served = _series(scenes, order, lambda found: found.request_rate)
     loads = np.array([scene.load.value for scene in scenes])
     diagonal = [Series("as offered", loads, loads, 7)] if offered else []
-    look = "Where a curve bends away from what is offered, the engine is full; dashed: the theoretical bound."
-    if not offered:
-        look = "Where a curve stops rising, the engine is full; dashed: the theoretical bound."
+    bends = "bends away from what is offered" if offered else "stops rising"
+    look = f"Where a curve {bends}, the engine is full; dashed: the theoretical bound."
     along = AXES.get(kind, Axis(kind))
     chart = Chart(along, Axis("served", "requests/s", low=0.0), [*diagonal, *served], marks)
     figures = [chart.figure(f"Requests served against {what}", look, NOTE if bound else "")]
@@ -336,23 +327,13 @@ def _series(scenes: Sequence[Scene], order: Sequence[str], read: Read, scale: fl
     for colour, name in enumerate(order):
         held = [scene for scene in scenes if name in scene.runs]
         each = [_over_seeds(scene.runs[name], read) for scene in held]
-        known = [(one.value, np.nan if one.low is None else one.low, np.nan if one.high is None else one.high)
-                 for one in each]  # fmt: skip
-        y, low, high = scale * np.array(known, float).T
+        y, low, high = scale * np.array([(one.value, one.low, one.high) for one in each], float).T
         x = np.array([scene.load.value for scene in held])
         found.append(Series(name, x, y, colour, "linked", low, high))
     return found
 
 
-def _bound(scenes: Sequence[Scene]) -> float | None:
-    """Of these requests; none where a swept word gives every scene its own."""
-    bounds = [scene.bound.rate for scene in scenes if scene.bound]
-    alike = bool(bounds) and max(bounds) < 1.2 * min(bounds)
-    return float(np.median(bounds)) if alike else None
-
-
 def comparable(scenes: Sequence[Scene]) -> list[Scene]:
-    """Those that lie on one axis of load, in order; none when there are fewer than two."""
     for kind in dict.fromkeys(scene.load.kind for scene in scenes if scene.load.kind != AT_ONCE):
         alike = [scene for scene in scenes if scene.load.kind == kind]
         if len({scene.load.value for scene in alike}) > 1:
@@ -364,8 +345,6 @@ def comparable(scenes: Sequence[Scene]) -> list[Scene]:
 
 
 class Pooled(NamedTuple):
-    """Values and how often each occurred."""
-
     values: Floats
     weights: Integers
 
@@ -394,7 +373,6 @@ REQUESTS, TOKENS = "share of requests", "share of tokens"
 
 
 def _between(kind: dict[str, Any], of: str) -> object:
-    """The promise between tokens, where it is of this kind."""
     return kind.get("between_tokens") if between_kind(kind) == of else None
 
 
@@ -417,8 +395,11 @@ def distributions(runs: Mapping[str, Sequence[Measured]]) -> list[Figure]:
     """One figure for each kind of waiting that any run has; TPOT only where promised. Seeds are pooled."""
     found = []
     for latency in LATENCIES:
-        samples = {name: _pooled(latency, own) for name, own in runs.items()}
-        samples = {name: sample for name, sample in samples.items() if len(sample.values)}
+        samples = {}
+        for name, own in runs.items():
+            values, weights = map(np.concatenate, zip(*map(latency.read, own), strict=True))
+            if len(values):
+                samples[name] = Pooled(values, weights)
         if samples:
             kinds = [kind for own in runs.values() for kind in own[0].run.kinds]
             promises = _promised(kinds, latency.promise)
@@ -430,7 +411,6 @@ def distributions(runs: Mapping[str, Sequence[Measured]]) -> list[Figure]:
 def curves(
     latency: Latency, samples: Mapping[str, Pooled], order: Sequence[str], promises: Mapping[str, float]
 ) -> Figure:
-    """The curves of several samples in one figure, each in the colour of its place in `order`."""
     scale, unit = time_unit(float(np.median(next(iter(samples.values())).values)))
     series = []
     for name, sample in samples.items():
@@ -444,11 +424,6 @@ def curves(
     return chart.figure(f"{latency.long} ({latency.name})", latency.look)
 
 
-def _pooled(latency: Latency, own: Sequence[Measured]) -> Pooled:
-    values, weights = zip(*(latency.read(one) for one in own), strict=True)
-    return Pooled(np.concatenate(values), np.concatenate(weights))
-
-
 def _promised(
     kinds: Sequence[dict[str, Any]], promise: Callable[[dict[str, Any]], object]
 ) -> dict[str, float]:
@@ -458,7 +433,5 @@ def _promised(
         value = promise(kind)
         if isinstance(value, int | float):
             promised.setdefault(float(value), {})[str(kind.get("name", ""))] = None
-    return {
-        f" ({', '.join(filter(None, names))})" if any(names) else "": value
-        for value, names in promised.items()
-    }
+    said = {value: ", ".join(filter(None, names)) for value, names in promised.items()}
+    return {f" ({names})" if names else "": value for value, names in said.items()}

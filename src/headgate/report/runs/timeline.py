@@ -35,8 +35,6 @@ KEYS = (*((phase, f"block {phase}") for phase in PHASES), ("idle", "block idle-k
 
 @dataclass(frozen=True)
 class Strip:
-    """The steps of one engine of one run, or stretches of equal length where there are too many."""
-
     name: str
     colour: int
     start: charts.Floats
@@ -45,7 +43,7 @@ class Strip:
     slots: charts.Floats
     queue: charts.Floats
     kv: charts.Floats
-    thinned: bool
+    thinned: bool  # into stretches of equal length, where there are too many steps
 
     @property
     def style(self) -> str:
@@ -54,7 +52,6 @@ class Strip:
 
 
 def timeline(runs: Sequence[tuple[str, Run]], rows: int = ROWS) -> Figure | None:
-    """The figure; None when no run has a step. Of a fleet, only so many engines are drawn."""
     chosen = _chosen(runs)
     share = max(FEWEST, rows // max(len(chosen), 1))
     strips = [_strip(name, colour, run, replica, share) for name, colour, run, replica in chosen]
@@ -80,18 +77,15 @@ def timeline(runs: Sequence[tuple[str, Run]], rows: int = ROWS) -> Figure | None
 
 
 def _chosen(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, int, Run, int | None]]:
-    """Runs, or engines of runs, with their names; None stands for the only engine."""
     found: list[tuple[str, int, Run, int | None]] = []
     each = max(1, MOST_STRIPS // max(len(runs), 1))
     for colour, (name, run) in enumerate(runs):
         replicas = np.unique(run.steps["replica"]).tolist()
         if len(replicas) <= 1:
             found.append((name, colour, run, None))
-        else:
-            found += [
-                (f"{name}, {engine_name(run, number)}", colour, run, number)
-                for number in some_engines(run, replicas, each)
-            ]
+            continue
+        for engine in some_engines(run, replicas, each):
+            found.append((f"{name}, {engine_name(run, engine)}", colour, run, engine))
     return found
 
 
@@ -159,27 +153,22 @@ def _means(strip: Strip, edges: charts.Floats, values: charts.Floats) -> charts.
 def _packed(
     strips: Sequence[Strip], panels: Sequence[dict[str, Any]], low: float, high: float
 ) -> dict[str, Any]:
-    """For timeline.js: whole numbers, levels as differences, bytes of equal weight together, deflated."""
     tick = max(1e-5, (high - low) / 2e9)
     kv_tick = max(1.0, max(float(strip.kv.max()) for strip in strips) / 1e4)
     runs = []
     for strip in strips:
+        begin = np.rint((strip.start - low) / tick).astype(np.int64)
+        end = np.rint((strip.start + strip.seconds - low) / tick).astype(np.int64)
+        idle = begin - np.concatenate(([0], end[:-1]))  # nearly always zero, which takes no room
+        levels = (strip.slots, strip.queue, strip.kv / kv_tick)
+        changes = (np.diff(np.rint(level), prepend=0.0) for level in levels)
+        columns = (*changes, idle, end - begin, strip.phase)
+        whole = b"".join(column.astype("<i4").view(np.uint8).reshape(-1, 4).T.tobytes() for column in columns)
+        data = base64.b64encode(zlib.compress(whole, 9)).decode("ascii")
         about = {"name": strip.name, "style": strip.style, "rows": len(strip.start)}
-        runs.append(about | {"data": _pack(strip, low, tick, kv_tick)})
+        runs.append(about | {"data": data})
     axis = {"low": low, "high": high, "tick": tick, "kv_tick": kv_tick}
     return {**axis, "panels": list(panels), "runs": runs}
-
-
-def _pack(strip: Strip, low: float, tick: float, kv_tick: float) -> str:
-    begin, end = (
-        np.rint((times - low) / tick).astype(np.int64) for times in (strip.start, strip.start + strip.seconds)
-    )
-    idle = begin - np.concatenate(([0], end[:-1]))  # nearly always zero, which takes no room
-    levels = (strip.slots, strip.queue, strip.kv / kv_tick)
-    changes = (np.diff(np.rint(level), prepend=0.0) for level in levels)
-    columns = (*changes, idle, end - begin, strip.phase)
-    whole = b"".join(column.astype("<i4").view(np.uint8).reshape(-1, 4).T.tobytes() for column in columns)
-    return base64.b64encode(zlib.compress(whole, 9)).decode("ascii")
 
 
 def _draw(strips: Sequence[Strip], panels: Sequence[dict[str, Any]], low: float, high: float) -> Markup:
@@ -230,9 +219,8 @@ def _panel(
         parts.append(tag("line", class_="grid", x1=x.start, x2=x.end, y1=at, y2=at))
         parts.append(tag("text", label, class_="tick", x=x.start - 6, y=at + 4, text_anchor="end"))
     for style, columns in found:
-        parts.append(
-            tag("path", class_=f"line thin {style}", d=charts.path(x(columns.middle), y(columns.mean)))
-        )
+        line = charts.path(x(columns.middle), y(columns.mean))
+        parts.append(tag("path", class_=f"line thin {style}", d=line))
     if limit:
         at, said = float(y(limit)), f"{panel['bound']}: {number(float(limit))}"
         parts.append(tag("line", class_="mark", x1=x.start, x2=x.end, y1=at, y2=at))
@@ -247,8 +235,6 @@ PREFIX = "gauge."
 
 
 class Dial(NamedTuple):
-    """How a gauge of a policy is shown."""
-
     title: str
     axis: str
     unit: str
@@ -275,7 +261,6 @@ MODES = ("mixed", "exclusive")  # what the gauge of this name counts into
 
 
 def gauge_blocks(runs: Mapping[str, Run]) -> list[Figure | str]:
-    """One figure for each gauge that changes in some run; a mode that never changes, in words."""
     columns = dict.fromkeys(column for run in runs.values() for column in run.plans)
     names = [column.removeprefix(PREFIX) for column in columns if column.startswith(PREFIX)]
     figures = [figure for name in names if name not in SKIPPED and (figure := _figure(name, runs))]
@@ -283,7 +268,6 @@ def gauge_blocks(runs: Mapping[str, Run]) -> list[Figure | str]:
 
 
 def _kept_mode(runs: Mapping[str, Run]) -> list[str]:
-    """Policies that could choose a mode and stayed with one."""
     kept: dict[int, list[str]] = {}
     for name, run in runs.items():
         found = np.unique(run.plans.get(PREFIX + "exclusive", np.empty(0)))
@@ -296,7 +280,6 @@ def _kept_mode(runs: Mapping[str, Run]) -> list[str]:
 
 
 def _mean_length(name: str, runs: Mapping[str, Run]) -> list[charts.Mark]:
-    """What an estimate of lengths should approach."""
     if name not in ("prompt", "output"):
         return []
     run = next(iter(runs.values()))
@@ -320,7 +303,5 @@ def _figure(name: str, runs: Mapping[str, Run]) -> Figure | None:
     if not moved:
         return None
     about = KNOWN.get(name, Dial(name.capitalize(), name, "", "As the policy reports it."))
-    along, marks = charts.Axis("time since the start", "s"), _mean_length(name, runs)
-    return charts.Chart(along, charts.Axis(about.axis, about.unit), series, marks).figure(
-        about.title, about.look
-    )
+    along, up = charts.Axis("time since the start", "s"), charts.Axis(about.axis, about.unit)
+    return charts.Chart(along, up, series, _mean_length(name, runs)).figure(about.title, about.look)

@@ -43,16 +43,16 @@ def trial_page(
     about: Mapping[str, str],
     command: Sequence[str],
 ) -> doc.Page:
-    """The answer first; then figures, classes and rounds. `about`: where the figures come from."""
     findings = outcome.findings
     facts = {**about, "promises": _promised(promises), **_facts(outcome)}
     sections = [doc.Section("", (doc.Facts.of(facts),)), doc.Section("Arms", (_arms(findings, arms),))]
     for found in findings.found:
         title = f"{findings.arms[found.arm]} beside {findings.arms[0]}"
         if found.verdicts:
-            sections.append(
-                doc.Section(title, (_grid(findings, found, found.verdicts), *_classes(findings, found)))
-            )
+            grids = [_grid(findings, found, found.verdicts)]
+            for kind, one in found.by_class.items():
+                grids.append(_grid(findings, found, one, f"class {kind or '(none)'}"))
+            sections.append(doc.Section(title, tuple(grids)))
     sections.append(doc.Section("Round by round", (doc.Drawn(lambda: _charts(outcome)),), doc.PAGE_ONLY))
     notes = [findings.state.said()] if findings.state is not None else []
     notes += [_failures(findings, found) for found in findings.found if found.failed]
@@ -86,16 +86,20 @@ def _answer(findings: Findings, found: ArmFound) -> str:
         state = findings.state.name if findings.state is not None else "idle"
         other = f"; --primary {found.verdicts[0].metric.name} can" if found.verdicts else ""
         return f"Cannot tell: {metric.title} cannot be compared on a server whose state is {state}{other}."
-    change, both = verdict.change, _both(metric, verdict.change)
+    change = verdict.change
+    both = f"{metric.shown(change.arm)} instead of {metric.shown(change.baseline)}"
     if verdict.word == SAME:
         margin = "1 point" if metric.share else f"{metric.margin:.0%}"
         figures = f"{metric.shown(change.arm)} and {metric.shown(change.baseline)}"
         return f"No difference between {arm} and {base}: {metric.title} {figures}, less than {margin} apart."
     if verdict.word == CANNOT_TELL:
-        later = _later(findings, verdict)
-        ends = _interval(metric, change)
-        return f"Cannot tell yet whether {arm} changes {metric.title}: {both}, {ends}.{later}"
-    better, amount = "better" if verdict.better else "worse", _amount(metric, change)
+        later, ends = "No end is in sight.", _interval(metric, change)
+        if verdict.rounds_missing is not None:
+            minutes = ceil(findings.minutes(verdict.rounds_missing))
+            later = f"Roughly {doc.plural(minutes, 'more minute')}."
+        return f"Cannot tell yet whether {arm} changes {metric.title}: {both}, {ends}. {later}"
+    better, word = "better" if verdict.better else "worse", "less" if change.value < 0 else "more"
+    amount = f"{abs(100 * change.value):.1f} {'points' if metric is KEPT else '%'} {word}"
     return f"{arm} is {better} than {base}: {metric.title} {both}, {amount} ({_interval(metric, change)})."
 
 
@@ -105,12 +109,6 @@ def _failures(findings: Findings, found: ArmFound) -> str:
         f"{doc.percent(arm)} of the requests failed under {findings.arms[found.arm]} and {doc.percent(base)} "
         f"under {findings.arms[0]}, so TTFT is not compared."
     )
-
-
-def _later(findings: Findings, verdict: Verdict) -> str:
-    if verdict.rounds_missing is None:
-        return " No end is in sight."
-    return f" Roughly {doc.plural(ceil(findings.minutes(verdict.rounds_missing)), 'more minute')}."
 
 
 def _promised(promises: Mapping[str | None, Slo]) -> str:
@@ -135,10 +133,8 @@ def _facts(outcome: Outcome) -> dict[str, str]:
     findings = outcome.findings
     arms, state = len(findings.arms), findings.state
     minutes = findings.minutes(findings.rounds)
-    facts = {
-        "rounds": f"{findings.rounds} of {arms} blocks of {findings.block:g} s, {minutes:.0f} minutes; "
-        f"the first {findings.burn:g} s of each block are left out",
-    }
+    blocks = f"{findings.rounds} of {arms} blocks of {findings.block:g} s, {minutes:.0f} minutes"
+    facts = {"rounds": f"{blocks}; the first {findings.burn:g} s of each block are left out"}
     if state is not None:
         facts["state"] = f"{state.name}, backlog {state.low:.1f} to {state.high:.1f} s"
     if outcome.stopped:
@@ -171,10 +167,6 @@ def _row(findings: Findings, verdict: Verdict) -> doc.Row:
     )
 
 
-def _classes(findings: Findings, found: ArmFound) -> list[doc.Grid]:
-    return [_grid(findings, found, one, f"class {kind or '(none)'}") for kind, one in found.by_class.items()]
-
-
 def _charts(outcome: Outcome) -> Iterable[doc.Figure | str]:
     findings = outcome.findings
     metrics = dict.fromkeys(verdict.metric for found in findings.found for verdict in found.verdicts)
@@ -182,14 +174,12 @@ def _charts(outcome: Outcome) -> Iterable[doc.Figure | str]:
         rows = by_round(outcome.book, findings.arms, metric)
         if all(figure is None for row in rows for figure in row):
             continue
-        scale, unit = (
-            (100.0, "%") if metric.share else (1.0, "/s") if metric is THROUGHPUT else (1000.0, "ms")
-        )
+        scale, unit = (1.0, "/s") if metric is THROUGHPUT else (1000.0, "ms")
+        scale, unit = (100.0, "%") if metric.share else (scale, unit)
         rounds = np.arange(1.0, len(rows) + 1)
         series = []
         for place, name in enumerate(findings.arms):
-            figures = [row[place] for row in rows]
-            values = np.array([np.nan if figure is None else scale * figure for figure in figures])
+            values = scale * np.array([row[place] for row in rows], float)  # None becomes not a number
             series.append(Series(name, rounds, values, colour=place, shape="linked"))
         chart = Chart(Axis("round", whole=True), Axis(metric.title, unit), series)
         look = "Each point is a block after its burn-in; arms of one round met much the same traffic."
@@ -197,16 +187,6 @@ def _charts(outcome: Outcome) -> Iterable[doc.Figure | str]:
 
 
 # -- figures as people read them
-
-
-def _both(metric: Metric, change: Change) -> str:
-    return f"{metric.shown(change.arm)} instead of {metric.shown(change.baseline)}"
-
-
-def _amount(metric: Metric, change: Change) -> str:
-    word = "less" if change.value < 0 else "more"
-    size = abs(100 * change.value)
-    return f"{size:.1f} points {word}" if metric is KEPT else f"{size:.1f} % {word}"
 
 
 def _interval(metric: Metric, change: Change) -> str:

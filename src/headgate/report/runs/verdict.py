@@ -29,9 +29,8 @@ KEPT_UP = 0.97  # of what was offered; the window of a short run is not exact to
 LEAST_KEPT = 0.01  # of requests with their promises kept; below, nothing is compared
 NEGLIGIBLE = 1.0  # percent of throughput
 # what a gain may cost, or what is left to win where throughput is not
-MATTER = {"goodput": "the share of kept promises"} | {
-    name: name for name in ("mean TTFT", "mean TPOT", "p99 ITL")
-}
+MATTER = {"goodput": "the share of kept promises"}
+MATTER |= {name: name for name in ("mean TTFT", "mean TPOT", "p99 ITL")}
 
 
 def scene_verdict(scene: Scene) -> str:
@@ -66,18 +65,19 @@ def run_verdict(name: str, run: Run, metrics: Metrics) -> str:
 
 
 def comparison_verdict(found: Comparison, of: Compared = POLICIES) -> str:
-    """Who serves more than the baseline and at which price; else what there is to win in latency."""
     rows = {row.metric: row for row in found.rows}
     served = rows.get("request throughput")
     if served is None:
         return "No request was served to its end, so there is nothing to compare."
     if all(other.verdict == TOO_FEW for other in served.others.values()):
-        return f"Too few requests to tell the {of.many} apart: {_values(served, found)}."
+        values = {found.baseline: served.baseline} | served.others
+        each = ", ".join(f"{name} {number(own.value)} requests/s" for name, own in values.items())
+        return f"Too few requests to tell the {of.many} apart: {each}."
     if not _judged(found):
         differs = what_else(rows)
         return f"{_no_verdict(found)}.{f' What differs: {differs}.' if differs else ''}"
     if (winner := winner_of(served)) is None:
-        return _nothing_to_gain(found, rows, of)
+        return f"{_nothing_to_gain(found, rows, of)}{_left_out(found)}"
     gain = served.others[winner]
     said = f"{winner} serves {gain.percent.value:.1f} % more requests than {found.baseline}{percents(gain)}"
     said += f", the most of {len(served.others)} tried" if len(served.others) > 1 else ""
@@ -95,7 +95,6 @@ def _judged(found: Comparison) -> list[str]:
 
 
 def _no_verdict(found: Comparison) -> str:
-    """Why throughputs are not compared, and what can be said of them instead."""
     said = f"No verdict on throughput: {_why(found)}"
     steady = [name for name in found.policies if name not in found.doubts]
     if GROWS in found.doubts.values() and steady:
@@ -105,7 +104,6 @@ def _no_verdict(found: Comparison) -> str:
 
 
 def _why(found: Comparison) -> str:
-    """What is wrong with the measured window, by policy."""
     words = {GROWS: "has a growing backlog", UNSETTLED: "is not stationary", ABOVE: "serves more than"}
     many = {GROWS: "have a growing backlog", UNSETTLED: "are not stationary", ABOVE: "serve more than"}
     said = []
@@ -122,7 +120,6 @@ def _left_out(found: Comparison) -> str:
 
 
 def winner_of(served: MetricRow) -> str | None:
-    """Who surely serves more than the baseline; of several, the one that serves most."""
     surely = [name for name, other in served.others.items() if other.verdict == BETTER]
     return max(surely, key=lambda name: served.others[name].value) if surely else None
 
@@ -136,86 +133,62 @@ def room_for(served: MetricRow | None) -> float:
     return max((math.inf if end is None else end for end in ends), default=0.0)
 
 
-def unseen(room: float) -> str:
-    """What may be said of a gain that was not seen: no more than the intervals leave out."""
-    return _nothing(room) if room < NEGLIGIBLE else f"no gain is seen, {_doubt(room)}"
+def unseen(room: float, where: str = "") -> str:
+    """What may be said of a gain that was not seen: no more than the intervals leave out.
 
-
-def unseen_at(where: str, room: float) -> str:
-    """The same behind the words that none is seen to serve more."""
-    return f": {where} {_nothing(room)}" if room < NEGLIGIBLE else f" {where}, {_doubt(room)}"
-
-
-def _nothing(room: float) -> str:
-    return f"there is no throughput to gain (95 % intervals end at {room:+.1f} %)"
-
-
-def _doubt(room: float) -> str:
+    With a place it goes behind the words that none is seen to serve more.
+    """
+    if room < NEGLIGIBLE:
+        nothing = f"there is no throughput to gain (95 % intervals end at {room:+.1f} %)"
+        return f": {where} {nothing}" if where else nothing
+    doubt = f"though 95 % intervals leave room for {room:.1f} %"
     if math.isinf(room):
-        return "and too little was served to leave one out"
-    return f"though 95 % intervals leave room for {room:.1f} %"
+        doubt = "and too little was served to leave one out"
+    return f" {where}, {doubt}" if where else f"no gain is seen, {doubt}"
 
 
 def served_by(found: object) -> MetricRow | None:
-    """The line of requests per second; None where there is no comparison."""
     rows = found.rows if isinstance(found, Comparison) else ()
     return next((row for row in rows if row.metric == "request throughput"), None)
 
 
-def _untold(found: Comparison, served: MetricRow) -> str:
-    """What serves more by a card that was not measured, and no more than it may be off; "" if nothing."""
-    others = served.others.items()
-    untold = {name: other.percent.value for name, other in others if other.verdict == CANNOT_TELL}
-    gains = {name: value for name, value in untold.items() if value > 0}
-    if not gains:
-        return ""
-    best = max(gains, key=lambda name: gains[name])
-    more = f"{gains[best]:.1f} % more requests than {found.baseline}"
-    return f"Cannot tell: {best} serves {more} by this card, which was derived and may be off by more"
-
-
 def _nothing_to_gain(found: Comparison, rows: dict[str, MetricRow], of: Compared) -> str:
     served = rows["request throughput"]
-    if untold := _untold(found, served):
-        differs = what_else(rows)
-        untold += f". What differs clearly: {differs}." if differs else "."
-        return f"{untold}{_left_out(found)}"
-    fewer = [name for name, other in served.others.items() if other.verdict == WORSE]
+    differs = what_else(rows)
+    others = served.others.items()
+    untold = {name: other.percent.value for name, other in others if other.verdict == CANNOT_TELL}
+    if more := {name: value for name, value in untold.items() if value > 0}:
+        best = max(more, key=lambda name: more[name])
+        said = f"Cannot tell: {best} serves {more[best]:.1f} % more requests than {found.baseline}"
+        said += " by this card, which was derived and may be off by more"
+        return f"{said}. What differs clearly: {differs}." if differs else f"{said}."
+    fewer = [name for name, other in others if other.verdict == WORSE]
     said = f"No {of.one} is seen to serve more requests than {found.baseline}"
-    said += unseen_at("at this load", room_for(served))
+    said += unseen(room_for(served), "at this load")
     if fewer:
         said += f" ({listed(fewer)} serve{'s' if len(fewer) == 1 else ''} fewer)"
-    differs = what_else(rows)
-    said += f". What differs: {differs}." if differs else ", and no latency is seen to be better."
-    return f"{said}{_left_out(found)}"
+    return f"{said}. What differs: {differs}." if differs else f"{said}, and no latency is seen to be better."
 
 
 def what_else(rows: Mapping[str, MetricRow]) -> str:
-    """Which is best in which other figure, and what that costs in the others; "" when none is."""
     wins: list[str] = []
     winners: list[str] = []
-    for metric, name in MATTER.items():
-        row = _told(rows, metric)
-        better = {other: each for other, each in row.others.items() if each.verdict == BETTER} if row else {}
+    told = {name: row for metric, name in MATTER.items() if (row := _told(rows, metric))}
+    for name, row in told.items():
+        better = {other: each for other, each in row.others.items() if each.verdict == BETTER}
         if better:
             best = max(better, key=lambda other: abs(better[other].percent.value))
-            winners += [] if best in winners else [best]
+            winners.append(best)
             wins.append(f"{best} has {_change(name, better[best])}{percents(better[best])}")
-    return f"{listed(wins)}{_paid(rows, winners)}" if wins else ""
-
-
-def _paid(rows: Mapping[str, MetricRow], winners: Sequence[str]) -> str:
-    """What those that win in one figure lose in another."""
-    said = ""
-    for winner in winners:
-        each = {name: rows[metric].others[winner] for metric, name in MATTER.items() if _told(rows, metric)}
+    said = listed(wins)
+    for winner in dict.fromkeys(winners):
+        each = {name: row.others[winner] for name, row in told.items()}
         worse = [_change(name, other) for name, other in each.items() if other.verdict == WORSE]
         said += f"; {winner} pays with {listed(worse)}" if worse else ""
     return said
 
 
 def _told(rows: Mapping[str, MetricRow], metric: str) -> MetricRow | None:
-    """The line of a figure; None where there is none, or where next to no promise is kept."""
     row = rows.get(metric)
     if row is None or metric != "goodput":
         return row
@@ -224,16 +197,15 @@ def _told(rows: Mapping[str, MetricRow], metric: str) -> MetricRow | None:
 
 
 def price(rows: Mapping[str, MetricRow], winner: str) -> str:
-    each = (_price(rows[metric], winner, name) for metric, name in MATTER.items() if _told(rows, metric))
-    told = list(filter(None, each))
+    told = []
+    for metric, name in MATTER.items():
+        if row := _told(rows, metric):
+            other = row.others[winner]
+            if other.verdict == SAME:
+                told.append(f"no difference seen in {name}")
+            elif other.verdict in (BETTER, WORSE):
+                told.append(_change(name, other))
     return f", with {listed(told)}" if told else ""
-
-
-def _price(row: MetricRow, winner: str, name: str) -> str:
-    other = row.others[winner]
-    if other.verdict == SAME:
-        return f"no difference seen in {name}"
-    return _change(name, other) if other.verdict in (BETTER, WORSE) else ""
 
 
 def _change(name: str, other: Difference) -> str:
@@ -254,14 +226,7 @@ def _span(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f" (95 % interval {number(low)} to {number(high)})"
 
 
-def _values(row: MetricRow, found: Comparison) -> str:
-    values = {found.baseline: row.baseline.value} | {name: other.value for name, other in row.others.items()}
-    return ", ".join(f"{name} {number(value)} requests/s" for name, value in values.items())
-
-
 class Gain(NamedTuple):
-    """Who surely serves more than the baseline, where, and by how much."""
-
     winner: str
     scene: Scene
     more: Difference
@@ -284,14 +249,13 @@ def load_verdict(scenes: Sequence[Scene]) -> str:
 
 
 def _gained(compared: Sequence[Scene], scenes: Sequence[Scene]) -> str:
-    """Of the loads at which throughputs are compared."""
     gains = [gain for scene in compared if (gain := _gain(scene))]
     places = [gain.scene for gain in gains]
     without = [scene for scene in compared if all(scene is not place for place in places)]
     baseline = _comparison(compared[-1]).baseline
     if not gains:
         said = f"No {what_differs(scenes).one} is seen to serve more requests than {baseline}"
-        return f"{said}{unseen_at(_at(without), _room(without))}.{_latencies(compared[-1])}"
+        return f"{said}{unseen(_room(without), _at(without))}.{_latencies(compared[-1])}"
     best = max(gains, key=lambda gain: gain.more.percent.value)
     more = f"{best.more.percent.value:.1f} % more requests than {baseline}"
     said = f"At {best.scene.load.short} {best.winner} serves {more}"
@@ -325,13 +289,11 @@ def _at(scenes: Sequence[Scene]) -> str:
 
 
 def _latencies(scene: Scene) -> str:
-    """What differs all the same, where load is highest."""
     differs = what_else(_rows(scene))
     return f" At {scene.load.short} {differs}." if differs else ""
 
 
 def _alone(scenes: Sequence[Scene]) -> str:
-    """Of one policy: up to which load it keeps up, or where it serves most."""
     known = [scene for scene in scenes if len(scene.runs) == 1 and _rate(scene) > 0]
     if not known:
         return ""
@@ -349,7 +311,6 @@ def _alone(scenes: Sequence[Scene]) -> str:
 
 
 def _keeps_up(scene: Scene) -> bool:
-    """Does it serve what is offered, as far as the run can tell?"""
     found, offered = next(iter(scene.metrics.values())).request_rate, scene.load.value
     return found.value >= KEPT_UP * offered or (found.high is not None and found.high >= offered)
 

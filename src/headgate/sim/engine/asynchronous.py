@@ -25,44 +25,20 @@ Work = tuple[int, int, int, int]  # of a step: decodes, their context, prompt to
 Price = tuple[float, float, float]  # a cost's decode line and the least a step takes
 Moments = tuple[int, float, float, float, float, float]
 NO_ENDS: Final[list[float]] = []
-NO_PROMPTS: Final[list[tuple[Entry, bool]]] = []
-NO_TOKENS: Final[list[tuple[Entry, int]]] = []
-NO_LEAVERS: Final[dict[int, tuple[Entry, End]]] = {}
-NO_DATES: Final[dict[int, float]] = {}
 
 
 class Composed:
-    """A step that has been composed and whose tokens have not been seen."""
-
     __slots__ = ("before", "composed", "date", "dated", "done", "joined", "leaving", "work")
 
     def __init__(self, composed: float, done: float, date: float, work: Work) -> None:
         self.composed, self.done = composed, done
         self.date = date  # of its tokens, until they are seen: when the next step is composed, as when live
         self.work = work
-        # Most steps have none of these: `joins`, `dates` and `leaves` make lists where there is one.
-        self.joined = NO_PROMPTS  # done with it, and whether they decode on
-        self.before = NO_DATES  # when those of them that had tokens got their newest
-        self.leaving = NO_LEAVERS  # they go when its tokens are seen
+        self.joined: list[tuple[Entry, bool]] = []  # done with it, and whether they decode on
+        self.before: dict[int, float] = {}  # when those of them that had tokens got their newest
+        self.leaving: dict[int, tuple[Entry, End]] = {}  # they go when its tokens are seen
         # Requests whose newest token is its own, beside those that roll on, and how many tokens that makes.
-        self.dated = NO_TOKENS
-
-    def joins(self, entry: Entry, rolling: bool, before: float | None) -> None:
-        if not self.joined:
-            self.joined = []
-        self.joined.append((entry, rolling))
-        if before is not None:
-            self.before = {**self.before, entry.id: before}
-
-    def dates(self, entry: Entry) -> None:
-        if not self.dated:
-            self.dated = []
-        self.dated.append((entry, entry.generated))
-
-    def leaves(self, entry: Entry, how: End) -> None:
-        if not self.leaving:
-            self.leaving = {}
-        self.leaving[entry.id] = entry, how
+        self.dated: list[tuple[Entry, int]] = []
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -116,7 +92,6 @@ class Ahead(VirtualEngine):
 
     @property
     def occupied(self) -> bool:
-        """Is a request here, or a step on its way?"""
         return self._air is not None or super().occupied
 
     def leave(self, entry: Entry, now: float, how: End) -> None:
@@ -172,7 +147,6 @@ class Ahead(VirtualEngine):
         return True
 
     def settle(self) -> None:
-        """The tokens of the step before the newest are seen; requests that have all of theirs go."""
         self._see()
         while self._ends and self._ends[0][0] <= self.ledger.tick:
             end, _, id = heappop(self._ends)
@@ -224,7 +198,6 @@ class Ahead(VirtualEngine):
         self.lease.ran(count, self.now)
 
     def _read(self, context: int, decodes: int, tick: int, steps: int) -> int:
-        """The context that decodes read after so many steps more, the first of which began at `tick`."""
         growth, begin = self.ledger.growth, tick - self.ledger.past
         return context + (steps * decodes if growth is None else sum(growth[begin : begin + steps]))
 
@@ -246,7 +219,6 @@ class Ahead(VirtualEngine):
     def _tell_steps(
         self, start: float, ends: list[float], first: float, last: float, count: int, work: Work
     ) -> None:
-        """So many steps were seen; `ends` is empty where no observer wants each."""
         decodes, context, prefill, behind = work
         kv = self._kv_held()
         if not ends:
@@ -262,8 +234,10 @@ class Ahead(VirtualEngine):
         rolling = isinstance(self.plan.decode, Decodes)
         before = entry.last_token
         self._join(entry, self._air.date, rolling)
-        self._air.joins(entry, rolling, before)
-        self._air.dates(entry)
+        self._air.joined.append((entry, rolling))
+        if before is not None:
+            self._air.before[entry.id] = before
+        self._air.dated.append((entry, entry.generated))
         self.lease.prefill()
         self.policy.prefilled(entry, self.now)
         if not rolling:
@@ -315,22 +289,19 @@ class Ahead(VirtualEngine):
         return entry.burst if newest else 0
 
     def _goes(self, entry: Entry, how: End) -> None:
-        """It leaves when the tokens of the step on its way are seen."""
         assert self._air is not None
         entry.end = NOT_ROLLING
-        self._air.leaves(entry, how)
+        self._air.leaving[entry.id] = entry, how
 
     def _hold(self, entry: Entry) -> None:
         self._date(entry)
         super()._hold(entry)
 
     def _date(self, entry: Entry) -> None:
-        """It stops rolling. Where its newest token is on its way, it will be known when it came."""
         if self._air is not None and self._air.work[0] and entry.ticked:
-            self._air.dates(entry)
+            self._air.dated.append((entry, entry.generated))
 
     def _newest(self) -> Entry:
-        """The request that was admitted last of those that stay, or would get a token."""
         leaving = self._air.leaving if self._air else {}
         running = (*self.ledger.prefilling.values(), *self.ledger.decoding.values())
         return max((entry for entry in running if entry.rolls or entry.id not in leaving), key=ADMISSION)
@@ -386,17 +357,10 @@ class Launches(StepClock):
         None but the first is composed at or after `stop`. All of them wait for the GPU, or all for the host,
         and a change of phase stands alone, so from the second on their times lie on a straight line.
         """
-        return self._listed(self._line(decodes), decodes, context, most, start, stop)
-
-    def _listed(
-        self, price: Price, decodes: int, context: int, most: int, start: float, stop: float
-    ) -> list[float]:
-        fixed, slope, least = price
+        price = fixed, slope, least = self._line(decodes)
         spent = self._host_seconds(decodes)
         more, self._more = self._more, 0.0
-        first = fixed + slope * context
-        if first < least:
-            first = least
+        first = max(fixed + slope * context, least)
         if more:
             most = 1
         if start + spent <= self.done and spent <= first:  # nor later: steps do not get shorter
@@ -423,7 +387,6 @@ class Launches(StepClock):
         return ends
 
     def _contexts(self, decodes: int, context: int, most: int) -> Sequence[int]:
-        """What that many steps read."""
         ledger = self.ledger
         if ledger is None:
             return range(context, context + most * decodes, decodes)
@@ -434,14 +397,12 @@ class Launches(StepClock):
     def decode_moments(self, decodes: int, context: int, most: int, start: float, stop: float) -> Moments:
         """The `moments` of the same; they are not listed where all steps wait for the GPU."""
         price = fixed, slope, least = self._line(decodes)
-        spent, seconds = self._host_seconds(decodes), fixed + slope * context
-        if seconds < least:
-            seconds = least
+        spent, seconds = self._host_seconds(decodes), max(fixed + slope * context, least)
         if self.ledger is None and not (self._more or start + spent > self.done or spent > seconds):
             few = needed(most, seconds, self.done, stop) if most >= LONG else most
             if few < LONG:
                 return self._on_the_gpu(price, seconds, decodes, context, few, stop)
-        return moments(self._listed(price, decodes, context, most, start, stop))
+        return moments(self.decode_ends(decodes, context, most, start, stop))
 
     def _on_the_gpu(
         self, price: Price, seconds: float, decodes: int, context: int, most: int, stop: float
@@ -472,8 +433,6 @@ class Launches(StepClock):
 
 
 class RequestAsOf:
-    """A request as it was when something happened to it: its tokens do not move on."""
-
     def __init__(self, request: Request) -> None:
         self._request = request
         self.generated, self.wasted = request.generated, request.wasted
@@ -484,9 +443,7 @@ class RequestAsOf:
 
 
 class DelayedEvents(Observer):
-    """Keeps the order in which observers would hear of steps that run one after the other.
-
-    An engine that composes ahead admits and evicts for step n + 1 before the tokens of step n are seen.
+    """An engine that composes ahead admits and evicts for step n + 1 before the tokens of step n are seen.
     Observers that count tokens by steps must hear of step n first.
     """
 

@@ -48,7 +48,6 @@ class Bursts:
         self.slack = 2 * self.width + self._ahead + self._in_flight
 
     def deliver(self, entry: Entry, remaining: int, size: int) -> None:
-        """Its prompt is done, and so many tokens are still to come."""
         steps = min(remaining, int(remaining / self._mean(entry.id)) + SPARE)
         drawn = self.draw(entry.id, entry.drawn + steps + 1)[entry.drawn :]
         sums = np.cumsum(drawn)
@@ -80,7 +79,6 @@ class Bursts:
         return np.minimum(draws, self.width)
 
     def _mean(self, id: int) -> float:
-        """Tokens that one of its steps brings on average."""
         rate = self._rates[id]
         return float(self.width) if rate >= 1 else (1 - rate**self.width) / (1 - rate)
 
@@ -106,7 +104,6 @@ def spread(entry: Entry, ledger: Ledger, blocks: Blocks, by: int) -> None:
 
 
 def _forget(ledger: Ledger, blocks: Blocks, ticks: int) -> None:
-    """The oldest ticks are never read again."""
     assert ledger.growth is not None
     del ledger.growth[:ticks], blocks.growers[:ticks]
     ledger.past += ticks
@@ -114,7 +111,6 @@ def _forget(ledger: Ledger, blocks: Blocks, ticks: int) -> None:
 
 
 def drawn_rates(law: Acceptance, chance: np.random.Generator, requests: int) -> NDArray[np.float64]:
-    """At which rate the drafts of each request are accepted."""
     if not 0 < law.mean < 1 or law.spread == np.inf:
         return np.full(requests, law.mean)
     return chance.beta(law.mean * law.spread, (1 - law.mean) * law.spread, requests)

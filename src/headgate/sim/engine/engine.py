@@ -32,7 +32,6 @@ class Speculation(NamedTuple):
     classes: tuple[tuple[str, Acceptance], ...] = ()
 
     def of(self, kind: str) -> Acceptance:
-        """The acceptance of a class."""
         return dict(self.classes).get(kind, self.accept)
 
     @property
@@ -42,14 +41,9 @@ class Speculation(NamedTuple):
         return max(law.tokens(self.drafts) for law in laws)
 
     def said(self) -> dict[str, object]:
-        """For records; a spread that is infinite is None."""
         laws = {name: _law(law) for name, law in self.classes}
-        return {
-            "drafts": self.drafts,
-            "ahead": self.ahead,
-            **_law(self.accept),
-            **({"classes": laws} if laws else {}),
-        }
+        own = {"drafts": self.drafts, "ahead": self.ahead, **_law(self.accept)}
+        return {**own, "classes": laws} if laws else own
 
 
 def _law(accept: Acceptance) -> dict[str, object]:
@@ -95,12 +89,10 @@ class Engine(NamedTuple):
 
     @property
     def limits(self) -> dict[str, int]:
-        """The numbers by name, for records."""
         left_out = ("cost", "prefix_cache", "speculation", "retraction")
         return {name: value for name, value in self._asdict().items() if name not in left_out}
 
     def checked(self) -> Engine:
-        """The same, or an error that names what cannot be."""
         for name in ("kv_tokens", "max_model_len", "batch_tokens", "running", "block"):
             if getattr(self, name) < 1:
                 raise InputError(f"engine: {name}={getattr(self, name)}; must be at least 1")
@@ -136,7 +128,6 @@ def engine_of_card(
     model_len: int | None = None,
     block: int | None = None,
 ) -> Engine:
-    """The card's engine; what is left out is the card's or headgate's default."""
     slots = slots or min(DEFAULT_SLOTS, card.max_running, card.max_batch_tokens)
     if slots > card.max_running:
         raise InputError(
@@ -208,11 +199,10 @@ def drafting_of(card: Card, asked: SpeculateSettings) -> DraftTerms:
         work = card.work
         draft = DRAFT_LAUNCH + (work.constant + work.per_token * work.least_tokens) / layers
         terms = DraftTerms(max(1, asked.drafts), draft, work.per_token / layers + work.per_decode)
-    named = {name: getattr(asked, name) for name in ("draft", "draft_per_decode", "speculating", "method")}
+    words = ("draft", "draft_per_decode", "speculating", "method")
+    given = {name: value for name in words if (value := getattr(asked, name)) is not None}
     try:
-        return replace(
-            terms, drafts=max(1, asked.drafts), **{k: v for k, v in named.items() if v is not None}
-        )
+        return replace(terms, drafts=max(1, asked.drafts), **given)
     except ValueError as error:
         raise InputError(f"--speculate: {error}") from None
 

@@ -36,11 +36,7 @@ class Residents:
     """The state of a virtual engine. Every change touches one request: O(1), or O(log n) for its end."""
 
     def __init__(
-        self,
-        engine: Engine,
-        lengths: Sequence[int],
-        contents: Contents = None,
-        bursts: Bursts | None = None,
+        self, engine: Engine, lengths: Sequence[int], contents: Contents = None, bursts: Bursts | None = None
     ) -> None:
         total = engine.kv_tokens // engine.block
         self.cache: PrefixBlocks | None = None
@@ -78,13 +74,9 @@ class Residents:
 
     def _whole(self, entry: Entry) -> int:
         """Its true output, cut by its own limit and by the engine's."""
-        whole, most = self._lengths[entry.id], self.longest - entry.prompt
-        if entry.limit < most:
-            most = entry.limit
-        return whole if whole < most else most
+        return min(self._lengths[entry.id], entry.limit, self.longest - entry.prompt)
 
     def _join(self, entry: Entry, now: float, rolling: bool) -> None:
-        """Its prompt is done; from now on it decodes, with the others or held."""
         ledger = self.ledger
         ledger.join(entry, now, rolling)
         generated = entry.generated
@@ -100,7 +92,6 @@ class Residents:
             self._ends_in(entry, remaining)
 
     def _roll(self, entry: Entry) -> int:
-        """It decodes with the others from now on; the steps it will take."""
         deliveries = entry.deliveries
         if deliveries is None:
             self.blocks.roll(entry.held_kv, self.ledger.tick)
@@ -116,14 +107,9 @@ class Residents:
             spread(entry, self.ledger, self.blocks, -1)
 
     def _hold(self, entry: Entry) -> None:
-        """It stops rolling; its end is not known any more."""
         self._unroll(entry)
         self.ledger.hold(entry)
         entry.end = NOT_ROLLING
-
-    def _resume(self, entry: Entry) -> None:
-        self.ledger.resume(entry)
-        self._ends_in(entry, self._roll(entry))
 
     def _ends_in(self, entry: Entry, steps: int) -> None:
         """Its last token comes after so many steps. Those that end together leave by number.
@@ -167,7 +153,6 @@ class Residents:
     # -- the prefix cache
 
     def _expect(self, entry: Entry) -> None:
-        """It arrives: what it would find now, or has in common with one that is before it."""
         assert self.cache is not None
         chain = Chain(self._contents[entry.id], entry.prompt, self.blocks.size)
         shared = self._siblings.add(entry.id, chain.name, chain.blocks) * self.blocks.size
@@ -175,7 +160,6 @@ class Residents:
         entry.expect(found.blocks * self.blocks.size, found.loose * self.blocks.size, shared, arrives=True)
 
     def _look(self, entry: Entry) -> None:
-        """What a waiting request would find now, or will when those that run have done their prompts."""
         assert self.cache is not None
         shared = self._siblings.held(entry.id) * self.blocks.size
         found = self.cache.find(self._contents[entry.id], entry.todo + entry.hit)
@@ -221,7 +205,6 @@ class Residents:
         return step - taken - composed if first + sums[taken] >= tokens else 0
 
     def _pop_finished(self) -> Entry | None:
-        """A request whose last token has come, with the KV given back; None when there is none left."""
         ends, ledger = self._ends, self.ledger
         while ends and ends[0][0] <= ledger.tick:
             end, _, id = heappop(ends)
@@ -244,14 +227,10 @@ class Residents:
 
     def _victim(self) -> Entry:
         """Whose KV is dropped where some is short: see `Engine.retraction`. Of equals the last one goes."""
-        victim: Entry | None = None
-        if self._shortest:
-            for entry in self.ledger.decoding.values():
-                if entry.rolls and (
-                    victim is None or (entry.generated, -entry.prompt) <= (victim.generated, -victim.prompt)
-                ):
-                    victim = entry
-        return self._newest() if victim is None else victim
+        rolling = [entry for entry in self.ledger.decoding.values() if entry.rolls]
+        if not self._shortest or not rolling:
+            return self._newest()
+        return min(reversed(rolling), key=lambda entry: (entry.generated, -entry.prompt))
 
     def _newest(self) -> Entry:
         running = (*self.ledger.prefilling.values(), *self.ledger.decoding.values())
@@ -349,7 +328,6 @@ class VirtualEngine(Residents):
     # -- the three calls of the loop
 
     def ask(self) -> None:
-        """Ask the policy for a plan, check it, and put it into force."""
         self._refresh_view()
         ledger = self.ledger
         if self.cache is not None and ledger.waiting:
@@ -393,7 +371,6 @@ class VirtualEngine(Residents):
         return ran
 
     def settle(self) -> None:
-        """Let those go whose last token came with the step that just ended."""
         while self._ends and self._ends[0][0] <= self.ledger.tick and (entry := self._pop_finished()):
             self.lease.finish()
             whole = entry.generated >= self._lengths[entry.id]
@@ -402,7 +379,6 @@ class VirtualEngine(Residents):
                 self.lease.ended = True
 
     def waits_forever(self) -> bool:
-        """Nothing can run now. Has the policy been asked too often since the last step?"""
         if self.last_start != self._idle_since:
             self._idle_since, self._waits = self.last_start, 0
         self._waits += self.asked_now
@@ -411,7 +387,6 @@ class VirtualEngine(Residents):
     # -- steps
 
     def _prompt_step(self) -> bool:
-        """One step with prompts and, unless the plan holds them, decodes."""
         ledger, blocks = self.ledger, self.blocks
         decodes = 0 if self.plan.decode is NONE else ledger.rolling
         due = blocks.due(ledger.tick) if decodes else 0
@@ -442,7 +417,6 @@ class VirtualEngine(Residents):
         return True
 
     def _decode_span(self, wake: float) -> bool:
-        """As many decode-only steps as are sure to be alike: no request joins, leaves or runs out of KV."""
         ledger, lease, blocks = self.ledger, self.lease, self.blocks
         if blocks.growers[(ledger.tick - blocks.past) % blocks.ring] > blocks.free and not self._make_room():
             return False
@@ -452,7 +426,6 @@ class VirtualEngine(Residents):
         return True
 
     def _alike_steps(self, count: int) -> int:
-        """Steps of so many decodes until one ends, the lease does, or memory does."""
         blocks, tick, lease = self.blocks, self.ledger.tick, self.lease
         steps = self._next_end() - tick
         if lease.steps < steps:
@@ -465,7 +438,6 @@ class VirtualEngine(Residents):
         return steps
 
     def _run_decodes(self, start: float, decodes: int, context: int, most: int, stop: float) -> None:
-        """Up to so many decode steps, the last at or after `stop`; each end is listed if one wants it."""
         if self.hear.each_end:
             ends = self._pace.decode_ends(decodes, context, most, start, stop)
             last = ends[-1]
@@ -540,7 +512,6 @@ class VirtualEngine(Residents):
         return most if self.plan.budget >= most else int(self.plan.budget)
 
     def _admit(self, entry: Entry) -> bool:
-        """A slot for a new prompt, if there is one and all its KV would fit."""
         ledger = self.ledger
         if len(ledger.decoding) + len(ledger.prefilling) >= ledger.limits.running:
             return False
@@ -553,7 +524,10 @@ class VirtualEngine(Residents):
         else:
             todo = entry.todo
             if not self._claim(entry):
-                self._look_again(entry)
+                expected = entry.room
+                self._look(entry)
+                if entry.room != expected:  # the policy counted on more than there is
+                    self.asked_now = False
                 return False
             if entry.todo != todo:  # the plan counted on another
                 self.lease.steps = min(self.lease.steps, 1)
@@ -562,15 +536,7 @@ class VirtualEngine(Residents):
             hook(entry, self.now)
         return True
 
-    def _look_again(self, entry: Entry) -> None:
-        """It did not fit; where the policy counted on more than there is, it is asked again."""
-        expected = entry.room
-        self._look(entry)
-        if entry.room != expected:
-            self.asked_now = False
-
     def _complete(self, entry: Entry) -> None:
-        """Its prompt is done; the step brought its first token (or, after an eviction, its next)."""
         rolling = isinstance(self.plan.decode, Decodes)  # one that names its decodes does not name this one
         self._join(entry, self.now, rolling)
         self.lease.prefill()
@@ -583,13 +549,13 @@ class VirtualEngine(Residents):
     # -- which requests decode, and what happens when memory runs out
 
     def _choose_decodes(self) -> None:
-        """Hold and resume decodes as the plan says; a plan for none of them only stops the tick."""
         decode, ledger = self.plan.decode, self.ledger
         if decode is NONE:
             return
         chosen = ledger.decoding if isinstance(decode, Decodes) else decode
         for entry in [held for held in ledger.held.values() if held.id in chosen]:
-            self._resume(entry)
+            ledger.resume(entry)
+            self._ends_in(entry, self._roll(entry))
             for hook in self.hear.resumed:
                 hook(entry, self.now)
         if len(chosen) == ledger.rolling:
@@ -601,7 +567,6 @@ class VirtualEngine(Residents):
                     hook(entry, self.now)
 
     def _make_room(self) -> bool:
-        """KV is short of what the decodes need: ask the policy first, then evict."""
         if not self.asked_now:
             return False
         while self.ledger.rolling and self.blocks.due(self.ledger.tick) > self.blocks.free:
@@ -636,5 +601,4 @@ class VirtualEngine(Residents):
 
 
 def _parts(chosen: list[tuple[Entry, int, int]]) -> tuple[Chunk, ...]:
-    """The prompts of a step one by one, for costs that ask for them."""
     return tuple([quick(Chunk, (done, tokens, tokens == entry.todo)) for entry, tokens, done in chosen])

@@ -87,7 +87,7 @@ class Simulator:
             raise RunError(f"policy {name} lost {lost} requests; a policy must not change the view")
 
     def _serve(self) -> None:
-        arrivals, replica, impatient = self.arrivals, self.replica, self._impatient
+        arrivals, replica, impatient, dog = self.arrivals, self.replica, self._impatient, self._watchdog
         while True:
             if arrivals.next_time <= replica.now or self._timers:
                 self._receive(replica.now)
@@ -105,8 +105,9 @@ class Simulator:
                 replica.settle()
             elif replica.asked_now:
                 self._wait(min(arrivals.next_time, replica.plan.until.time))
-            if replica.now >= self._watchdog.next_look:
-                self._look()
+            if replica.now >= dog.next_look and (starving := dog.look(replica.ledger, replica.now)):
+                name = type(replica.policy).__name__
+                raise RunError(f"policy {name} starves at {replica.now:.3f} s: {starving}; {replica.state()}")
 
     def _receive(self, now: float) -> None:
         """Requests that have come by now join the queue; those that have lost patience by now leave.
@@ -134,12 +135,10 @@ class Simulator:
             heappush(self._timers, (entry.arrival + self._abort[entry.id], entry.id, True))
 
     def _wake(self) -> float:
-        """The first moment at which a request may come, give up or be refused."""
         wake = self.arrivals.next_time
         return min(wake, self._timers[0][0]) if self._timers else wake
 
     def _wait(self, until: float) -> None:
-        """Nothing can run: let time pass to the next event."""
         replica = self.replica
         if self._timers:
             until = min(until, self._timers[0][0])
@@ -151,12 +150,6 @@ class Simulator:
             )
         replica.now = max(replica.now, until)
         replica.lease.ended = True
-
-    def _look(self) -> None:
-        replica = self.replica
-        if starving := self._watchdog.look(replica.ledger, replica.now):
-            name = type(replica.policy).__name__
-            raise RunError(f"policy {name} starves at {replica.now:.3f} s: {starving}; {replica.state()}")
 
 
 class Arrivals:
@@ -214,7 +207,6 @@ class Arrivals:
         return entry
 
     def returned(self, id: int, now: float) -> None:
-        """A request has left; in a closed loop its client sends the next."""
         self.outstanding -= 1
         self._now = now
         if self.closed:
@@ -231,9 +223,7 @@ class Arrivals:
 
 
 class ArrivalsBeside(Arrivals):
-    """Requests with times of their own beside clients of a closed loop.
-
-    The clients of a class and tenant send while a request with a time is still to come, each when its last
+    """The clients of a class and tenant send while a request with a time is still to come, each when its last
     one returns. Which row comes when depends on the policy, so requests are numbered as they are sent.
     """
 
@@ -241,9 +231,8 @@ class ArrivalsBeside(Arrivals):
         super().__init__(workload, hits)
         self.closed = True  # only the next arrival is known
         self._rows_known: list[tuple[Any, ...]] = list(self.known)
-        self._senders: list[tuple[int, int]] = list(
-            zip(workload.kind.tolist(), workload.tenant.tolist(), strict=True)
-        )
+        senders = zip(workload.kind.tolist(), workload.tenant.tolist(), strict=True)
+        self._senders: list[tuple[int, int]] = list(senders)
         self._timed = [row for row, clients in enumerate(self._clients) if not clients]
         self._came = 0  # of these
         # of each class and tenant in a closed loop, the next one last
@@ -307,5 +296,4 @@ class ArrivalsBeside(Arrivals):
 
 
 def arrivals_of(workload: Workload, hits: bool = False) -> Arrivals:
-    """As the workload sends: at times, from clients, or both."""
     return ArrivalsBeside(workload, hits) if workload.beside else Arrivals(workload, hits)

@@ -86,14 +86,12 @@ class StepClock:
         self.ledger: Ledger | None = None  # where ticks bring different numbers of tokens: the ledger knows
 
     def prompts_end(self, start: float, shape: Shape) -> float:
-        """When a step with prompts ends."""
         self._more = 0.0 if shape.decodes else self._switch
         if self._law is None:
             return start + self._cost.seconds(shape)
         return start + self._law.seconds(shape)
 
     def decode_ends(self, decodes: int, context: int, most: int, start: float, stop: float) -> list[float]:
-        """When decode steps end, as `step_ends` says."""
         if self.ledger is not None:
             return self.burst_ends(self._line(decodes), context, most, start, stop)
         more, self._more = self._more, 0.0
@@ -104,20 +102,11 @@ class StepClock:
         self, decodes: int, context: int, most: int, start: float, stop: float
     ) -> tuple[int, float, float, float]:
         """The same steps, none of whose ends is asked for: how many, the first end and the last two."""
-        if self.ledger is not None:
-            bursts = self.burst_ends(self._line(decodes), context, most, start, stop)
-            return len(bursts), bursts[0], bursts[-2] if len(bursts) > 1 else start, bursts[-1]
         fixed, slope, least = self._line(decodes)
-        seconds = fixed + slope * context
-        if seconds < least:
-            seconds = least
-        if most >= LONG:
-            most = needed(most, seconds, start, stop)
-            if most >= LONG:
-                more, self._more = self._more, 0.0
-                line = fixed, slope
-                ends = step_ends(self._cost, line, decodes, context, most, start, stop, more, least)
-                return len(ends), ends[0], ends[-2] if len(ends) > 1 else start, ends[-1]
+        seconds = max(fixed + slope * context, least)
+        if self.ledger is not None or (most >= LONG and needed(most, seconds, start, stop) >= LONG):
+            ends = self.decode_ends(decodes, context, most, start, stop)
+            return len(ends), ends[0], ends[-2] if len(ends) > 1 else start, ends[-1]
         before, end, read, count = start, start + (seconds + self._more), context, 1
         self._more = 0.0
         first = end
@@ -156,7 +145,6 @@ class StepClock:
             tick += 1
 
     def _line(self, decodes: int) -> tuple[float, float, float]:
-        """The cost's `decode_line` and `decode_floor`, asked once for each run of steps."""
         if self._law is None:
             fixed, slope = self._cost.decode_line(decodes)
         else:
@@ -185,5 +173,4 @@ class StepClock:
 
 
 def _late_in(begins: float, last: float) -> float:
-    """Just before a step of `last` seconds ends."""
     return begins + last / 2 + max(0.0, last * (0.5 - EARLY) - ROUNDING * (begins + last))

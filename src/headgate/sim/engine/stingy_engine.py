@@ -23,7 +23,6 @@ class StingyEngine(VirtualEngine):
     refused = False  # any request, since the policy was last asked
 
     def ask(self) -> None:
-        """A new plan, a new chance."""
         self.refused = False
         super().ask()
 
@@ -46,7 +45,6 @@ def serve_stingily(
     observers: tuple[Observer, ...],
     mood: Callable[[], float],
 ) -> None:
-    """Serve the workload on a miserly engine."""
     simulator = Simulator(engine, policy, workload, observers, kind=StingyEngine)
     miser = simulator.replica
     assert isinstance(miser, StingyEngine)

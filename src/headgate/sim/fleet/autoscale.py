@@ -36,7 +36,7 @@ class FleetScaler:
         outputs = np.minimum(workload.output, workload.limit)
         self._arrival = workload.arrival
         self._prompts, self._outputs = (
-            np.concatenate([[0.0], np.cumsum(each, dtype=np.float64)]) for each in (workload.prompt, outputs)
+            np.cumsum(np.append(0.0, each)) for each in (workload.prompt, outputs)
         )
         self._paid: dict[int, float] = {}  # engines that serve or drain, and since when
         self._starting: dict[int, float] = {}
@@ -58,7 +58,6 @@ class FleetScaler:
         return open_spans + sum(end - begun for begun, end in self._spans)
 
     def about(self) -> dict[str, Any]:
-        """For a run's record."""
         sizes = [size for _, size in self.sizes] or [self.needed.last.engines]
         return {
             "rule": self._scaling.rule,
@@ -92,7 +91,6 @@ class FleetScaler:
         return Seen(came, float(self._prompts[came]), ended, float(self._outputs[ended]))
 
     def _inside(self) -> tuple[float, float]:
-        """Requests that wait, in the fleet's queues and in those of engines, and those that run."""
         waiting, running = len(self._fleet.dispatch.roster.waiting), 0
         for engine in self._paid:
             station = self._fleet.stations[engine]

@@ -136,18 +136,15 @@ class FleetSimulator:
         self.stations = [self._station(member, engine, leases, watchdog) for member in slots]
         self._lobby = Ledger(self.stations[0].replica.ledger.limits, 0)  # whose handles wait at no engine
         self._outages = bool(outages)
-        self._schedule_outages(outages)
+        check_outages(outages, engines)
+        for outage in outages:
+            self._push(outage.start, OUTAGE, outage)
+            self._push(outage.end, OUTAGE, outage)
 
     def at(self, time: float, call: Callable[[], None]) -> None:
         """Call it then: for what opens and closes engines while they run."""
         self._outages = True
         self._push(time, CALL, call)
-
-    def _schedule_outages(self, outages: Sequence[Outage]) -> None:
-        check_outages(outages, len(self.stations))
-        for outage in outages:
-            self._push(outage.start, OUTAGE, outage)
-            self._push(outage.end, OUTAGE, outage)
 
     def _station(self, member: Member, engine: Engine, leases: bool, watchdog: float) -> FleetEngine:
         id = member.id
@@ -245,7 +242,6 @@ class FleetSimulator:
                 self._unblock()
 
     def _next(self) -> float:
-        """When the next thing happens; inf: nothing ever."""
         heap, now = self._heap, self.arrivals.next_time
         while heap:
             time, _, what, target = heap[0]
@@ -293,7 +289,6 @@ class FleetSimulator:
                 self._fail(station)
 
     def _begin(self, now: float) -> None:
-        """Engines begin their next step; requests that leave by it may make the router move others."""
         heap, ready = self._heap, self._ready
         if len(ready) > 1:
             ready.sort(key=BY_ID)  # not in the order in which they were pushed, which leases change
@@ -397,7 +392,9 @@ class FleetSimulator:
     def _fail(self, station: FleetEngine) -> None:
         """Its requests go back to the heads of their queues; it will come back empty, with a new policy."""
         self._failing.discard(station.id)
-        here = self._inside(station)
+        door = {entry.id: entry for entry in station.sent}
+        known = station.replica.ledger.known
+        here = [door.get(id) or known(id) for id, where in self._at.items() if where is station]
         timers, station.timers = station.timers, []
         station.sent.clear()
         for entry in here:
@@ -416,14 +413,7 @@ class FleetSimulator:
             self._time_is_up(id, hangs_up)
         station.replica.take_over(self._policy(self.dispatch.roster.member(station.id).role))
 
-    def _inside(self, station: FleetEngine) -> list[Entry]:
-        """Requests at this engine, its door included."""
-        door = {entry.id: entry for entry in station.sent}
-        ledger = station.replica.ledger
-        return [door.get(id) or ledger.known(id) for id, where in self._at.items() if where is station]
-
     def _leaves(self, request: Request, how: End) -> None:
-        """A request that waits before the engines, or between two of them, goes away."""
         self._close(request, how)
         self.dispatch.left(request, self.now, how)
 
@@ -439,7 +429,6 @@ class FleetSimulator:
             self._push_due(station)
 
     def _catch_up(self, station: FleetEngine) -> None:
-        """A router looks inside: a span that was put off runs up to the step under way."""
         station.run_until(self._under_way(station))
         self._push_due(station)
 

@@ -31,8 +31,6 @@ Timer = tuple[float, int, bool]  # when the patience of which request ends, and 
 
 
 class HandsOver(Protocol):
-    """What carries KV from one engine to another."""
-
     def copy(self, handover: Handover, now: float) -> bool:
         """Begin to copy; False: it is there already."""
 
@@ -90,25 +88,21 @@ class FleetEngine:
         return True
 
     def run_until(self, wake: float) -> None:
-        """The span that was put off runs, up to about `wake`."""
         self.replica.run_span(wake)
         self.state, self.due = RUNNING, self.replica.now
 
     def wake(self) -> None:
-        """It is due: a step has ended, or the time has come until which the policy waited."""
         if self.state == WAITS:
             self.replica.lease.ended = True
         self.state, self.due = READY, inf
 
     def settle(self) -> None:
-        """The step has ended: those go whose last token came."""
         replica = self.replica
         if self.sent and self.sent[0].queued <= replica.last_start:
             self._receive(replica.last_start)  # they came before the step that lets others go
         replica.settle()
 
     def begin(self, now: float) -> None:
-        """Take in what is at the door and start what comes next."""
         replica = self.replica
         replica.now = max(replica.now, now) + self.owed
         self.owed = 0.0
@@ -131,8 +125,9 @@ class FleetEngine:
             if replica.asked_now and not self._joined_late():
                 self._wait()
                 break
-        if replica.now >= self._watchdog.next_look:
-            self._look()
+        dog = self._watchdog
+        if replica.now >= dog.next_look and (starving := dog.look(replica.ledger, replica.now)):
+            raise RunError(f"{self.one_line()}: {starving}")
 
     # -- read by routers
 
@@ -169,19 +164,13 @@ class FleetEngine:
         return True
 
     def _wait(self) -> None:
-        """The policy runs nothing now: until its time comes, or something reaches it."""
         replica = self.replica
         if replica.waits_forever():
             raise RunError(f"{self.one_line()} runs nothing again and again; {replica.plan}")
         self.state, self.due = WAITS, replica.plan.until.time
 
-    def _look(self) -> None:
-        if starving := self._watchdog.look(self.replica.ledger, self.replica.now):
-            raise RunError(f"{self.one_line()}: {starving}")
-
     @property
     def lacks_memory(self) -> bool:
-        """Does a request wait for KV here?"""
         blocks, head = self.replica.blocks, next(iter(self.replica.ledger.waiting.values()), None)
         return bool(self.bound) or (head is not None and blocks.of(head.todo + head.hit) > blocks.free)
 
@@ -193,7 +182,6 @@ class FleetEngine:
     # -- the door
 
     def _receive(self, now: float) -> None:
-        """Requests that have come by now join the queue; those that have lost patience by now leave."""
         sent, timers = self.sent, self.timers
         while sent and sent[0].queued <= now:
             self.replica.receive(sent.popleft())
@@ -218,13 +206,17 @@ class FleetEngine:
             replica.lease.ended = True
 
     def _exchange(self) -> None:
-        """KV that goes, KV that is awaited, and those whose KV is here."""
-        if self.freed:
-            for handover in self.freed:
-                self.replica.release(handover.entry.id)
-            self.freed.clear()
-        if self.unneeded or self.stripped:
-            self._clear_up()
+        for handover in self.freed:
+            self.replica.release(handover.entry.id)
+        for handover in self.unneeded:
+            self.replica.give_up_reserved(handover)
+        for handover in self.stripped:
+            if not handover.dropped:
+                self._porter.joined(handover)
+                self.replica.take_back(handover.entry)
+        self.freed.clear()
+        self.unneeded.clear()
+        self.stripped.clear()
         while self.bound and (self.bound[0].dropped or self._expect(self.bound[0])):
             self.bound.popleft()
         while self.landed and (self.landed[0].dropped or self._join(self.landed[0])):
@@ -237,17 +229,6 @@ class FleetEngine:
         if before:
             self._exchange()
         return len(self.landed) < before
-
-    def _clear_up(self) -> None:
-        """KV was reserved in vain, or could not come."""
-        for handover in self.unneeded:
-            self.replica.give_up_reserved(handover)
-        for handover in self.stripped:
-            if not handover.dropped:
-                self._porter.joined(handover)
-                self.replica.take_back(handover.entry)
-        self.unneeded.clear()
-        self.stripped.clear()
 
     def _expect(self, handover: Handover) -> bool:
         """Its KV comes here, or was here all the time; False: there is no room for it."""
@@ -326,7 +307,6 @@ class FleetReplica(VirtualEngine):
         return due if due < lease.time else lease.time
 
     def run_now(self) -> bool:
-        """Run a span that cannot be put off; False: there is no memory for it."""
         ran = self._decode_span(inf)
         self.asked_now = self.asked_now and not ran
         return ran
@@ -379,7 +359,6 @@ class FleetReplica(VirtualEngine):
         self._on_part(entry)
 
     def release(self, id: int) -> None:
-        """Its KV has been copied, or is not wanted any more."""
         need = self._parked.pop(id)
         if self.cache is None:
             self.blocks.give(need)
@@ -388,7 +367,6 @@ class FleetReplica(VirtualEngine):
         self.lease.ended = True
 
     def _keep(self, entry: Entry, need: int) -> None:
-        """Hold the blocks of its prompt on, found where they were just released."""
         cache = self.cache
         if cache is None:
             self.blocks.take(need)
@@ -399,7 +377,6 @@ class FleetReplica(VirtualEngine):
         cache.take(need - found.blocks)
 
     def lose(self, entry: Entry) -> None:
-        """The engine has failed: what it had of the request is gone, and the request goes elsewhere."""
         if self.ledger.find(entry.id) is not None:
             if entry.id not in self.ledger.waiting:
                 self.evict(entry)
@@ -422,9 +399,7 @@ class FleetReplica(VirtualEngine):
         """
         need = self.blocks.of(handover.tokens)
         spare = self.blocks.free - self.ledger.rolling * self._most_at_once
-        for prompt in self._prompts:
-            spare -= self._still_needs(prompt)
-        if need > spare:
+        if need > spare - sum(map(self._still_needs, self._prompts)):
             return False
         self.blocks.take(need)
         handover.reserved = need
@@ -444,7 +419,6 @@ class FleetReplica(VirtualEngine):
         handover.reserved = self._parked.pop(handover.entry.id)
 
     def give_up_reserved(self, handover: Handover) -> None:
-        """No request comes to use it."""
         if self.cache is not None and self.cache.holds(handover.entry.id):
             self.cache.release(handover.entry.id, 0, handover.reserved)  # it never left this engine
         else:
@@ -454,10 +428,7 @@ class FleetReplica(VirtualEngine):
     def join(self, entry: Entry) -> bool:
         """One whose KV is here decodes from now on; False: there is no slot."""
         ledger = self.ledger
-        promised = 0  # slots the plan counts on
-        for prompt in self._prompts:
-            if prompt.id in ledger.waiting:
-                promised += 1
+        promised = sum(prompt.id in ledger.waiting for prompt in self._prompts)  # slots the plan counts on
         if len(ledger.decoding) + len(ledger.prefilling) + promised >= ledger.limits.running:
             return False
         rolls = isinstance(self.plan.decode, Decodes)

@@ -14,8 +14,6 @@ SILENT = -1.0  # before any time
 
 
 class LateView(NamedTuple):
-    """A view without requests that came too late, and with fewer slots."""
-
     now: float
     waiting: Mapping[int, Request]
     prefilling: Mapping[int, Request]
@@ -46,7 +44,6 @@ class Lagged(BatchPolicy):
         self._left = 0  # requests that left when it ended
 
     def arrived(self, request: Request, now: float) -> None:
-        """The inner policy hears everything at once; only its view is late."""
         self.inner.arrived(request, now)
 
     def admitted(self, request: Request, now: float) -> None:
@@ -65,12 +62,10 @@ class Lagged(BatchPolicy):
         self.inner.evicted(request, now)
 
     def finished(self, request: Request, now: float, how: End) -> None:
-        """Its slot is free, which the policy does not see yet."""
         self.inner.finished(request, now, how)
         self._left += now >= self._ended
 
     def stepped(self, steps: Steps) -> None:
-        """The newest step; no request has left with it so far."""
         self.inner.stepped(steps)
         self._ended = steps.ends[-1]
         self._began = steps.ends[-2] if len(steps.ends) > 1 else steps.start
@@ -83,7 +78,6 @@ class Lagged(BatchPolicy):
         return self.inner.gauges()
 
     def plan(self, view: View) -> Plan:
-        """The inner policy's, for what can be known."""
         idle = view.now > self._ended or not (view.decoding or view.prefilling)
         plan = self.inner.plan(view if idle else self._seen(view))
         if plan.decode is NONE and not plan.prefill and not idle:
@@ -91,19 +85,8 @@ class Lagged(BatchPolicy):
         return plan._replace(until=plan.until._replace(steps=1))
 
     def _seen(self, view: View) -> View:
-        known = {
-            id: request
-            for id, request in view.waiting.items()
-            if request.queued <= self._began or request.evictions
-        }
-        return LateView(
-            now=view.now,
-            waiting=known,
-            prefilling=view.prefilling,
-            decoding=view.decoding,
-            oldest_token=view.oldest_token,
-            kv_free=view.kv_free,
-            kv_total=view.kv_total,
-            kv_shared=view.kv_shared,
-            limits=view.limits._replace(running=max(1, view.limits.running - self._left)),
-        )
+        waiting = view.waiting.items()
+        known = {id: request for id, request in waiting if request.queued <= self._began or request.evictions}
+        limits = view.limits._replace(running=max(1, view.limits.running - self._left))
+        seen = LateView(*(getattr(view, name) for name in LateView._fields))
+        return seen._replace(waiting=known, limits=limits)

@@ -23,7 +23,6 @@ class Outage(NamedTuple):
     drain: bool = False
 
     def checked(self, engines: int) -> Outage:
-        """The same, or an error that names what cannot be."""
         if not 0 <= self.engine < engines:
             raise InputError(f"an outage of engine {self.engine}; there are {engines}, numbered from 0")
         if not 0 <= self.start < self.end < inf:
@@ -32,7 +31,6 @@ class Outage(NamedTuple):
 
 
 def check_outages(outages: Sequence[Outage], engines: int) -> None:
-    """Refuse outages that cannot be, also two of one engine at once."""
     last: dict[int, Outage] = {}
     for outage in sorted(outages, key=lambda outage: outage.start):
         before = last.get(outage.checked(engines).engine)

@@ -37,7 +37,6 @@ class Rank(VirtualEngine):
         return False
 
     def land(self, end: float) -> None:
-        """The step has ended, for all."""
         assert self.step is not None
         start, _, decodes, context, prefill, behind = self.step
         self.step = None
@@ -121,7 +120,6 @@ class RankSimulator:
                     raise RunError(f"policy {type(rank.policy).__name__} at {self.now:.3f} s: {starving}")
 
     def _idle(self) -> bool:
-        """No rank can run: time passes to what comes next; False: nothing does."""
         waits = [rank.plan.until.time for rank in self.ranks if rank.occupied]
         until = min(self.arrivals.next_time, *waits, inf)
         if until == inf or any(rank.waits_forever() for rank in self.ranks if rank.occupied):

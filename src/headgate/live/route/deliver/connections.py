@@ -105,9 +105,8 @@ def _head_of(head: bytes) -> tuple[int, bool, CIMultiDictProxy[str]]:
     return int(said[2]), said[1] == b"1", CIMultiDictProxy(headers)
 
 
-@lru_cache(1024)
+@lru_cache(1024)  # most events are as long as another one was
 def _size(line: bytes) -> int:
-    """Of a chunk. Most events are as long as another one was."""
     size = SIZE.fullmatch(line)
     if size is None:
         raise LegError(Fault.GARBAGE, NOT_HTTP)
@@ -115,8 +114,6 @@ def _size(line: bytes) -> int:
 
 
 class EngineAnswer:
-    """The answer to one request. `close` ends it and its connection, `keep` only the answer."""
-
     __slots__ = ("_paused", "_pool", "_waiter", "connection", "ended", "error", "headers", "on_data",
                  "parts", "status")  # fmt: skip
 
@@ -170,7 +167,6 @@ class EngineAnswer:
             self._paused = self.connection.pause()
 
     def fail(self, error: Exception) -> None:
-        """It is given up, or cannot go on; whatever waits for it hears so."""
         if not self.ended and self.error is None:
             self.error = error
             self.told()
@@ -336,7 +332,6 @@ class EngineConnection(asyncio.Protocol):
         return data
 
     def _frame(self, status: int, headers: MultiMapping[str], newer: bool) -> None:
-        """How the body is told from what follows it."""
         lengths, codings = headers.getall("Content-Length", []), headers.getall("Transfer-Encoding", [])
         self._keeps = newer and "close" not in ",".join(headers.getall("Connection", ())).lower()
         if codings:
@@ -400,7 +395,6 @@ class EngineConnection(asyncio.Protocol):
         return b""
 
     def _trailer(self, data: bytes) -> bytes:
-        """What stands behind the last chunk is not passed on."""
         assert self.answer is not None
         end = data.find(b"\r\n\r\n")
         if end < 0:
@@ -472,7 +466,6 @@ class Tap:
         self._woken: asyncio.Future[None] | None = None
 
     async def run(self) -> bytes:
-        """Pass on until the end, an error or a client that lags; what is left to be written."""
         self._left = b""
         if not self._poured():
             self._woken = asyncio.get_running_loop().create_future()
@@ -505,8 +498,6 @@ RETRIED = frozenset((429, 502, 503, 504))
 
 
 class Fault(Enum):
-    """How an upstream call failed; the values are labels of metrics."""
-
     CONNECT = "connect"
     RESET = "reset"
     STATUS = "status"
@@ -581,10 +572,8 @@ AUDIO_TOKENS = 50  # a second, where an engine tells seconds
 
 
 def usage_of(data: bytes | None) -> Usage | None:
-    """The usage an event or a body tells, None where it tells none.
-
-    OpenAI's newer interface has it in the response, Anthropic's first event in the message. Anthropic counts
-    what a cache had beside the input, the others within it.
+    """None where it tells none. OpenAI's newer interface has it in the response, Anthropic's first event in
+    the message. Anthropic counts what a cache had beside the input, the others within it.
     """
     told = decoded(data) if data else {}
     inside = told.get("response") or told.get("message")
@@ -623,7 +612,6 @@ def judge_status(
 
 
 def judge_event(data: bytes) -> LegError | None:
-    """The first event of a stream as a fault; None for a token or for what is passed on as it is."""
     if data == b"[DONE]":
         return LegError(Fault.EMPTY, "the stream ended before its first token")
     if b'"error"' in data[:64]:

@@ -44,11 +44,7 @@ class Splitter:
     async def prefill(
         self, job: RoutedRequest, ticket: Ticket, upstream: Upstream, detach: Callable[[], None]
     ) -> KvParams | None:
-        """The prompt's KV parameters, None where the engine gave none.
-
-        When the client hangs up the call is left to end, so that the KV it pins can be released; the slot is
-        held until then.
-        """
+        """Without its client, call and slot stay until the prompt is done, so that its KV can be released."""
         task = asyncio.create_task(self._prefill(job, upstream))
         try:
             return await asyncio.shield(task)
@@ -108,7 +104,6 @@ class Splitter:
     async def _consumed(
         self, job: RoutedRequest, ticket: Ticket, call: OpenLeg, task: asyncio.Task[None]
     ) -> None:
-        """Wait for the first token of a decode without a client; an answer that does not stream has none."""
         self.legs.metrics.consumed.inc()
         try:
             await asyncio.wait((task,), timeout=self.legs.config.kv.lease if job.asked.stream else CONSUMED)
@@ -153,8 +148,7 @@ class Splitter:
 
     def release(self, job: RoutedRequest, params: KvParams) -> None:
         """Give the KV up in the background: a decode that another engine refuses frees it at its owner."""
-        raw = params.take(-inf)
-        if raw is None:
+        if (raw := params.take(-inf)) is None:
             return
         others = [other for other in self.upstreams.values() if other.healthy and not other.retired]
         others = [other for other in others if other.id != params.owner and self._share_kv(other, params)]

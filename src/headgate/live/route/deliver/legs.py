@@ -78,11 +78,7 @@ class RoutedRequest:
         }
 
     def trace_record(self, now: float, origin: float, router: str, mean_output: float) -> dict[str, Any]:
-        """The line of the trace: all that is needed to replay the request in the simulator.
-
-        `replay_output` is the output's length where it is known, else the mean of its class: requests that
-        were refused or hung up would have gone on.
-        """
+        """`replay_output` is the mean of the class where the output was cut short: it would have gone on."""
         finished = self.outcome == "ok"
         return {
             "route": 1,
@@ -152,13 +148,11 @@ class Legs:
         return OpenLeg(self, upstream, Leg(self._connections, upstream.url, path, times))
 
     def break_off(self) -> None:
-        """The router ends: calls that still run are cut, and their clients get an error."""
         self.stopping = True
         for call in list(self.open_calls):
             call.leg.break_off(SHUTTING_DOWN)
 
     def failed(self, upstream: Upstream, fault: LegError) -> None:
-        """The breaker counts what is surely the engine's failure."""
         self.metrics.faults.labels(str(upstream.id), fault.fault.value).inc()
         if fault.fault is Fault.BUSY:
             upstream.busy = True
@@ -188,7 +182,6 @@ class Legs:
         return up >= closed_off + 1
 
     def headers(self, job: RoutedRequest, upstream: Upstream, id: str = "") -> CIMultiDict[str]:
-        """The headers of a call for this request to this engine; `id` where it is not the request's own."""
         config, priority = self.config, job.kind.priority
         decides = bool(priority) or (job.asked.urgent and bool(config.classes))  # 0 undoes what a body says
         return to_engine(
@@ -202,8 +195,6 @@ class Legs:
 
 
 class OpenLeg:
-    """One call: its connection is closed before its place is free."""
-
     def __init__(self, legs: Legs, upstream: Upstream, leg: Leg) -> None:
         self.leg, self.upstream = leg, upstream
         self._legs, self._told, self._open = legs, False, True
@@ -212,7 +203,6 @@ class OpenLeg:
         legs.open_calls.add(self)
 
     async def start(self, job: RoutedRequest, body: Body, id: str = "") -> None:
-        """Send it and wait for the first token or the whole answer; raises LegError, which is booked."""
         sent = self._legs.now()
         try:
             await self.leg.start(body, self._legs.headers(job, self.upstream, id))
@@ -258,8 +248,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds
 
 
 class RetryBudget:
-    """At most a share of the requests of the last minute may be retries. Counted by the second."""
-
     def __init__(self, share: float) -> None:
         self.share = share
         self.denied = 0
@@ -287,7 +275,6 @@ def _of_last_minute(seconds: Counter[int], now: float) -> int:
 
 
 def backoff(attempt: int, draw: Callable[[], float]) -> float:
-    """Seconds before the next try, after so many: 50 ms doubled, at most 1 s, with half of it drawn."""
     pause: float = min(FIRST_PAUSE * 2.0 ** (attempt - 1), LONGEST_PAUSE)
     return pause * (0.5 + 0.5 * draw())
 
@@ -300,13 +287,10 @@ SOONEST, LATEST = 1, 60  # seconds of Retry-After
 
 
 class Allowance:
-    """Tokens that may be used: full at first, filled at a steady rate, at most one minute's worth or `most`.
-
-    A request is charged what it is expected to use, and the difference when it has ended; the level may fall
-    below 0 by that. A request larger than a minute's worth is let in when the level is full.
-
-    Several routers share one: each has a part of what is left until it is told another, says what it has
-    `spent`, and fills its `share` by itself only while it is `alone`, that is, the others cannot be asked.
+    """Full at first and filled at a steady rate, to one minute's worth or `most`. A request is charged what
+    it is expected to use, and the difference at its end; the level may fall below 0 by that. One larger than
+    a minute's worth is let in when the level is full. Each of several routers has a part, says what it has
+    `spent`, and fills its `share` by itself only while it is `alone`.
     """
 
     def __init__(self, per_minute: float, most: float | None = None, name: str = "") -> None:
@@ -341,7 +325,6 @@ class Allowance:
         self.spent += tokens
 
     def compare(self, part: float, share: float, now: float) -> None:
-        """The part of this router, after what it has told; `spent` came since."""
         self._at, self.share, self.compared, self.alone = now, share, now, False
         self._level = part - self.spent
 
@@ -350,8 +333,6 @@ class Allowance:
 
 
 class TokenLimits:
-    """The allowances of a router; those that a reload does not change keep their level."""
-
     def __init__(self) -> None:
         self.keys: dict[str, Allowance] = {}
         self.classes: dict[str, Allowance] = {}
@@ -362,8 +343,7 @@ class TokenLimits:
 
     def check_key(self, key: str, now: float) -> None:
         """Refuse before the body is read where no request of the key could be let in, whatever is in it."""
-        allowance = self.keys.get(key)
-        if allowance is not None:
+        if (allowance := self.keys.get(key)) is not None:
             _check("API key", allowance, 1, now)
 
     def charged(
@@ -374,21 +354,13 @@ class TokenLimits:
         of_tenant: Allowance | None = None,
         of_address: Allowance | None = None,
     ) -> AbstractContextManager[None]:
-        """Charge a request before it is served and settle when it has ended; 429 where it must wait.
-
-        A request that the router or its engines fail costs nothing. One whose client hangs up does, from the
-        moment it is sent: the engine works on its prompt whether or not a token has come back.
-        """
+        """What the router or engines fail costs nothing. A client that hangs up pays: the engine works on."""
         limits = self.of(job, of_tenant, of_address)
         return self._charged(job, now, self.expected(job, estimates), limits) if limits else UNLIMITED
 
     @contextmanager
     def _charged(
-        self,
-        job: RoutedRequest,
-        now: Callable[[], float],
-        expected: float,
-        limits: Mapping[str, Allowance],
+        self, job: RoutedRequest, now: Callable[[], float], expected: float, limits: Mapping[str, Allowance]
     ) -> Iterator[None]:
         for what, allowance in limits.items():
             _check(what, allowance, expected, now())
@@ -499,10 +471,7 @@ class TenantLimits:
         self._addresses = Accounts("address", MOST_ADDRESSES)
 
     def set(
-        self,
-        keys: Mapping[str, TenantBounds],
-        every: TenantBounds,
-        addresses: TenantBounds = NO_BOUNDS,
+        self, keys: Mapping[str, TenantBounds], every: TenantBounds, addresses: TenantBounds = NO_BOUNDS
     ) -> None:
         """An account whose own bounds change begins anew; its requests here stay counted in the old one."""
         self._tenants.set(every)
@@ -537,7 +506,6 @@ class TenantLimits:
         return self._addresses.of(address, now).tokens if address and self._addresses.bounds.tokens else None
 
     def of(self, key: str, tenant: str, now: float, address: str = "") -> list[tuple[str, TenantUse]]:
-        """The accounts on which such a request counts."""
         own, every = self._keys.get(key, NO_BOUNDS), self._tenants.bounds
         uses: list[tuple[str, TenantUse]] = []
         if address and any(self._addresses.bounds):
@@ -574,8 +542,7 @@ class Accounts:
             self.bounds, self._uses, self._others = bounds, {}, TenantUse(bounds, f"{self._what}s")
 
     def of(self, name: str, now: float) -> TenantUse:
-        use = self._uses.get(name)
-        if use is not None:
+        if (use := self._uses.get(name)) is not None:
             return use
         if len(self._uses) >= self._most and now >= self._swept + SWEEP:
             self._uses = {name: use for name, use in self._uses.items() if not use.rests(now)}

@@ -47,10 +47,7 @@ class CountsEvents(Protocol):
 
 
 class Leg:
-    """A call to one engine. `start` returns with its first token or whole answer; `pump` passes the rest.
-
-    Until `start` has returned the client has seen nothing and the request may be tried elsewhere.
-    """
+    """Until `start` has returned the client has seen nothing and the request may be tried elsewhere."""
 
     def __init__(self, connections: Connections, url: str, path: str, times: CallLimits) -> None:
         self.status = 0
@@ -69,7 +66,6 @@ class Leg:
         self._tap: Tap | None = None
 
     async def start(self, body: Body, headers: CIMultiDict[str], first_token: float | None = None) -> None:
-        """Send the request and wait for its first token; raises LegError."""
         if self._cut:
             raise LegError(Fault.CUT, self._cut, retry=False)
         limit = self._times.first_token if first_token is None else first_token
@@ -96,11 +92,7 @@ class Leg:
                 late.cancel()
 
     async def pump(self, client: ClientWriter, progress: Progress, counted: CountsEvents) -> bytes:
-        """Pass the rest on as it comes, up to the last bytes, which are returned.
-
-        Raises LegError when the engine breaks off or falls silent. `counted` is told the events so far, from
-        which lengths are estimated while the request runs.
-        """
+        """Up to the last bytes, which are returned; raises LegError. `counted` is told the events so far."""
         assert self._answer is not None
         try:
             last = await self._copy(self._answer, client, progress, counted)
@@ -170,7 +162,6 @@ class Leg:
             self._connecting.reschedule(asyncio.get_running_loop().time())
 
     def close(self) -> None:
-        """End the call. A connection whose answer was read to its end is used again, any other is closed."""
         if self._answer is not None:
             if self._answer.at_end and self._answer.error is None:
                 self._answer.keep()
@@ -225,7 +216,6 @@ class Leg:
         self.head, self.whole = body, True
 
     async def _read_answer(self, plain: bool) -> None:
-        """The whole answer, or as much as may be kept; the rest is then passed on as it comes."""
         body = await self._read_up_to(self._times.answer_buffer)
         if body is None:
             return
@@ -235,7 +225,6 @@ class Leg:
         self._usage = usage_of(body) if plain and b'"usage"' in body else None
 
     async def _read_up_to(self, most: int) -> bytes | None:
-        """The body if it is no larger; otherwise what was read is put into `head` and None is returned."""
         assert self._answer is not None
         parts, many = [], 0
         while chunk := await self._answer.read():
@@ -247,7 +236,6 @@ class Leg:
         return b"".join(parts)
 
     async def _first_event(self) -> None:
-        """Read until the first event that says something; an event without text is held back with it."""
         assert self._answer is not None
         answer, scanner, held = self._answer, self.scanner, bytearray()
         while True:
@@ -272,16 +260,13 @@ class Leg:
                 return
 
     def _judge_second(self, held: bytes) -> None:
-        """The event after a role chunk: an engine that shuts down aborts there."""
         pieces = [piece[6:] for piece in held.split(b"\n\n") if piece.startswith(b"data: ")]
         if len(pieces) > 1 and pieces[1] != b"[DONE]":
             _raise(judge_event(pieces[1]))
 
     def _broken(self, fault: Fault, message: str) -> LegError:
         self.close()
-        if self._cut:
-            return LegError(Fault.CUT, self._cut, retry=False)
-        return LegError(fault, message)
+        return LegError(Fault.CUT, self._cut, retry=False) if self._cut else LegError(fault, message)
 
 
 def _raise(fault: LegError | None) -> None:
@@ -335,7 +320,6 @@ class EventScanner:
         return self._skipping or (self._raw and bool(self._tail))
 
     def feed(self, chunk: bytes) -> bytes:
-        """Look at the next bytes; what is returned may be sent to the client now."""
         if (
             not self._ends
             and chunk.startswith(b"data: {")
@@ -355,17 +339,13 @@ class EventScanner:
         return self._feed_parts(chunk)
 
     def rest(self) -> bytes:
-        """Bytes held back at the end of the stream: the beginning of an event that never ended.
-
-        The last event counts also where the empty line behind it is missing.
-        """
+        """What is held back of an event that never ended. The last counts also without its empty line."""
         piece = bytes(self._tail).rstrip(b"\n")
         if piece and not self._skipping and self._is_last(piece, payload(_data_lines(piece))):
             self.done = True
         return b"" if self._raw or self._skipping else bytes(self._tail)
 
     def _feed_parts(self, chunk: bytes) -> bytes:
-        """The general way, for streams with LF alone."""
         if self._skipping:
             return self._skip(chunk)
         tail = self._tail
@@ -403,7 +383,6 @@ class EventScanner:
         return chunk[:cut] + (self.feed(chunk[cut:]) if cut < len(chunk) else b"")
 
     def _feed_raw(self, chunk: bytes) -> bytes:
-        """Pass on at once; look at a copy whose line ends are LF."""
         held = b"" if self._raw or self._skipping else bytes(self._tail)
         self._raw = True
         plain = chunk[1:] if self._last == 13 and chunk[:1] == b"\n" else chunk
@@ -433,7 +412,6 @@ class EventScanner:
             self.done = True
 
     def _is_last(self, piece: bytes, data: bytes) -> bool:
-        """Whether nothing may follow this event. One without a name is known by its type."""
         if data.strip() == DONE:
             return True
         if not self._ends:
@@ -470,10 +448,7 @@ HIGH = 1 << 16  # bytes not yet sent above which the router waits for the client
 
 
 class Streamed(web.StreamResponse):
-    """An answer in chunks, whose head is written together with the first event.
-
-    To a client of HTTP/1.1 head and chunks are written here: aiohttp takes ten calls for what is one line.
-    """
+    """Head and chunks are written here, with the first event: aiohttp takes ten calls for one line."""
 
     _send_headers_immediately = False
 
@@ -500,11 +475,7 @@ class Streamed(web.StreamResponse):
 
 
 class ClientWriter:
-    """`now` writes a chunk without waiting and without a coroutine, which is most of the cost of an event.
-
-    It may be used after the first `write`, which sends the head. Where it cannot be used, or the client does
-    not keep up, it says so and `write` waits.
-    """
+    """`now` writes without a coroutine, most of the cost of an event; where it cannot, `write` waits."""
 
     __slots__ = ("_head", "_response", "_started", "_transport", "_writer", "chunked")
 
@@ -516,7 +487,6 @@ class ClientWriter:
         self._started = False
 
     async def begin(self, request: web.BaseRequest) -> None:
-        """Other answers are framed by the end of the connection, by aiohttp."""
         if not self.chunked:
             self._writer = await self._response.prepare(request)
 
@@ -552,7 +522,6 @@ class ClientWriter:
             await self._writer.drain()
 
     def now(self, data: bytes) -> bool:
-        """Write it at once; False: nothing was written."""
         transport = self._transport
         if (
             transport is None
@@ -570,11 +539,7 @@ class ClientWriter:
 
 
 class Progress:
-    """One timer per answer. A silent engine is cut after `idle` seconds, a client after `stall`.
-
-    `writing` is set while the router waits for the client. The timer looks again when the limit could be
-    over, so that an event costs two assignments and no timer.
-    """
+    """A silent engine is cut after `idle` seconds, a client after `stall`. An event costs no timer."""
 
     __slots__ = ("_handle", "_idle", "_loop", "_on_idle", "_on_stall", "_stall", "last", "silent", "stalled",
                  "time", "writing")  # fmt: skip

@@ -38,7 +38,6 @@ class Service:
         self.came, self.came_tokens = 0, 0  # requests so far, and their prompt tokens
 
     async def serve(self, job: RoutedRequest) -> web.StreamResponse:
-        """The answer; raises RefusedError where the router itself answers."""
         self.budget.arrived(job.arrived)
         self.came += 1
         self.came_tokens += job.prompt
@@ -79,7 +78,6 @@ class Service:
         return RefusedError(refusal.status, refusal.reason.replace(" ", "-"), why, refusal.retry_after)
 
     async def _panic(self, job: RoutedRequest) -> web.StreamResponse:
-        """No engine is up: try the least bad one once, outside the gate; then 503."""
         able = [each for each in self.upstreams.values() if not each.draining and not each.retired]
         refused = RefusedError(503, "no-engines", "no engine is up", 5)
         if not able or self._panics >= PANIC_AT_ONCE:
@@ -128,8 +126,6 @@ class Service:
 
 
 class _Handling:
-    """One request from the gate to its end; owns its ticket and at most one call."""
-
     def __init__(self, service: Service, job: RoutedRequest, ticket: Ticket) -> None:
         self.service, self.job, self.ticket = service, job, ticket
         self.call: OpenLeg | None = None
@@ -140,7 +136,6 @@ class _Handling:
         self._doubted: Upstream | None = None  # it answered with an error that may be the request's own
 
     async def run(self) -> web.StreamResponse:
-        """Try until an engine's first token is there, then pass its answer on."""
         service, job = self.service, self.job
         while True:
             try:
@@ -165,9 +160,7 @@ class _Handling:
             return response
 
     def _worth_a_try(self, fault: LegError) -> bool:
-        """What two engines have answered with an error is the request's own. So one that every engine answers
-        so reaches two of them and counts against none.
-        """
+        """What two engines have answered with an error is the request's own, and counts against none."""
         if not fault.doubtful:
             return True
         here, before = self.service.upstreams[self.job.engine], self._doubted
@@ -196,9 +189,7 @@ class _Handling:
 
     async def _call(self, move: Move) -> OpenLeg:
         upstream = self.service.upstreams[move.replica]
-        if move.stage is Stage.PREFILL:
-            return await self._split(upstream)
-        return await self._start(upstream)
+        return await (self._split(upstream) if move.stage is Stage.PREFILL else self._start(upstream))
 
     async def _place(self) -> Move:
         service, job = self.service, self.job
@@ -235,7 +226,6 @@ class _Handling:
         return call
 
     async def _split(self, upstream: Upstream) -> OpenLeg:
-        """The prompt here, the output where the gate says, with fresh parameters that are used once."""
         service, job = self.service, self.job
         params = await service.splitter.prefill(job, self.ticket, upstream, self._detach)
         if params is None:  # no KV connector: the whole request at this engine
@@ -264,7 +254,6 @@ class _Handling:
         return call
 
     def _detach(self) -> None:
-        """A prefill or decode goes on without its client, and ends call and ticket."""
         self._detached, self.call = True, None
 
     def _stop_timer(self) -> None:
@@ -294,7 +283,6 @@ FAILED_STATUS = {Fault.IDLE: 504, Fault.CUT: 503}
 async def deliver(
     job: RoutedRequest, call: OpenLeg, service: Service, counted: CountsEvents | None = None
 ) -> web.StreamResponse:
-    """The engine's status, headers and bytes. A stream that breaks ends with an error event."""
     leg, headers = call.leg, call.leg.headers
     headers.update(own_headers(max(job.tries, 1), (job.placed or job.arrived) - job.arrived))
     if service.legs.config.front.show_engine:
@@ -329,7 +317,6 @@ async def deliver(
 
 
 async def write_out(job: RoutedRequest, response: web.StreamResponse, stall: float) -> None:
-    """Write a whole answer, which no longer holds a slot; a client that does not read it is cut."""
     progress = Progress(stall, stall, lambda: abort(job.request), lambda: abort(job.request))
     progress.writing = True
     try:
@@ -390,12 +377,8 @@ def _booked(job: RoutedRequest, call: OpenLeg, service: Service) -> None:
 
 
 def abort(request: web.BaseRequest) -> None:
-    """Reset the client's connection, which ends whatever waits for it.
-
-    Only a reset tells a client of HTTP/1.0, which reads until the connection ends, that bytes are missing.
-    """
-    transport = request.transport
-    if transport is not None:
+    """Reset the connection: only that tells a client of HTTP/1.0 that bytes are missing."""
+    if (transport := request.transport) is not None:
         with suppress(OSError, AttributeError):  # it is closed already
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
         transport.abort()

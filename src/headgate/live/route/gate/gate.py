@@ -54,28 +54,12 @@ class Gate(GuardedRouter):
         tenant: str = "",
         share: float | None = None,
     ) -> Ticket:
-        """A request joins the queue of its class, or raises Refused. Unknown classes are the default one.
-
-        `prompt` is an estimate in tokens, `whole` forbids to split it over two engines, and one that
-        would have to wait for more than `most_wait` seconds is refused at once. `share` is that of the queue
-        which its tenant may have, instead of the share of its class.
-        """
+        """Raises Refused. `prompt` is an estimate; `share` is that of the queue which its tenant may have."""
         if self.closed:
             raise Refused(503, "draining", SHUT)
         now = self._look()
-        ticket = Ticket(
-            id=self._number,
-            kind=self.roster.kind(kind),
-            arrival=now,
-            prompt=prompt,
-            limit=limit,
-            guess=guess,
-            priority=priority,
-            slo=slo,
-            whole=whole,
-            content=content,
-            tenant=tenant,
-        )
+        kind = self.roster.kind(kind)
+        ticket = Ticket(self._number, kind, now, prompt, limit, guess, priority, slo, whole, content, tenant)
         self._number += 1
         self.tickets[ticket.id] = ticket
         self.counts["arrived"] += 1
@@ -88,10 +72,7 @@ class Gate(GuardedRouter):
         return ticket
 
     async def place(self, ticket: Ticket) -> Move:
-        """Where the router sends it: WHOLE or PREFILL, after `parted` DECODE. Raises Refused or Lapsed.
-
-        When the wait is cancelled the request keeps its place; `end` must still be told.
-        """
+        """WHOLE or PREFILL, after `parted` DECODE; raises Refused or Lapsed. A cancelled wait needs `end`."""
         while ticket.answer is None and not ticket.lapsed:
             if ticket.state is TicketState.GONE:
                 raise RunError(f"{ticket} has ended and waits for nothing")
@@ -110,10 +91,7 @@ class Gate(GuardedRouter):
         return answer
 
     def first_token(self, ticket: Ticket) -> None:
-        """Its prompt is done and it decodes where it is; told again or for a DECODE it does nothing.
-
-        A request that was sent for its prompt alone, but came back without KV parameters, stays there too.
-        """
+        """It decodes where it is, also one that came back without KV parameters. May be told again."""
         if ticket.state is not TicketState.PREFILLING:
             return
         now, apart = self._look(), self.roster.places[ticket.id].stage is Stage.PREFILL
@@ -125,10 +103,7 @@ class Gate(GuardedRouter):
         self._settle_soon()
 
     def parted(self, ticket: Ticket, lease: float = inf) -> None:
-        """Its prompt is done at an engine that keeps its KV for `lease` seconds; it waits for a decode place.
-
-        At 60 % of the lease `place` raises Lapsed.
-        """
+        """Its prompt's engine keeps its KV for `lease` seconds. At 60 % of them `place` raises Lapsed."""
         if ticket.state is not TicketState.PREFILLING:
             raise RunError(f"{ticket} has no prompt under way that could be done")
         now = self._look()
@@ -142,10 +117,7 @@ class Gate(GuardedRouter):
         self._settle_soon()
 
     def back(self, ticket: Ticket, whole: bool | None = None) -> None:
-        """A leg failed before the client saw a byte: it goes to the head of its queue, to be placed anew.
-
-        Another engine is preferred from now on; `whole` changes whether it may be split.
-        """
+        """To the head of its queue, another engine preferred; `whole` changes whether it may be split."""
         if self.closed:
             raise Refused(503, "draining", SHUT)
         if ticket.state is TicketState.QUEUED or ticket.state is TicketState.GONE:
@@ -156,11 +128,7 @@ class Gate(GuardedRouter):
         self._settle_soon()
 
     def end(self, ticket: Ticket, how: End, tokens: int = 0) -> None:
-        """It is gone, wherever it was: its slot is free. A second call does nothing and is counted.
-
-        STOPPED and LIMIT mean served; ABORTED: the client hung up or the stream broke. Not needed after
-        Refused, but allowed.
-        """
+        """STOPPED and LIMIT: served; ABORTED: client or stream was gone. A second call is only counted."""
         self.counts["ended_twice"] += ticket.ended
         ticket.ended = True
         if ticket.state is TicketState.GONE:
@@ -175,7 +143,6 @@ class Gate(GuardedRouter):
         self._settle_soon()
 
     def shut(self) -> None:
-        """The end: requests without an engine are refused, now and from now on; the others end as they do."""
         self.closed = True
         now = self._look()
         for ticket in [*self.tickets.values()]:
@@ -220,7 +187,6 @@ class Gate(GuardedRouter):
         self.engines_changed()
 
     def set_rooms(self, rooms: Mapping[int, tuple[int, int]]) -> None:
-        """The most requests and the prompts at once of several engines, which the router hears once."""
         before = {id: (state.most, state.prompts) for id, state in self.desk.engines.items()}
         changed = {id: room for id, room in rooms.items() if before.get(id, room) != room}
         for id, (most, prompts) in changed.items():
@@ -240,7 +206,6 @@ class Gate(GuardedRouter):
     # -- books
 
     def books(self) -> dict[str, Any]:
-        """Which request is where, by class and engine, and what went wrong so far. All of it is JSON."""
         roster, desk = self.roster, self.desk
         return {
             "router": type(self.router).__name__,
@@ -264,7 +229,6 @@ class Gate(GuardedRouter):
         }
 
     def check(self) -> list[str]:
-        """Every invariant that does not hold: one place for each request, and counters that agree."""
         roster, faults = self.roster, []
         for ticket in self.tickets.values():
             queued = ticket.id in roster.waiting and ticket.id in roster.queues[ticket.kind]
@@ -300,9 +264,8 @@ def _engine_faults(roster: Roster) -> list[str]:
         for name, counted, by_kind in booked:
             if wrong := {kind: n for kind, n in by_kind.items() if n != counted[member.id, kind]}:
                 faults.append(f"engine {member.id}: {name} {wrong} are not there")
-        if member.prompts != sum(member.prefilling.values()) or member.decodes != sum(
-            member.decoding.values()
-        ):
+        held = sum(member.prefilling.values()), sum(member.decoding.values())
+        if (member.prompts, member.decodes) != held:
             faults.append(f"{member} does not add up")
     for kind, number in roster.prefilling.items():
         if number != sum(member.prefilling[kind] for member in roster.replicas):

@@ -31,10 +31,7 @@ class Scheduler(Protocol):
 
 
 class GuardedRouter:
-    """Books first, router second: the roster is always right before a router hears or decides anything.
-
-    So whatever a router does, another can adopt the fleet, and no request is lost.
-    """
+    """Books first: the roster is right before a router decides, so another can always adopt the fleet."""
 
     def __init__(
         self,
@@ -73,7 +70,6 @@ class GuardedRouter:
         self.engines_changed()
 
     def set_limits(self, limits: Mapping[str, ClassLimits]) -> None:
-        """What classes may have waiting. A gate may hold a class back for as long as its queue allows."""
         self.waits.set_limits(limits)
         longest = max((each.ttl for each in limits.values() if each.ttl < inf), default=0.0)
         self._deadlines.watchdog = max(self._watchdog, longest + 1.0)
@@ -99,7 +95,6 @@ class GuardedRouter:
         self._settle_soon()
 
     def engines_changed(self) -> None:
-        """Roles and rooms follow the engines that are there, and the router hears of it."""
         self._look()
         self._tell(self.desk.arrange)
         self._tell(self.desk.engines_changed)
@@ -112,14 +107,11 @@ class GuardedRouter:
         elif self.desk.wakes_at <= self.roster.now + SOONEST:  # the loop's clock is not quite ours
             self._set_wake(self.desk.wakes_at)
 
-    # -- the router hears and is asked
-
     @property
     def seconds(self) -> float:
         return self._clock() - self._origin
 
     def _look(self) -> float:
-        """What time is it? Never earlier than before."""
         now, roster = self.seconds, self.roster
         if now < roster.now:
             return roster.now
@@ -138,14 +130,12 @@ class GuardedRouter:
             self._fall(one_line(error))
 
     def _routed(self, now: float) -> None:
-        """After every answer of the router: those it never moves, and the next time to look."""
         if self.roster.handoff and not self.router.hands_over:
             self._tell(self.desk.place_left, now)
         self._deadlines.held(now, bool(self.roster.waiting or self.roster.handoff))
         self._arm(now)
 
     def gauges(self) -> dict[str, float]:
-        """What the router shows of itself, bounded; one that fails at it is disabled."""
         try:
             shown = islice(self.router.gauges().items(), MOST_GAUGES)
             return {str(name)[:64]: float(value) for name, value in shown}
@@ -154,7 +144,6 @@ class GuardedRouter:
             return {}
 
     def _fall(self, reason: str) -> None:
-        """The router is disabled: no more questions, no second chance."""
         name = type(self.router).__name__
         if self.fallen is None:
             self.fallen = reason
@@ -181,8 +170,6 @@ class GuardedRouter:
         router.adopt(self.roster, before)
         self.desk.pending = True
 
-    # -- what the router wants
-
     def _sent(self, request: Request, move: Move) -> None:
         ticket, now = self.tickets[request.id], self.roster.now
         decode = move.stage is Stage.DECODE
@@ -199,10 +186,7 @@ class GuardedRouter:
     def _set_wake(self, when: float) -> None:
         self.loop().call_later(max(0.0, when - self.roster.now) + SOONEST, self.wake)
 
-    # -- waiting
-
     def _bound(self, ticket: Ticket, now: float, most_wait: float, share: float | None) -> None:
-        """One that was not placed at once waits, if it may."""
         limits, ahead = self.waits.limits(ticket.kind), len(self.roster.queues[ticket.kind]) - 1
         mine, tenants = self.desk.waiting_of(ticket)
         before = ahead if tenants < 2 else min(ahead, mine * tenants)  # tenants take turns
@@ -218,8 +202,7 @@ class GuardedRouter:
 
     def _makes_room(self, ticket: Ticket, now: float) -> bool:
         """In a full queue the tenant with the most requests there gives up its newest, for one with fewer."""
-        newest = self.desk.newest_of_most(ticket)
-        if newest is None:
+        if (newest := self.desk.newest_of_most(ticket)) is None:
             return False
         self._refuse(newest, now, "queue full")
         return True
@@ -249,8 +232,6 @@ class GuardedRouter:
         else:
             self.desk.dropped(ticket)
         ticket.tell(Refused(429 if up else 503, reason, self.waits.retry_after(ticket.kind, ahead, now)))
-
-    # -- time
 
     def _arm(self, now: float) -> None:
         due = self._deadlines.next_look

@@ -24,7 +24,6 @@ from headgate.methods.make import make_router, split_name
 if TYPE_CHECKING:
     from headgate.methods.fluid.plan import FluidPlan
 
-
 STEP_TOKENS = 8192  # of an engine's step, where it is not known
 PROMPTS = 16  # at once, where nothing is known of prompts
 KV_TOKENS = 400_000  # of an engine without a card: what an index of its prefixes remembers
@@ -45,7 +44,6 @@ class LivePolicy:
         gate.swap(self.router)
 
     def prompts_at_once(self, slots: int) -> int:
-        """Prompts an engine may have at once: a step's tokens over the mean prompt."""
         means = [each.prompt for each in (*self.config.classes, self.config.default) if each.prompt]
         guess = round(STEP_TOKENS / (sum(means) / len(means))) if means else PROMPTS
         return min(max(1, guess), slots)
@@ -104,7 +102,6 @@ def live_router(config: GateConfig, engines: int) -> RoutePolicy:
 
 
 def live_sharing(config: GateConfig) -> Sharing:
-    """What is known of prefixes before real engines: contents from hashed prompts, prices from the card."""
     card = None if config.router.card is None else load_card(config.router.card)
     return Sharing(
         content=lambda request: None if (known := _content(request)) is None else known.pieces,

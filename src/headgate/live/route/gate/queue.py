@@ -26,10 +26,8 @@ NOWHERE: frozenset[int] = frozenset()
 
 
 class Content(NamedTuple):
-    """A prompt for a prefix index: its pieces, and its tokens in their measure, four bytes each."""
-
     pieces: Pieces
-    tokens: int
+    tokens: int  # in the measure of the pieces, four bytes each
     session: bytes | None
 
 
@@ -50,18 +48,12 @@ class Refused(Exception):  # noqa: N818  (an answer to the client, not a fault)
 
 
 class Lapsed(Exception):  # noqa: N818  (news, not a fault)
-    """No decode place was found before the KV's deadline. The KV must be given up.
-
-    The request is at the head of its queue again, to be sent WHOLE: wait for `place` once more.
-    """
+    """No decode place came before the KV's deadline: give it up, wait for `place` again, to be sent WHOLE."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Ticket:
-    """A request in the gate; routers see it as a read-only `Request`.
-
-    `prompt` is an estimate. The handler may write `generated` while tokens come; estimators read it.
-    """
+    """`prompt` is an estimate. The handler may write `generated` while tokens come; estimators read it."""
 
     id: int
     kind: str
@@ -102,7 +94,6 @@ class Ticket:
         return self.prompt if self.state in (TicketState.QUEUED, TicketState.PREFILLING) else 0
 
     def tell(self, answer: Move | Refused | None) -> None:
-        """The handler that waits for a place learns what became of it; None: it has to wait again."""
         self.answer = answer
         if (answer is not None or self.lapsed) and self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
@@ -151,20 +142,15 @@ class EngineState:
 
 
 def live_room(role: str, slots: int, prompts: int, deep: bool, taken: int = 0, most: int = UNBOUNDED) -> Room:
-    """The room of a role on a real engine, which may run several prompts at once.
-
-    Routers that send at once keep a few requests more than slots on every engine, so that a slot that falls
-    free is filled without waiting for the router; the others keep to the slots. With one prompt at a time it
-    is the simulator's `core.fleet.room`, but a prefill engine may decode: requests that cannot be split, or
-    come back from a failed hand-over, are sent there whole.
+    """Routers that send at once keep a few requests more than slots on every engine, so that a free slot is
+    filled without waiting for the router. With one prompt at a time it is the simulator's `core.fleet.room`,
+    but a prefill engine may decode what cannot be split or failed to be handed over.
     """
     total = max(0, min((ceil(slots * (1 + SPARE)) if deep else slots) - taken, most))
     at_once = total if deep else min(prompts, total)
     if role == MIXED:
         return Room(at_once, max(0, total - 1), total)
-    if role in (SOLO, DECODE):
-        return Room(0, total, total)
-    return Room(at_once, total, total)
+    return Room(0 if role in (SOLO, DECODE) else at_once, total, total)
 
 
 def paired(engines: Mapping[int, EngineState]) -> set[int]:
@@ -176,10 +162,7 @@ def paired(engines: Mapping[int, EngineState]) -> set[int]:
 def assign(
     engines: Mapping[int, EngineState], now: Mapping[int, str], wanted: Sequence[str]
 ) -> dict[int, str]:
-    """The role of every engine: fixed ones keep theirs, as few of the others as possible change.
-
-    `wanted` are the roles that the router wants for the engines that are up, in any order.
-    """
+    """Fixed roles stay, and as few others as possible change to those that the router wants."""
     roles = {id: state.role for id, state in engines.items() if state.role != AUTO}
     left = Counter(wanted) - Counter(role for id, role in roles.items() if engines[id].up)
     free = [id for id, state in engines.items() if state.role == AUTO and state.up]
@@ -250,8 +233,6 @@ class Desk(Dispatch):
             elif member.room != room:
                 self.roster.set_room(id, room)
 
-    # -- tenants
-
     def arrived(self, request: Request, now: float) -> None:
         if self._named or request.tenant:
             self._named = True
@@ -267,7 +248,6 @@ class Desk(Dispatch):
         super().ended(request, engine, now, how)
 
     def dropped(self, request: Request) -> None:
-        """As `left`, where no router can be told."""
         self._gone(request)
         self.roster.leave(request)
 
@@ -276,7 +256,6 @@ class Desk(Dispatch):
         return waiting[ticket.tenant], len(waiting)
 
     def newest_of_most(self, ticket: Ticket) -> Ticket | None:
-        """It makes room: the newest of the tenant with most requests in the queue, if that has more."""
         waiting = self._waiting.get(ticket.kind, Counter())
         tenant, most = max(waiting.items(), key=lambda item: item[1], default=("", 0))
         if most <= waiting[ticket.tenant]:
@@ -310,7 +289,6 @@ class Desk(Dispatch):
             del waiting[request.tenant]
 
     def _in_turn(self, id: int) -> int:
-        """The request that goes where the router names this one. One that came back goes itself."""
         roster, accounts = self.roster, self.accounts
         if id not in self._unsent:
             return id
@@ -326,8 +304,6 @@ class Desk(Dispatch):
         roster.instead[first] = id
         return first
 
-    # -- what the router wants
-
     def set_role(self, engine: int, role: str) -> bool:
         state = self.engines.get(engine)
         if state is None or state.role != AUTO or self.roster.replicas[engine].role == role:
@@ -337,7 +313,6 @@ class Desk(Dispatch):
         return True
 
     def route(self, now: float) -> None:
-        """Ask the router, after hand-overs from engines that take nothing more have found a place."""
         roster = self.roster
         roster.instead.clear()
         for id in [*roster.handoff]:
@@ -351,7 +326,6 @@ class Desk(Dispatch):
         super().route(now)
 
     def place_left(self, now: float) -> None:
-        """Requests between two engines, under a router that never moves those."""
         roster = self.roster
         for id in [*roster.handoff]:
             home = roster.replicas[roster.places[id].replica]
@@ -388,7 +362,6 @@ class Desk(Dispatch):
             self.roster.set_room(member.id, room)
 
     def _amended(self, move: Move) -> Move:
-        """The same move, whole where it must be, and to an engine that has not failed the request yet."""
         roster, decode = self.roster, move.stage is Stage.DECODE
         ticket = (roster.handoff if decode else roster.waiting).get(move.request)
         if not isinstance(ticket, Ticket):
@@ -458,7 +431,6 @@ class Deadlines:
         return ticket is not None and ticket.deadline == when
 
     def starving(self, now: float) -> bool:
-        """Was no request moved for too long, although one waits? Then time begins anew."""
         if now < self._dog():
             return False
         self._moved = now

@@ -1,8 +1,4 @@
-"""Snapshots of a router and of one engine: what counters gained in the last seconds, and a timeline.
-
-While no viewer is there, requests that fail or name a tenant are counted, and one sample of the counters is
-kept every five seconds. All else is computed when it is asked for.
-"""
+"""Snapshots of a router and of one engine, from samples of counters; all else only when it is asked for."""
 
 from __future__ import annotations
 
@@ -16,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from prometheus_client import Metric
 
 from headgate.core.version import VERSION
+from headgate.live.engine.requests import told_apart
 from headgate.live.route.engines import NAMES, SGLANG_NAMES, Upstream
-from headgate.live.route.observe import clean, told_apart
+from headgate.live.route.observe import clean
 from headgate.live.route.request import RefusedError
 
 if TYPE_CHECKING:
     from headgate.live.route.deliver.legs import RoutedRequest
     from headgate.live.route.server import RouterApp
-
 
 Labels = tuple[tuple[str, str], ...]
 Counts = dict[str, dict[Labels, float]]
@@ -53,11 +49,9 @@ def collected(families: Iterable[Metric]) -> Counts:
 
 
 def parsed(text: str) -> Counts:
-    """Of a /metrics page; a line that is none of Prometheus is passed over."""
     counts: Counts = {}
     for line in text.splitlines()[:MOST_SAMPLES]:
-        sample = SAMPLE.fullmatch(line)
-        if sample is None:
+        if (sample := SAMPLE.fullmatch(line)) is None:
             continue
         name, labels, value = sample.groups()
         try:
@@ -163,10 +157,7 @@ def reasons(counts: Mapping[str, float]) -> dict[str, int]:
 
 
 class LiveView:
-    """Counters of the last minute, a sample every few seconds, and the timeline that they make.
-
-    A subclass gives the counters of this moment, a row of the timeline, and the rest of a snapshot.
-    """
+    """A subclass gives the counters of this moment, a row of the timeline, and the rest of a snapshot."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -183,7 +174,6 @@ class LiveView:
         raise NotImplementedError
 
     def sample(self, now: float) -> None:
-        """Called about once a second: keep the counters and a point, if their time has come."""
         if self._samples and now - self._samples[-1][0] < STRIDE - 0.1:
             return
         counts = self._counts()
@@ -204,7 +194,6 @@ class LiveView:
         return {"headgate": SHAPE, "every": STRIDE, "columns": COLUMNS, "rows": list(self._points)}
 
     def snapshot(self, now: float) -> Row:
-        """All of it; JSON of bounded size. What is cut off is counted in `left_out`."""
         counts = self._counts()
         short, long = (self._change(now, counts, seconds) for seconds in (SHORT, LONG))
         shown = self._shown(short, long)
@@ -320,7 +309,6 @@ class EngineView(LiveView):
         }
 
     def _ranks(self, short: Change, long: Change) -> list[Row]:
-        """One for each engine core behind the address."""
         now = latest(self._read)
         running, waiting, kv = (now.of(name, "engine") for name in (RUNNING, WAITING, KV))
         slots, ttft = now.of("headgate_slots", "engine"), long.quantiles(TTFT, "engine")
@@ -405,10 +393,7 @@ class RouterView(LiveView):
         self._names: set[str] = set()  # of tenants
         self._states: dict[int, str] = {}
 
-    # -- what is noted while it runs
-
     def ended(self, job: RoutedRequest, kept: bool | None) -> None:
-        """`kept`: whether its promise was, None where nothing was promised."""
         kind, how, fault = job.kind.name, job.outcome, job.fault
         if job.tenant:
             tenant = told_apart(job.tenant, self._names)
@@ -426,7 +411,6 @@ class RouterView(LiveView):
             self.errors.append(_error(job.id, job.status, how, fault, kind, job.tenant, job.engine))
 
     def refused(self, id: str, refused: RefusedError) -> None:
-        """One that was refused before it had a class: a wrong key, path or body, a tenant's limit."""
         if refused.tenant:
             tenant = told_apart(refused.tenant, self._names)
             self._count(tenant, "refused")
@@ -468,8 +452,6 @@ class RouterView(LiveView):
             change.quantiles(FIRST_TOKEN).get("", Quantiles()).p95,
             sum(up) / len(up) if up else None,
         ]
-
-    # -- what is shown
 
     def _shown(self, short: Change, long: Change) -> Row:
         plan, (tenants, left_out) = self._plan(), _busiest(short, long)
@@ -518,7 +500,6 @@ class RouterView(LiveView):
         }
 
     def _engines(self, short: Change, long: Change) -> list[Row]:
-        """Those in trouble first where not all are sent."""
         upstreams = [each for each in self._app.upstreams.values() if not each.retired or each.legs]
         if len(upstreams) > MOST["engines"]:
             upstreams.sort(key=lambda each: self._states.get(each.id) == "up")
@@ -570,7 +551,6 @@ class RouterView(LiveView):
         return sorted(rows, key=lambda row: -row["requests"]) if len(rows) > MOST["classes"] else rows
 
     def _plan(self) -> Row | None:
-        """The newest: the rates it expects and serves, and what one more request of a class is worth."""
         plan = self._app.policy.described(self._app.gate.seconds)
         if plan is None or self._app.gate.fallen is not None:
             return None
@@ -603,7 +583,6 @@ def _key(tenant: str, how: str) -> Labels:
 
 
 def _busiest(short: Change, long: Change) -> tuple[list[Row], int]:
-    """Those with most tokens and refusals, and how many others there are."""
     counted: dict[str, dict[str, float]] = {}
     before = long.before["tenants"]
     for key, n in long.now["tenants"].items():

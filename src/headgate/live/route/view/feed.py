@@ -111,7 +111,6 @@ async def _write(response: web.StreamResponse, data: bytes) -> None:
 
 @cache
 def page() -> tuple[bytes, str]:
-    """The page, and the policy that lets a browser run its own script and nothing else."""
     text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     hashes = {
         kind: f"'sha256-{b64encode(sha256(part.encode()).digest()).decode()}'"
