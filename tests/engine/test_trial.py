@@ -10,8 +10,9 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
-from http_server import START, environment, eventually, plugged_in
+from http_server import START, Server, environment, eventually, plugged_in
 
 from headgate.live.trial.load import TraceLoad, model_of
 from headgate.record.live_trace import read_live_trace
@@ -54,11 +55,11 @@ def trial(scratch: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def ended(folder: Path) -> bool:
-    """Whether three seconds of traffic leave no line in the trace."""
-    sizes = [file.stat().st_size for file in folder.glob("trace-*.jsonl")]
-    time.sleep(3)
-    return sizes == [file.stat().st_size for file in folder.glob("trace-*.jsonl")]
+def ended(server: Server, folder: Path) -> bool:
+    """Whether no process of the server holds a file there open any more."""
+    main = psutil.Process(server.child.pid)
+    held = [file.path for process in (main, *main.children(recursive=True)) for file in process.open_files()]
+    return not any(Path(path).is_relative_to(folder.resolve()) for path in held)
 
 
 def test_a_trial_of_live_traffic_and_one_of_its_own(server, scratch):
@@ -68,7 +69,7 @@ def test_a_trial_of_live_traffic_and_one_of_its_own(server, scratch):
     thread.start()
     try:
         done = trial(scratch, "--arm", "eb:refill=2", "--out", "followed")
-        eventually(lambda: ended(scratch / "followed"), "the end of the trace")
+        eventually(lambda: ended(server, scratch / "followed"), "the end of the trace")
     finally:
         over.set()
         thread.join()
