@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from headgate.core.policy import BatchPolicy, Observer
@@ -33,7 +34,9 @@ class StubEngine:
         self.now = 0.0
         self.scheduler = scheduler = kind(**words)
         self.renewals: deque[Any] = deque()
-        scheduler._headgate_begin(plugin.Duties(policy, observers, watchdog, promises, self._renew))
+        settings = SimpleNamespace(watchdog=watchdog)
+        known = {"policy": policy, "observers": observers, "renew": self._renew, "settings": settings}
+        scheduler._headgate_begin(SimpleNamespace(**known), promises)
         self.live, self.books = scheduler._headgate, scheduler._headgate_books
         self.live.clock, self.live.origin = (lambda: self.now), 0.0
         self.live.paused()  # the watchdog's first look is due on this clock

@@ -112,7 +112,7 @@ def main(argv: list[str]) -> None:
         llm = start(wanted)
         print(f"engine ready after {perf_counter() - began:.0f} s", flush=True)
         said = about(llm, wanted, asked.name or f"h200-{asked.model}", asked.slots)
-        ground = ground.with_kv(said.kv_tokens)
+        ground = replace(ground, kv_tokens=said.kv_tokens)
         file = asked.out / f"{written}.steps.npz"
         heat = 1.0 if isinstance(SHAPES[asked.model], models.MoeShape) else 0.0
         campaign = Campaign(llm, ground, file, asked.seconds, asked.passes, asked.seed, heat, Says())

@@ -14,7 +14,7 @@ def audit(oracle: Oracle) -> None:
     """Raise where a policy sees something else than there is."""
     scheduler: Any = oracle.scheduler
     ledger, entries = scheduler._headgate.ledger, scheduler._headgate_books.entries
-    if scheduler._headgate_broken:
+    if scheduler._headgate_hooks.broken:
         raise Wrong(f"headgate itself broke: {scheduler._headgate.fallen}")
     names = {entry.id: name for name, entry in entries.items()}
     _who_is_where(oracle, scheduler, ledger, names)

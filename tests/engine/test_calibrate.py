@@ -23,7 +23,7 @@ from headgate.cost.fit.fit import fit
 from headgate.cost.fit.steps import About, StepTable, concat
 from headgate.cost.laws.terms import DraftTerms
 from headgate.experiment.library import simulate
-from headgate.live.calibrate.campaign import Campaign, WantedEngine, about, composition
+from headgate.live.calibrate.campaign import Campaign, WantedEngine, about, composition, core_of
 from headgate.live.calibrate.probe import FEED, Ground
 from headgate.live.engine.requests import MADE_UP
 from headgate.methods.make import make_policy
@@ -102,6 +102,16 @@ def campaign(
     return Campaign(real.llm, ground, folder / "steps.npz", seconds, passes, clock=clock)
 
 
+def leave(made: Campaign) -> None:
+    """The engine is empty, and as it was before."""
+    llm, log = made.llm.llm_engine, made.log
+    llm.abort_request([f"probe-{number}" for number in range(made._sent)])
+    made.scheduler._headgate.take_over(None)
+    while made.scheduler.has_requests() or getattr(core_of(made.llm), "batch_queue", None):
+        llm.step()
+    made.scheduler.schedule, made.scheduler.update_from_output = log._schedule, log._update
+
+
 def about_it(real: Real) -> About:
     return about(real.llm, WantedEngine("tiny", GROUND.slots, GROUND.budget, 512), "tiny", GROUND.decodes)
 
@@ -113,7 +123,7 @@ def test_walk_card_and_simulation(real: Real, tmp_path: Path) -> None:
     known = set(MADE_UP)
     with clock.pacing(real.scheduler):
         table = made.run(said)
-    made.leave()
+    leave(made)
     assert MADE_UP - known <= {FEED, *(pool.kind for pool in made.walk.pools)}  # the plug-in bounds classes
     assert made.outcome in ("2 passes", "good enough after 2 passes")
     visited = shapes(table)
@@ -146,7 +156,7 @@ def test_what_drafts_take(tmp_path: Path) -> None:
             said = about_it(real)
             with clock.pacing(real.scheduler):
                 tables.append(made.run(said))
-            made.leave()
+            leave(made)
             assert made.outcome == "1 passes"
     assert [int(np.max(table.drafts / np.maximum(table.decodes, 1))) for table in tables] == [0, 1, 3]
     found = fit(concat(tables), said).card().speculation
@@ -162,7 +172,7 @@ def test_on_its_own_clock_no_time_is_counted_twice(real: Real, tmp_path: Path) -
     began = perf_counter()
     table = made.run(said)
     took = perf_counter() - began
-    made.leave()
+    leave(made)
     assert table.seconds.min() > 0
     assert table.seconds.sum() < took
 
@@ -218,7 +228,7 @@ def test_an_engine_that_dies_leaves_its_steps(
         patched.setattr(real.front, "step", dies)
         with clock.pacing(real.scheduler):
             table = made.run(said)
-    made.leave()
+    leave(made)
     assert made.outcome == "the engine died: RuntimeError: CUDA error: unspecified launch failure"
     kept = StepTable.load(tmp_path / "steps.npz")
     assert len(kept) == len(table) >= 50
@@ -231,6 +241,6 @@ def test_time_ends(real: Real, tmp_path: Path) -> None:
     said = about_it(real)
     with clock.pacing(real.scheduler):
         made.run(said)
-    made.leave()
+    leave(made)
     assert made.outcome == "time ended in pass 1"
     assert (tmp_path / "steps.npz").exists()

@@ -140,9 +140,9 @@ def test_drafts_and_tokens_are_counted_as_vllm_counts_them(real: Real, expected:
     live, theirs = real.scheduler._headgate, Counted(real.scheduler)
     before = [(c.drafted, c.accepted) for c in live.drafts.by_class.values()]
     heard = Heard()
-    live.listen(heard, True)
+    live.news.listen(heard, True)
     found = real.serve(ASKS, "mixed")
-    live.listen(heard, False)
+    live.news.listen(heard, False)
     counts = live.drafts.by_class[""]
     drafted, accepted = (sum(column) for column in zip(*before, strict=True)) if before else (0, 0)
     assert counts.drafted - drafted == theirs.drafted > 0
@@ -172,13 +172,13 @@ def test_a_step_holds_no_more_prompt_tokens_than_planned(real: Real) -> None:
 
     heard, live = Heard(), real.scheduler._headgate
     schedule, real.scheduler.schedule = real.scheduler.schedule, without_drafts
-    live.listen(heard, True)
+    live.news.listen(heard, True)
     own, real.follow = real.follow, lambda arm: live.take_over(Chunks(16, BUDGET))
     try:
         real.serve([replace(ask, limit=40) for ask in ASKS])
     finally:
         real.scheduler.schedule, real.follow = schedule, own
-        live.listen(heard, False)
+        live.news.listen(heard, False)
     mixed = [steps for steps in heard.steps if steps.decodes and steps.prefill]
     assert len(mixed) > 20 and max(steps.prefill for steps in mixed) == 8
     assert all(steps.queries == steps.decodes for steps in mixed)
@@ -237,7 +237,7 @@ def test_a_fallback(real: Real, expected: Served, fed: Fed) -> None:
         found = real.serve(ASKS)
     finally:
         real.follow, real.drained = own, drained  # type: ignore[method-assign]
-    assert live.fallen is not None and not real.scheduler._headgate_broken
+    assert live.fallen is not None and not real.scheduler._headgate_hooks.broken
     live.take_over(None)
     real.drained()
     assert_same(real, ASKS, expected, found)

@@ -58,5 +58,5 @@ def test_each_input_is_answered(how, pause, ahead):
     assert said == {"a": TOKENS * TURNS, "b": TOKENS * TURNS, "plain": 30}
     assert not made.requests and free_blocks(made) == shape.blocks
     if how != "plain":
-        assert made._headgate.fallen is None and not made._headgate_broken
+        assert made._headgate.fallen is None and not made._headgate_hooks.broken
         assert not made._headgate_books.entries and not made._headgate_books._unready

@@ -56,7 +56,7 @@ def served(policy, overlap, hooks=None, count=60, **more):
     bench.serve(virtual.requests(bench, virtual.workload(count)))
     bench.check_whole()
     assert len(bench.finished.keys() | bench.aborted.keys()) == count
-    if not bench.scheduler._headgate_broken:
+    if not bench.scheduler._headgate_guard.broken:
         assert not bench.scheduler._headgate.occupied
         assert not bench.scheduler._headgate_books.entries
     return bench, heard
@@ -102,7 +102,7 @@ def test_our_own_fault_ends_our_part_only(part, overlap):
     bench.serve(virtual.requests(bench, virtual.workload()))
     bench.check_whole()
     assert len(bench.finished) == 60
-    assert bench.scheduler._headgate_broken
+    assert bench.scheduler._headgate_guard.broken
     assert "KeyError" in bench.scheduler._headgate.fallen
     assert calls[0] == 40
 
@@ -267,7 +267,7 @@ def test_terms_of_a_request():
         def arrived(self, request, now):
             seen.append((request.kind, *request.slo[:2]))
 
-    live.listen(Arrivals(), True)
+    live.news.listen(Arrivals(), True)
     chat = {"headgate_class": "chat", "headgate_tbt": "nonsense"}
     bench.serve([(0.0, bench.request("a1", 50, 3, custom_params=chat)), (0.0, bench.request("a2", 50, 3))])
     assert seen == [("chat", 1.0, 0.04), ("", None, None)]

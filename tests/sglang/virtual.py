@@ -62,7 +62,7 @@ def planned(policy: Any, mixed: bool = True, observers: tuple[Any, ...] = (), **
     live.clock, live.origin = (lambda: bench.now), 0.0
     bench.scheduler._headgate_books.on_the_way = lambda request: bench.now - bench.sent[request.rid]
     for observer in observers:
-        live.listen(observer, True)
+        live.news.listen(observer, True)
     live.take_over(policy)
     return bench
 
@@ -121,6 +121,6 @@ def in_sglang(policy: Any, load: Any, size: headgate.Engine, overlap: bool = Fal
     bench.serve(requests(bench, load))
     bench.check_whole()
     assert bench.scheduler._headgate.fallen is None
-    assert not bench.scheduler._headgate_broken
+    assert not bench.scheduler._headgate_guard.broken
     assert not bench.scheduler._headgate.occupied
     return bench, seen

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -14,11 +13,11 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from headgate.core.errors import one_line, unknown
+from headgate.core.errors import unknown
 from headgate.cost.card import load_card
-from headgate.live.emulate.api import ProblemError, busy, detail, read_bytes
+from headgate.live.emulate.api import ProblemError, as_json, busy, detail, read_bytes
 from headgate.live.emulate.options import PredictOptions
-from headgate.live.emulate.server import Listening
+from headgate.live.emulate.server import Listening, errors_as
 from headgate.live.tasks import Handler, says, until_stopped
 from headgate.methods.latency import (
     KINDS,
@@ -32,7 +31,6 @@ from headgate.methods.latency import (
 from headgate.settings_base import checked
 from headgate.sim.engine.engine import engine_of_card
 
-LOG = logging.getLogger("headgate.predict")
 MODEL_TYPE = "lightgbm"  # of the names that llm-d's client knows the one for which it asks for no trees
 MOST_ROWS = 10_000
 MOST = 10**9  # requests or tokens of one row
@@ -117,7 +115,10 @@ class Predictor:
 
     def predict(self, rows: Sequence[Row]) -> tuple[Floats, Floats]:
         states = self._states(rows)
-        self._learn_prompts(states)
+        computed = np.minimum(states.prompt * (1 - states.cached), self.card.max_model_len)[states.cached < 1]
+        if len(computed):
+            kept = float(np.exp(-len(computed) / REMEMBERED))
+            self._prompt = max(kept * self._prompt + (1 - kept) * float(computed.mean()), 1.0)
         ttft, tpot = self._by_card(states)
         features = features_of(states, self.model.slots, self.model.budget)
         ttft = ttft * self.corrections["ttft"].factors(features)
@@ -155,13 +156,6 @@ class Predictor:
             ahead=np.where(decodes, 0.0, ahead),
         )
 
-    def _learn_prompts(self, states: EngineStates) -> None:
-        computed = np.minimum(states.prompt * (1 - states.cached), self.card.max_model_len)[states.cached < 1]
-        if not len(computed):
-            return
-        kept = float(np.exp(-len(computed) / REMEMBERED))
-        self._prompt = max(kept * self._prompt + (1 - kept) * float(computed.mean()), 1.0)
-
     def status(self) -> dict[str, Any]:
         return {
             "is_ready": True,
@@ -186,13 +180,11 @@ def _now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-# -- the server
-
-
 class PredictServer:
     def __init__(self, predictor: Predictor, body_limit: int) -> None:
         self._predictor, self._calls = predictor, 0
-        self.app = web.Application(middlewares=[self._guard], client_max_size=body_limit)
+        errors = errors_as(lambda problem: detail(problem.status, problem.message), "predictor")
+        self.app = web.Application(middlewares=[self._limit, errors], client_max_size=body_limit)
         for path, handler in {
             "/predict": self._predict,
             "/predict/bulk": self._predict_each,
@@ -206,15 +198,15 @@ class PredictServer:
             "/healthz": lambda: {"status": "ok", **NAMES},
             "/model/download/info": lambda: {**NAMES, "model_status": EXIST},
         }.items():
-            self.app.router.add_get(path, says(about, _json))
+            self.app.router.add_get(path, says(about, as_json))
 
     async def _predict(self, request: web.Request) -> web.Response:
-        return _json(self._answers([await _read(request, Row)])[0])
+        return as_json(self._answers([await _read(request, Row)])[0])
 
     async def _predict_all(self, request: web.Request) -> web.Response:
         begun = time.perf_counter()
         made = self._answers((await _read(request, StrictBulk)).requests)
-        return _json(_bulk(made, 0, begun))
+        return as_json(_bulk(made, 0, begun))
 
     async def _predict_each(self, request: web.Request) -> web.Response:
         begun = time.perf_counter()
@@ -229,12 +221,12 @@ class PredictServer:
         if rows:
             for index, one in zip(rows, self._answers(list(rows.values())), strict=True):
                 made[index] = one
-        return _json(_bulk(made, len(errors), begun) | {"errors": errors})
+        return as_json(_bulk(made, len(errors), begun) | {"errors": errors})
 
     async def _learn(self, request: web.Request) -> web.Response:
         entries = (await _read(request, Observations)).entries
         self._predictor.observe(entries)
-        return _json({"message": f"Accepted {len(entries)} training samples."}, 202)
+        return as_json({"message": f"Accepted {len(entries)} training samples."}, 202)
 
     def _answers(self, rows: Sequence[Row]) -> list[Prediction]:
         now, started = _now(), self._predictor.started
@@ -243,21 +235,12 @@ class PredictServer:
         return [Prediction(first, rest, now, started) for first, rest in pairs]
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _limit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if self._calls >= MOST_CALLS and request.method == "POST":
             return busy().response()
         self._calls += 1
         try:
             return await handler(request)
-        except ProblemError as problem:
-            return detail(problem.status, problem.message)
-        except web.HTTPException as error:
-            return detail(error.status, error.reason)
-        except ConnectionResetError:
-            return web.Response()
-        except Exception as error:
-            LOG.exception("predictor: %s %s failed: %s", request.method, request.path[:80], one_line(error))
-            return detail(500, "Internal server error")
         finally:
             self._calls -= 1
 
@@ -277,10 +260,6 @@ def _bulk(made: Sequence[Prediction | None], failed: int, begun: float) -> dict[
         "failed_predictions": failed,
         "processing_time_ms": 1e3 * (time.perf_counter() - begun),
     }
-
-
-def _json(body: Any, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json", status=status)
 
 
 @asynccontextmanager

@@ -33,24 +33,22 @@ class Server(NamedTuple):
     length: int  # tokens of a prompt and its output
 
 
-async def warm_up(url: str, most: int, seconds: float, key: str, say: Callable[[str], None]) -> int:
+async def warm_up(url: str, most: int, seconds: float, key: str, say: Callable[[str], None]) -> None:
     url = url.rstrip("/").removesuffix("/v1")
     if not url.startswith(("http://", "https://")):
         raise InputError(f"{url} is no URL; write http://{url}")
     server = Server(url, *await served_model(url, key))
     connector = aiohttp.TCPConnector(limit=0, force_close=True)  # else it meets those that the server closes
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=PATIENCE)
-    began, answered, before = monotonic(), 0, float("inf")
-    async with aiohttp.ClientSession(
-        headers=key_header(key), connector=connector, timeout=timeout
-    ) as session:
+    about: dict[str, Any] = {"headers": key_header(key), "connector": connector, "timeout": timeout}
+    began, before = monotonic(), float("inf")
+    async with aiohttp.ClientSession(**about) as session:
         say(f"up to {most} requests at once to {server.model}, for at most {seconds:g} s")
         for number in range(1, ROUNDS + 1):
             left = seconds - (monotonic() - began)
             if left <= 0:
                 break
             gaps = await _round(session, server, most, left)
-            answered += len(gaps)
             if not gaps:
                 raise InputError(f"no request was answered within {seconds:g} s; see the log of {url}")
             longest, count = max(gaps), len(gaps)
@@ -60,7 +58,6 @@ async def warm_up(url: str, most: int, seconds: float, key: str, say: Callable[[
                 break
             before = longest
     say(f"done after {monotonic() - began:.0f} s")
-    return answered
 
 
 async def _round(session: aiohttp.ClientSession, server: Server, most: int, seconds: float) -> list[float]:

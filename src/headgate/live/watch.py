@@ -60,9 +60,8 @@ class FleetCounters:
         self._unseen = {name: self._unseen.get(name, 0) + 1 for name in self._last if name not in readings}
         for name in [name for name, looks in self._unseen.items() if looks > FORGOTTEN]:
             del self._last[name]
-        waiting, running = (
-            sum(now.get(name, 0.0) for now in readings.values()) for name in ("waiting", "running")
-        )
+        waiting = sum(now.get("waiting", 0.0) for now in readings.values())
+        running = sum(now.get("running", 0.0) for now in readings.values())
         ended, prompts, outputs, came = self._sums.values()
         return Seen(came, prompts, ended, outputs), waiting, running
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, isfinite, nan
@@ -175,18 +175,13 @@ def is_live_trace(path: str | Path) -> bool:
     return isinstance(first_line(path).get("trace"), int)
 
 
-def read_live_trace(path: str | Path) -> Run:
-    """The run a trace tells of. A last line that was cut off is left out; any other damage is refused.
-
-    So is a clock that goes back: rates and waits taken from it would mean nothing, and sorting would put
-    steps of two engines into one another.
-    """
+def tell_trace(path: str | Path, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Tells of each line but the first, which is returned."""
     lines = trace_lines(path)
     _, header = next(lines)
-    replay = Replay([])
     for number, line in lines:
         try:
-            replay.tell(line)
+            tell(line)
         except ClockError as error:
             raise InputError(
                 f"trace {path}:{number}: {error}: the clock goes back; give each engine's trace by itself"
@@ -196,6 +191,17 @@ def read_live_trace(path: str | Path) -> Run:
                 f"trace {path}:{number}: {line.get('event')!r} makes no sense here "
                 f"({type(error).__name__}: {error}); the file was changed, take another"
             ) from None
+    return header
+
+
+def read_live_trace(path: str | Path) -> Run:
+    """The run a trace tells of. A last line that was cut off is left out; any other damage is refused.
+
+    So is a clock that goes back: rates and waits taken from it would mean nothing, and sorting would put
+    steps of two engines into one another.
+    """
+    replay = Replay([])
+    header = tell_trace(path, replay.tell)
     if not replay.promised:
         raise InputError(f"trace {path}: no request in it; let the engine serve some first")
     left, asides, tables = len(replay.here), replay.asides, replay.tables()

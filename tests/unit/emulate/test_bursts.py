@@ -95,13 +95,13 @@ def test_a_long_life_keeps_nothing_of_jobs_and_steps_that_are_gone(asynchronous)
     async def live():
         policy = make_policy("mixed", {}, engine)[0]
         emulated = EmulatedEngine(engine, policy, VirtualClock(), asynchronous=asynchronous)
-        emulated.hold()
+        emulated.begun.clear()
         left = [None] * 200
         for number in range(len(left)):
             length = 150 + number * 37 % 300
             job = EmulatedJob(30, length, length + 50 * (number % 2), Text(number), Ended(left))
             emulated.submit(job, number * 1.2)
-        emulated.go()
+        emulated.begun.set()
         task = asyncio.create_task(emulated.run())
         while left or emulated.replica.occupied:
             assert not task.done()

@@ -150,15 +150,14 @@ def test_bodies_that_are_read_at_once_are_bounded():
 def test_a_slow_reader_gets_fewer_events_with_more_text_and_nothing_is_lost(loops, chat, monkeypatch):
     """Tokens go to the socket itself until it is full, then through the transport, in order."""
 
-    count, file_of = 2000, answers._file_of
+    count, begin = 2000, answers.StreamedAnswer.__init__
 
-    def narrow(transport):
-        file = file_of(transport)
-        with socket.socket(fileno=os.dup(file)) as twin:
+    def narrow(answer, *given):
+        begin(answer, *given)
+        with socket.socket(fileno=os.dup(answer._file)) as twin:
             twin.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
-        return file
 
-    monkeypatch.setattr(answers, "_file_of", narrow)
+    monkeypatch.setattr(answers.StreamedAnswer, "__init__", narrow)
     monkeypatch.setattr(answers, "FULL", 1 << 14)
 
     async def main():

@@ -48,14 +48,14 @@ def emulate(engine, policy, workload, asynchronous):
         emulated = EmulatedEngine(
             engine, policy, VirtualClock(), asynchronous=asynchronous, observers=(recorder,)
         )
-        emulated.hold()
+        emulated.begun.clear()
         for i, sink in enumerate(sinks):
             length, limit = int(workload.output[i]), int(workload.limit[i])
             job = EmulatedJob(int(workload.prompt[i]), length, limit, Text(i), sink)
             if contents is not None:
                 job.content = contents[i]
             emulated.submit(job, float(workload.arrival[i]))
-        emulated.go()
+        emulated.begun.set()
         task = asyncio.create_task(emulated.run())
         while (emulated.replica.occupied or not all(sink.ended for sink in sinks)) and not task.done():
             await asyncio.sleep(0)
@@ -136,14 +136,14 @@ def test_requests_that_come_with_their_kv_never_block_each_other(seed, asynchron
         emulated = EmulatedEngine(
             engine, make_policy("mixed", {}, engine)[0], VirtualClock(), asynchronous=asynchronous
         )
-        emulated.hold()
+        emulated.begun.clear()
         for number, sink in enumerate(sinks):
             job = EmulatedJob(
                 100 + int(chance.integers(60)), 500, 60 + int(chance.integers(90)), Text(number), sink
             )
             job.loaded = job.prompt - 1 if number % 4 else 0
             emulated.submit(job, float(chance.random() * 0.1))
-        emulated.go()
+        emulated.begun.set()
         task = asyncio.create_task(emulated.run())
         for _ in range(200_000):
             if all(sink.ended for sink in sinks):

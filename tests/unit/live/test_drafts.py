@@ -137,7 +137,7 @@ def test_steps_tell_the_tokens_of_their_decodes():
     for drafts, tokens in (((3, 3), (1, 1)), ((3, 3), (2, 2)), ((3, 0), (3, 3)), ((0, 0), (4, 4))):
         engine.compose(*drafts)
         engine.end(*tokens)
-    engine.live.tell()
+    engine.live.news.tell()
     decodes = [(steps.queries, len(steps.ends)) for steps in seen if steps.decodes]
     assert decodes == [(8, 2), (5, 1)]  # equal ones together; the last is in flight
     tally = Tally()

@@ -10,6 +10,7 @@ import pytest
 
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.view import Limits
+from headgate.kv.siblings import Siblings
 from headgate.methods.eb.exclusive import Exclusive
 from stub_engine import StubEngine
 from stub_scheduler import plug_in
@@ -125,7 +126,7 @@ def test_blocks_whose_hash_needs_the_tokens_behind_them(ahead):
         lookup.look_at_head(entry, request)
         assert entry.hit == BLOCK * bool(hashes)
         cache.found = {}
-        lookup.gone(entry)
+        lookup.siblings.drop(entry.id)
 
 
 def _request(hashes: list[Any], **words: Any) -> Any:
@@ -143,9 +144,9 @@ def test_a_request_counts_on_what_those_before_it_will_compute():
     lookup.arrives(other, _request([*map(str, names)]))
     assert [each.todo for each in (first, second, third, other)] == [97, 33, 33, 97]
     assert second.room == 33 and second.cached == 64
-    lookup.admitted(first)  # it runs: the blocks will be there, their memory is not taken yet
+    lookup.siblings.admit(first.id)  # it runs: the blocks will be there, their memory is not taken yet
     assert lookup.look_at_head(second, _request(own)) and (second.todo, second.room) == (33, 97)
-    lookup.gone(first)
+    lookup.siblings.drop(first.id)
     assert lookup.look_at_head(second, _request(own)) and (second.todo, second.cached) == (97, 0)
     assert third.todo == 33  # the second will have computed it
 
@@ -157,15 +158,15 @@ def test_one_that_was_evicted_is_counted_on_again_when_it_runs_again():
     lookup.arrives(first, _request(names))
     lookup.arrives(second, _request(names))
     for _ in range(2):
-        lookup.admitted(first)
+        lookup.siblings.admit(first.id)
         lookup.look_at_head(second, _request(names))
         assert second.todo == 1
-        lookup.evicted(first)
+        lookup.siblings.withdraw(first.id)
         lookup.look_at_head(second, _request(names))
         assert second.todo == PROMPT
-    lookup.gone(first)
-    lookup.gone(second)
-    assert not lookup._siblings._last and not lookup._siblings._root.children
+    lookup.siblings.drop(first.id)
+    lookup.siblings.drop(second.id)
+    assert not lookup.siblings._last and not lookup.siblings._root.children
 
 
 def test_a_request_that_never_reads_the_cache_counts_on_nothing():
@@ -173,7 +174,7 @@ def test_a_request_that_never_reads_the_cache_counts_on_nothing():
     first, second, third = (_entry(id) for id in range(3))
     lookup.arrives(first, _request(names))
     lookup.arrives(second, _request(names, skip_reading_prefix_cache=True))
-    lookup.gone(first)
+    lookup.siblings.drop(first.id)
     lookup.arrives(third, _request(names))  # the second writes what the third can read
     assert [second.todo, third.todo] == [97, 1]
 
@@ -182,12 +183,9 @@ class Looks:
     """Stands for the look-up: counts, and finds something or nothing."""
 
     def __init__(self, found_nothing: bool) -> None:
-        self.found_nothing, self.asked = found_nothing, 0
+        self.found_nothing, self.asked, self.siblings = found_nothing, 0, Siblings()
 
     def arrives(self, entry: Entry, request: Any) -> None: ...
-    def admitted(self, entry: Entry) -> None: ...
-    def evicted(self, entry: Entry) -> None: ...
-    def gone(self, entry: Entry) -> None: ...
 
     def look_at_head(self, entry: Entry, request: Any) -> bool:
         self.asked += 1

@@ -66,7 +66,7 @@ def test_those_that_left_do_not_pile_up():
         envelope = Envelope(start=0.001 * number, pace=0.05)
         envelope.token(0.001 * number)
         lines.join(envelope)
-        lines.ticked([0.001 * number + 0.0005])
+        lines.tick(0.001 * number + 0.0005, 0)
         lines.leave(envelope)
         assert envelope.tokens == 2 and not envelope.late
     assert len(lines._heaps[0.05]) < 100
@@ -84,7 +84,8 @@ def test_a_late_token_counts_where_several_ticks_are_told_at_once(together):
     ends = [1.06 + 0.01 * tick for tick in range(16)]  # the first is 40 ms late, all are by half a second
     for first in range(0, 16, together):
         handle.generated += together
-        lines.ticked(ends[first : first + together])
+        for place, end in enumerate(ends[first : first + together], 1):
+            lines.tick(end, len(ends[first : first + together]) - place)
     assert envelope.late
 
 
@@ -100,8 +101,8 @@ def test_drafts_bring_tokens_sooner_than_ticks():
         lines.join(envelope)
     for tick in range(1, 20):
         handle.generated += 1  # a step counts as one token, until its drafts are known
-        lines.ticked([1.0 + 0.25 * tick])  # 0.25 s for three tokens: in time, but not for one
+        lines.tick(1.0 + 0.25 * tick, 0)  # 0.25 s for three tokens: in time, but not for one
         handle.generated += 2
     assert (drafted.late, plain.late) == (False, True)
-    lines.ticked([1.0 + 0.25 * 20 + 10])
+    lines.tick(1.0 + 0.25 * 20 + 10, 0)
     assert drafted.late

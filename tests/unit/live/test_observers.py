@@ -132,8 +132,7 @@ def test_the_neutral_part_names_no_engine():
 def test_an_engine_that_was_never_begun_can_be_closed_and_watched_only():
     """Its own name as a policy: no policy is made."""
     watched = PlugIn(Settings(policy="vllm", metrics=False), FACTS, lambda settings: pytest.fail("made"))
-    duties = watched.duties(watched.promises)
-    assert duties.policy is None and duties.renew() is None and duties.promises(None) == RequestTerms()
+    assert watched.policy is None and watched.renew() is None and watched.promises(None) == RequestTerms()
     watched.close()
 
 

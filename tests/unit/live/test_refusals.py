@@ -23,7 +23,9 @@ def through(messages, method="POST", status=503):
     async def send(message):
         got.append(message)
 
-    asyncio.run(Refusals(app, status)({"type": "http", "method": method}, None, send))
+    refusals = Refusals(app)
+    refusals._status = status
+    asyncio.run(refusals({"type": "http", "method": method}, None, send))
     return got
 
 

@@ -34,7 +34,7 @@ def engine_of(blocks: int) -> Engine:
 def audit(engine: StubEngine) -> None:
     """Raise where a policy would see something else than there is."""
     scheduler, ledger, books = engine.scheduler, engine.live.ledger, engine.books
-    assert not scheduler._headgate_broken, engine.live.fallen
+    assert not scheduler._headgate_hooks.broken, engine.live.fallen
     names = {entry.id: name for name, entry in books.entries.items()}
     running = {request.request_id for request in scheduler.running}
     assert {names[id] for id in (*ledger.prefilling, *ledger.decoding)} == running
@@ -101,7 +101,7 @@ def test_books_do_not_grow_with_requests_served(asynchronous):
     for number in range(2000):
         engine.add(f"r{number}", 5, 4)
         engine.step()
-        most = max(most, len(engine.live._last_tokens))
+        most = max(most, len(engine.live._last_tokens._heap))
     engine.drain()
     assert not any(engine.sizes().values())
     assert most <= 2 * SLOTS + 64 + 1

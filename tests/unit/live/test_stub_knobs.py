@@ -43,7 +43,7 @@ def running(count: int = 4, **words) -> tuple[StubEngine, Told]:
 def step(engine: StubEngine, policy: Told, plan: Plan) -> dict[str, int]:
     policy.next = plan._replace(until=Until(steps=1))
     scheduled = engine.step().num_scheduled_tokens
-    assert engine.live.fallen is None and not engine.scheduler._headgate_broken
+    assert engine.live.fallen is None and not engine.scheduler._headgate_hooks.broken
     assert engine.scheduler.max_num_scheduled_tokens == 256
     assert engine.scheduler.scheduler_config.long_prefill_token_threshold == 0
     return scheduled
@@ -141,7 +141,7 @@ def test_our_own_bug_costs_nobody_an_answer(part, caplog):
     setattr(engine.books, part, broken)
     engine.add("more", 5, 3)
     engine.drain()
-    assert engine.scheduler._headgate_broken and "internal error" in engine.live.fallen
+    assert engine.scheduler._headgate_hooks.broken and "internal error" in engine.live.fallen
     assert len(engine.scheduler.gone) == 8 and engine.scheduler.gone["d0"][1] == 50
     assert engine.scheduler.max_num_scheduled_tokens == 256
     assert caplog.text.count("vLLM goes on without it") == 1

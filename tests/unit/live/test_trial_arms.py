@@ -119,7 +119,7 @@ def test_a_full_disk_where_it_is_written_in_place_is_repaired(path, monkeypatch)
     file = SettingsFile(str(path))
     file.take()
     with full_disk(400), pytest.raises(RunError, match="the trial ends"):
-        monkeypatch.setattr(SettingsFile, "_replace", refuse)
+        monkeypatch.setattr("headgate.live.trial.arms.replace", refuse)
         file.put({"policy": "mixed", "card": "x" * 500}, "block 1")
     assert path.read_bytes() != ORIGINAL
     file.restore()

@@ -9,7 +9,7 @@ import pytest
 
 import headgate
 from headgate.core.request import Slo
-from headgate.live.trial.book import Block, Book, Listener, as_json, bench_result, by_round, judge, measured
+from headgate.live.trial.book import Block, Book, Listener, as_json, bench_result, by_round, judge
 from headgate.stats.measured import Measured
 from headgate.stats.switchback import (
     CANNOT_TELL,
@@ -87,8 +87,7 @@ def test_a_request_counts_where_it_arrives_and_a_gap_where_it_ends():
     assert first.unfinished == 0 and not book.complete_rounds(2)  # the second block goes on
     book.end(20.0)
     assert len(book.complete_rounds(2)) == 1
-    records, seconds = measured([first])
-    assert (records[0].prompt, records[0].tpot, seconds) == (7, 1.75, 8.0)
+    assert (first.records[0].prompt, first.records[0].tpot, first.sums().seconds) == (7, 1.75, 8.0)
 
 
 def test_requests_that_never_end_have_broken_their_promises():
@@ -210,6 +209,7 @@ def test_classes_are_compared_by_themselves():
 
 
 def test_blocks_hold_only_what_is_measured():
-    block = Block(0, 0, 10.0, 15.0, 40.0)
-    assert not block.counts(14.9) and block.counts(15.0) and not block.counts(40.0)
+    book, block = Book(), Block(0, 0, 10.0, 15.0, 40.0)
+    book.blocks.append(block)
+    assert [book.block_at(at) for at in (9.9, 14.9, 15.0, 40.0)] == [None, None, block, None]
     assert block.sums().seconds == 25.0

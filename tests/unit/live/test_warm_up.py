@@ -114,8 +114,8 @@ def aiohttp_unused_port():
 def test_rounds_go_on_until_the_longest_gap_no_longer_falls(server):
     run, asked = server
     said = []
-    answered = asyncio.run(run(lambda url: warm_up(url, 4, 30.0, "secret", said.append)))
-    assert answered == len(asked) == 8 * sum(line.startswith("round") for line in said)
+    asyncio.run(run(lambda url: warm_up(url, 4, 30.0, "secret", said.append)))
+    assert len(asked) == 8 * sum(line.startswith("round") for line in said)
     assert said[0] == "up to 4 requests at once to m, for at most 30 s"
     assert len(said) >= 4 and said[1].startswith("round 1: 8 requests, longest gap")
     assert said[-1].startswith("done after")

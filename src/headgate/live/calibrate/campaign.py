@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
@@ -17,7 +17,7 @@ from headgate.core.errors import InputError
 from headgate.cost.fit.fit import METHOD, Fitted, fit
 from headgate.cost.fit.steps import About, StepTable, shape_class
 from headgate.cost.likeness import shape_of
-from headgate.live.calibrate.probe import FEED, Ground, Probe, ProbeWalk, grid
+from headgate.live.calibrate.probe import FEED, Ground, Probe, ProbeWalk, grid, kv_of
 
 SAVE_EVERY = 20.0  # seconds
 STANDSTILL = 20_000  # steps with nothing in them, in a row: about twenty seconds
@@ -78,14 +78,6 @@ class Campaign:
             self.outcome, self.cut_short = f"the engine died: {type(error).__name__}: {words}", True
         return self.save()
 
-    def leave(self) -> None:
-        engine, core = self.llm.llm_engine, core_of(self.llm)
-        engine.abort_request([f"probe-{number}" for number in range(self._sent)])
-        self.scheduler._headgate.take_over(None)
-        while self.scheduler.has_requests() or getattr(core, "batch_queue", None):
-            engine.step()
-        self.log.close()
-
     def save(self) -> StepTable:
         table = self.log.table()
         self.steps_file.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +104,10 @@ class Campaign:
             if number and not self._fits():
                 self.outcome = f"KV is full after {number} passes"
                 return
-            self._feed(number)
+            self.log.disturbed()
+            for cell in self.walk.cells[number * self.each : (number + 1) * self.each]:
+                for prompt in cell.feed:
+                    self._send(FEED, prompt, 1)
             if not self._walk_to((number + 1) * self.each, deadline):
                 self.outcome = f"time ended in pass {number + 1}"
                 return
@@ -141,19 +136,12 @@ class Campaign:
                     self.save()
         return True
 
-    def _feed(self, number: int) -> None:
-        self.log.disturbed()
-        for place in range(number * self.each, (number + 1) * self.each):
-            for prompt in self.walk.cells[place].feed:
-                self._send(FEED, prompt, 1)
-
     def _fits(self) -> bool:
         cells = self.walk.cells[: self.each]
-        grown = sum(move.decodes * move.steps for cell in cells for move in cell.moves)
         pool = self.scheduler.kv_cache_manager.block_pool
         free = pool.get_num_free_blocks() * self.scheduler.block_size
         spread = self.ground.slots * self.scheduler.block_size  # each request may begin one more block
-        return bool(free > grown + spread + max(sum(cell.feed) for cell in cells))
+        return bool(free > kv_of(cells, 1) + spread)
 
     def _good(self, said: About) -> bool:
         self.log.disturbed()
@@ -197,9 +185,10 @@ def drafting(config: Any) -> dict[str, Any]:
             'speculative_config must be an object with num_speculative_tokens, such as {"method": "mtp", '
             '"num_speculative_tokens": 3}'
         )
-    none = {"synthetic_acceptance_rates": [0.0] * config["num_speculative_tokens"]}
-    rejected = {} if "rejection_sample_method" in config else {"rejection_sample_method": "synthetic", **none}
-    return {**config, **rejected}
+    if "rejection_sample_method" in config:
+        return config
+    rates = [0.0] * config["num_speculative_tokens"]
+    return {**config, "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
 
 
 def measured(
@@ -225,7 +214,8 @@ def measured(
     llm = start(wanted)
     said = about(llm, wanted, steps_file.name, slots)
     heat = 1.0 if "experts" in said.model_shape and said.settings["weights"] == "made up" else 0.0
-    campaign = Campaign(llm, wide.with_kv(said.kv_tokens), steps_file, seconds, passes, seed, heat, report)
+    known = replace(wide, kv_tokens=said.kv_tokens)
+    campaign = Campaign(llm, known, steps_file, seconds, passes, seed, heat, report)
     table = campaign.run(said)
     return table, said, campaign.outcome, campaign.cut_short
 
@@ -331,21 +321,15 @@ class Composition(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    start: float  # when it began to count: the end of the step before it, or `composed` where none was
-    end: float  # when its tokens were there
-    ahead: bool  # it was composed before the step before it had ended
-    before: int  # shape class of that step; 0: the engine stood idle
-    kept: bool
-    label: str
-    held: Composition
-
-
-class _Open(NamedTuple):
     composed: float  # when schedule() was entered
     follows: bool  # a step before it was still to end, or had just ended with others waiting
     kept: bool
     label: str
     held: Composition
+    start: float = 0.0  # when it began to count: the end of the step before it, or `composed` where none was
+    end: float = 0.0  # when its tokens were there
+    ahead: bool = False  # it was composed before the step before it had ended
+    before: int = 0  # shape class of that step; 0: the engine stood idle
 
 
 class StepLog:
@@ -359,17 +343,13 @@ class StepLog:
         self.empty = 0  # steps with nothing in them, in a row
         self.label: Callable[[], str] = lambda: "all"
         self._clock = clock
-        self._open: deque[_Open | None] = deque()  # composed, tokens not there yet; first in, first out
+        self._open: deque[StepRow | None] = deque()  # composed, tokens not there yet; first in, first out
         self._last_end: float | None = None  # None: the engine stood idle, or was held up
         self._last_class = 0
         self._ignore = 0
         self._scheduler = scheduler
         self._schedule, self._update = scheduler.schedule, scheduler.update_from_output
         scheduler.schedule, scheduler.update_from_output = self._scheduled, self._updated
-
-    def close(self) -> None:
-        """The scheduler is as it was; what wrapped it later must have gone before."""
-        self._scheduler.schedule, self._scheduler.update_from_output = self._schedule, self._update
 
     def disturbed(self) -> None:
         """The host does something that is no part of serving: the steps around it do not count."""
@@ -411,7 +391,7 @@ class StepLog:
             return output
         self.empty = 0
         follows = any(self._open) or self._last_end is not None
-        self._open.append(_Open(composed, follows, not self._ignore, self.label(), composition(output)))
+        self._open.append(StepRow(composed, follows, not self._ignore, self.label(), composition(output)))
         self._ignore = max(0, self._ignore - 1)
         return output
 
@@ -419,10 +399,11 @@ class StepLog:
         end = self._clock()
         if (row := self._open.popleft()) is not None:
             last = self._last_end if row.follows else None
-            start = row.composed if last is None else last
-            ahead = last is not None and row.composed < last
-            before = 0 if last is None else self._last_class
-            self.rows.append(StepRow(start, end, ahead, before, row.kept, row.label, row.held))
+            if last is None:
+                self.rows.append(row._replace(start=row.composed, end=end))
+            else:
+                ahead = row.composed < last
+                self.rows.append(row._replace(start=last, end=end, ahead=ahead, before=self._last_class))
             self._last_end = end
             self._last_class = int(shape_class(row.held.decodes, row.held.prefill))
         result = self._update(*args, **words)
@@ -439,9 +420,8 @@ def composition(output: Any) -> Composition:
     pieces = [(tokens[new.req_id], new.num_computed_tokens) for new in output.scheduled_new_reqs]
     cached = output.scheduled_cached_reqs
     resumed = cached.resumed_req_ids
-    for name, computed, put_out in zip(
-        cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
-    ):
+    known = cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens
+    for name, computed, put_out in zip(*known, strict=True):
         drafted = len(guesses.get(name, ()))
         if put_out and tokens[name] == 1 + drafted and name not in resumed:
             decodes += 1

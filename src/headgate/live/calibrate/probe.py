@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -196,9 +196,6 @@ class Ground:
     quick: bool = False  # every other cell of the large families only
     width: int = 1  # tokens of a decode in a step: more than 1 with drafts
 
-    def with_kv(self, tokens: int) -> Ground:
-        return replace(self, kv_tokens=tokens)
-
     @property
     def slots(self) -> int:
         return self.decodes + _many(self.decodes, 40) + _many(self.decodes, 160) + SPARE
@@ -206,11 +203,18 @@ class Ground:
 
 def grid(ground: Ground) -> ProbeWalk:
     """Pools and cells, each cell once, families one after the other; give the walk an order before use."""
-    _refuse(ground)
+    if ground.decodes < FEWEST_SLOTS:
+        raise InputError(f"{ground.decodes} decodes are too few to measure; allow at least {FEWEST_SLOTS}")
+    least = max(FEWEST_TOKENS, ground.decodes * ground.width)
+    if ground.budget < least:
+        raise InputError(f"a budget of {ground.budget} tokens is too small to measure; give at least {least}")
+    if ground.kv_tokens < FEWEST_KV:
+        raise InputError(f"{ground.kv_tokens} KV tokens are too few to measure; give at least {FEWEST_KV}")
     decodes, middle, few = ground.decodes, max(16, ground.longest // 24), 1.0
     while True:
         walk = _walk(ground, decodes, middle, few)
-        if _needs(walk, ground.passes) <= ROOM * ground.kv_tokens:
+        held = sum(pool.prompt * pool.size for pool in walk.pools)
+        if held + kv_of(walk.cells, ground.passes) <= ROOM * ground.kv_tokens:
             return walk
         if few > LEAST_SHARE or middle > LEAST_CONTEXT:
             few, middle = max(LEAST_SHARE, 0.9 * few), max(min(LEAST_CONTEXT, middle), middle * 15 // 16)
@@ -221,16 +225,6 @@ def grid(ground: Ground) -> ProbeWalk:
                 f"{ground.kv_tokens} KV tokens are too few to measure at; give the engine more memory, "
                 "or a smaller model length"
             )
-
-
-def _refuse(ground: Ground) -> None:
-    if ground.decodes < FEWEST_SLOTS:
-        raise InputError(f"{ground.decodes} decodes are too few to measure; allow at least {FEWEST_SLOTS}")
-    least = max(FEWEST_TOKENS, ground.decodes * ground.width)
-    if ground.budget < least:
-        raise InputError(f"a budget of {ground.budget} tokens is too small to measure; give at least {least}")
-    if ground.kv_tokens < FEWEST_KV:
-        raise InputError(f"{ground.kv_tokens} KV tokens are too few to measure; give at least {FEWEST_KV}")
 
 
 def _many(decodes: int, part: int) -> int:
@@ -252,10 +246,10 @@ def _walk(ground: Ground, decodes: int, middle: int, few: float) -> ProbeWalk:
     return ProbeWalk(pools, tuple(named.values()))
 
 
-def _needs(walk: ProbeWalk, passes: int) -> float:
-    held = sum(pool.prompt * pool.size for pool in walk.pools)
-    grown = sum(move.decodes * move.steps for cell in walk.cells for move in cell.moves)
-    return held + passes * grown + max(sum(cell.feed) for cell in walk.cells)
+def kv_of(cells: Sequence[ProbeCell], passes: int) -> int:
+    """Tokens by which the pools grow while the cells are visited, and those of a cell's own prompts."""
+    grown = sum(move.decodes * move.steps for cell in cells for move in cell.moves)
+    return passes * grown + max(sum(cell.feed) for cell in cells)
 
 
 class _Builder:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -13,24 +14,15 @@ import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.cost.fit.steps import StepTable
-from headgate.record.live_trace import WRONG, trace_lines
+from headgate.record.live_trace import tell_trace
 from headgate.record.tables import Floats, Integers
 
 LABEL_EVERY = 200  # steps that make a part: neighbours are alike, so a fit is tried on whole stretches
 
 
 def steps_of_trace(path: str | Path) -> tuple[StepTable, dict[str, Any]]:
-    lines = trace_lines(path)
-    _, header = next(lines)
     told = _TraceSteps()
-    for number, line in lines:
-        try:
-            told.tell(line)
-        except WRONG as error:
-            raise InputError(
-                f"trace {path}:{number}: {line.get('event')!r} makes no sense here "
-                f"({type(error).__name__}: {error}); the file was changed, take another"
-            ) from None
+    header = tell_trace(path, told.tell)
     told.settle()
     if not told.rows:
         raise InputError(f"trace {path}: no step in it; let the engine serve some requests first")
@@ -84,13 +76,11 @@ class _TraceSteps:
         if self._paused is not None and start > self._paused:
             self._end = self._paused = None
         for end in line["ends"]:
-            follows = self._end is not None
             began = self._end if self._end is not None else start
             row = {"seconds": end - began, "decodes": line["decodes"], "context": context}
-            row |= {"prefill": line["prefill"], "behind": line["behind"], "busy": start <= began and follows}
-            row |= {"prompts": len(pieces), "attention": pairs if known else nan}
-            row["queries"] = line["queries"] or line["decodes"]
-            self.rows.append(row)
+            row |= {"prefill": line["prefill"], "behind": line["behind"], "prompts": len(pieces)}
+            row |= {"busy": start <= began and self._end is not None, "attention": pairs if known else nan}
+            self.rows.append(row | {"queries": line["queries"] or line["decodes"]})
             context += line["decodes"]
             start = end
             self._end = end if self._here else None
@@ -144,23 +134,19 @@ PASS_FIELDS = (
 
 def steps_of_passes(path: str | Path) -> StepTable:
     """SGLang times each pass on the GPU: none is summed with its neighbours. Idle heartbeats are left out."""
-    rows = [row for row in _passes(path) if row["seconds"] > 0]
+    rows: list[dict[str, float]] = []
+    try:
+        with Path(path).open("rb") as file:
+            for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE), b""), 1):
+                if line.strip():
+                    rows.append(_pass(line, f"passes {path}:{number}"))
+    except OSError as error:
+        raise InputError(f"passes {path}: {error.strerror}; {PASS_REMEDY}") from None
+    rows = [row for row in rows if row["seconds"] > 0]
     if not rows:
         raise InputError(f"passes {path}: no timed pass in it; let the server serve some requests first")
     busy = [False] * len(rows)  # nothing is told of the host
     return replace(_table(rows, "passes", busy=busy), exact=True)
-
-
-def _passes(path: str | Path) -> Iterator[dict[str, float]]:
-    try:
-        with Path(path).open("rb") as file:
-            number = 0
-            while line := file.readline(LONGEST_LINE):
-                number += 1
-                if line.strip():
-                    yield _pass(line, f"passes {path}:{number}")
-    except OSError as error:
-        raise InputError(f"passes {path}: {error.strerror}; {PASS_REMEDY}") from None
 
 
 def _pass(line: bytes, place: str) -> dict[str, float]:
@@ -238,26 +224,21 @@ def _read(path: str | Path) -> dict[str, Any]:
     if len(lengths) > 1 or -1 in lengths:
         raise InputError(f"bench result {path}: {', '.join(NEEDED)} are no lists of one length; {remedy}")
     for number, row in enumerate(zip(*(result[name] for name in NEEDED), strict=True)):
-        if not _makes_sense(*row):
+        prompt, first, gaps, start = row
+        sound = type(prompt) in NUMBERS and 0 <= prompt < inf
+        if sound and first:
+            sound = isinstance(gaps, list) and {type(first), type(start), *map(type, gaps)} <= NUMBERS
+        if not sound:
             raise InputError(
                 f"bench result {path}: request {number} has times or lengths of nonsense; {remedy}"
             )
     return dict(result)
 
 
-def _makes_sense(prompt: Any, first: Any, gaps: Any, start: Any) -> bool:
-    if type(prompt) not in NUMBERS or not 0 <= prompt < inf:
-        return False
-    if not first:
-        return True
-    return isinstance(gaps, list) and {type(first), type(start), *map(type, gaps)} <= NUMBERS
-
-
 def _tokens(result: dict[str, Any]) -> tuple[Floats, Integers, Integers]:
     times, owners, places = [], [], []
-    for number, (start, first, gaps) in enumerate(
-        zip(result["start_times"], result["ttfts"], result["itls"], strict=True)
-    ):
+    told = zip(result["start_times"], result["ttfts"], result["itls"], strict=True)
+    for number, (start, first, gaps) in enumerate(told):
         if not first:  # it failed
             continue
         came = start + first + np.cumsum([0.0, *gaps])

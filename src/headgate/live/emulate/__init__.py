@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headgate.live.emulate.api import answer, chat_answer
-    from headgate.live.emulate.options import Options
     from headgate.live.emulate.server import Emulators, emulated
 
 HOMES = {"answer": "api", "chat_answer": "api", "Emulators": "server", "emulated": "server"}
-HOMES["Options"] = "options"
-__all__ = ["Emulators", "Options", "answer", "chat_answer", "emulated"]
+__all__ = ["Emulators", "answer", "chat_answer", "emulated"]
 
 
 def __getattr__(name: str) -> Any:

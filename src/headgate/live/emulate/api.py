@@ -18,8 +18,14 @@ from headgate.live.emulate.faults import EmulatedFault
 from headgate.live.emulate.text import LITTLE, ByteRule, Ids, Text, Tokens, fingerprint
 
 Kind = TypeVar("Kind")
+Fields = dict[str, Any]
 
-# -- problems
+encode = msgspec.json.encode
+
+
+def as_json(body: Any, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=encode(body), content_type="application/json")
+
 
 TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError", 503: "Service Unavailable"}
 BUSY = (
@@ -36,7 +42,7 @@ class ProblemError(Exception):
 
     def body(self) -> bytes:
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
-        return msgspec.json.encode({"error": error})
+        return encode({"error": error})
 
     def response(self) -> web.Response:
         return web.Response(status=self.status, body=self.body(), content_type="application/json")
@@ -92,8 +98,6 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     return body
 
 
-# -- the two completion endpoints
-
 MOST_CHOICES = 128  # n times prompts of one request
 LONGEST_ID = 256
 INT64 = 2**63
@@ -104,7 +108,19 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = False
 
 
-class Body(msgspec.Struct):
+class Sampling(msgspec.Struct):
+    """Of completions and of SGLang's /generate, by the same names."""
+
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+class Body(Sampling):
     """The fields that change what the emulator does; all others are accepted and ignored."""
 
     model: str | None = None
@@ -115,15 +131,8 @@ class Body(msgspec.Struct):
     n: int | None = 1
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
     min_tokens: int = 0
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     seed: int | None = None
     logprobs: bool | int | None = None
     top_logprobs: int | None = None
@@ -161,20 +170,13 @@ def _decoded(decoder: msgspec.json.Decoder[Kind], data: bytes) -> Kind:
         raise invalid(f"JSON decode error: {str(error)[:200]}", "body") from None
 
 
-class SamplingParams(msgspec.Struct):
-    """What SGLang's /generate takes of them, by the names of a completion; others are ignored."""
+class SamplingParams(Sampling):
+    """What SGLang's /generate takes besides, by the names of a completion; others are ignored."""
 
     max_tokens: int | None = msgspec.field(default=128, name="max_new_tokens")
     min_tokens: int = msgspec.field(default=0, name="min_new_tokens")
     n: int = 1
-    ignore_eos: bool = False
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = msgspec.field(default=False, name="no_stop_trim")
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = msgspec.field(
         default=None, name="custom_params"
     )
@@ -270,18 +272,13 @@ def turns_of(messages: list[Any]) -> list[tuple[str, str]]:
     for place, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise invalid(f"Field required: body.messages.{place}.role", f"body.messages.{place}.role")
-        turns.append((message["role"], _content(message.get("content"), place)))
+        content, where = message.get("content"), f"body.messages.{place}"
+        parts = content if isinstance(content, list) else [{"text": "" if content is None else content}]
+        texts: list[Any] = [part.get("text", "") if isinstance(part, dict) else None for part in parts]
+        if not all(isinstance(text, str) for text in texts):
+            raise invalid(f"Input should be text or parts: {where}", f"{where}.content")
+        turns.append((message["role"], "".join(texts)))
     return turns
-
-
-def _content(content: object, place: int) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if isinstance(content, list):
-        texts = [part.get("text", "") for part in content if isinstance(part, dict)]
-        if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
-            return "".join(texts)
-    raise invalid(f"Input should be text or parts: body.messages.{place}", f"body.messages.{place}.content")
 
 
 def prompts_of(prompt: str | list[Any]) -> list[str | list[int]]:
@@ -301,11 +298,6 @@ def _ids(value: object) -> bool:
 # -- answers, in vLLM's order of fields
 
 LIKELY, UNLIKELY = -0.25, -1.75  # log probabilities of the token that was chosen and of those that were not
-encode = msgspec.json.encode
-
-
-def json_text(text: str) -> bytes:
-    return encode(text)[1:-1]
 
 
 class Head:
@@ -326,26 +318,7 @@ def usage(prompt: int, completion: int, details: bool = True) -> dict[str, Any]:
     return {**counts, "prompt_tokens_details": None, "completion_tokens_details": None} if details else counts
 
 
-def whole(
-    head: Head, choices: list[dict[str, Any]], prompt: int, completion: int, **more: Any
-) -> dict[str, Any]:
-    found = head.fields(False) | {
-        "choices": choices,
-        "service_tier": None,
-        "system_fingerprint": head.fingerprint,
-        "usage": usage(prompt, completion),
-    }
-    if head.chat:
-        ids = more.pop("prompt_token_ids", None)
-        found |= {"prompt_logprobs": None, "prompt_token_ids": ids, "prompt_text": None}
-    more.pop("prompt_token_ids", None)
-    params = more.pop("kv_transfer_params", None)
-    return found | {"kv_transfer_params": params, "ec_transfer_params": None, "metrics": None} | more
-
-
-def choice(
-    job: EmulatedJob, text: str, chat: bool, logprobs: Any, ids: list[int] | None, prompt: Any
-) -> dict[str, Any]:
+def choice(job: EmulatedJob, text: str, chat: bool, logprobs: Any, ids: Any, prompt: Any) -> dict[str, Any]:
     if chat:
         nothing = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
         message = {"role": "assistant", "content": text, **nothing}
@@ -359,9 +332,7 @@ def choice(
     return start | {"routed_experts": None}
 
 
-def stream_choice(
-    job: EmulatedJob, text: str, chat: bool, logprobs: Any, ids: list[int] | None, prompt: Any
-) -> dict[str, Any]:
+def stream_choice(job: EmulatedJob, text: str, chat: bool, logprobs: Any, ids: Any, prompt: Any) -> Fields:
     reason = None if job.how is None else job.reason
     found: dict[str, Any] = {"index": job.choice}
     if chat:
@@ -381,12 +352,8 @@ def completion_logprobs(pieces: list[str], offset: int, count: int) -> dict[str,
         offsets.append(offset)
         offset += len(piece)
         tops.append({piece: LIKELY} | {f"{piece}{'?' * i}": UNLIKELY - i for i in range(1, count)})
-    return {
-        "text_offset": offsets,
-        "token_logprobs": [LIKELY] * len(pieces),
-        "tokens": pieces,
-        "top_logprobs": tops,
-    }
+    likely = [LIKELY] * len(pieces)
+    return {"text_offset": offsets, "token_logprobs": likely, "tokens": pieces, "top_logprobs": tops}
 
 
 def chat_logprobs(pieces: list[str], count: int) -> dict[str, Any]:
@@ -401,8 +368,6 @@ def chat_logprobs(pieces: list[str], count: int) -> dict[str, Any]:
         ]
     }
 
-
-# -- from tokens to bytes
 
 FULL = 1 << 18  # bytes a slow reader may leave in the socket's buffer before events are merged
 DONE = b"data: [DONE]\n\n"
@@ -419,10 +384,6 @@ class Extras(NamedTuple):
     echo: tuple[str, ...] = ()  # texts of the prompts, to stand before the answer
     stamps: bool = False  # emulated times
     cached: bool = False  # prompt tokens that were found in the prefix cache
-
-    @property
-    def plain(self) -> bool:
-        return not (self.running_usage or self.ids or self.logprobs is not None or self.echo or self.stamps)
 
 
 class WholeAnswer:
@@ -451,25 +412,25 @@ class WholeAnswer:
             self.done.set_result(None)
 
     def whole(self, params: dict[str, Any] | None = None) -> dict[str, Any]:
-        choices = [self._choice(job, 0, job.made, choice) for job in self.jobs]
         made = sum(job.made for job in self.jobs)
-        more: dict[str, Any] = {"emulated": self._times(self.jobs[0])} if self.wanted.stamps else {}
-        ids = self._prompts[0].tolist() if self.wanted.ids else None
-        found = whole(
-            self.head, choices, self.prompt_tokens, made,
-            kv_transfer_params=params, prompt_token_ids=ids, **more,
-        )  # fmt: skip
-        found["usage"] |= self._cached()
-        return found
+        found = self.head.fields(False) | {
+            "choices": [self._choice(job, 0, job.made, choice) for job in self.jobs],
+            "service_tier": None,
+            "system_fingerprint": self.head.fingerprint,
+            "usage": usage(self.prompt_tokens, made) | self._cached(),
+        }
+        if self.head.chat:
+            ids = self._prompts[0].tolist() if self.wanted.ids else None
+            found |= {"prompt_logprobs": None, "prompt_token_ids": ids, "prompt_text": None}
+        found |= {"kv_transfer_params": params, "ec_transfer_params": None, "metrics": None}
+        return found | ({"emulated": self._times(self.jobs[0])} if self.wanted.stamps else {})
 
     def _cached(self) -> dict[str, Any]:
         if not self.wanted.cached:
             return {}
         return {"prompt_tokens_details": {"cached_tokens": self.jobs[-1].cached + self.jobs[-1].loaded}}
 
-    def _choice(
-        self, job: EmulatedJob, begin: int, end: int, shape: Callable[..., dict[str, Any]]
-    ) -> dict[str, Any]:
+    def _choice(self, job: EmulatedJob, begin: int, end: int, shape: Callable[..., Fields]) -> Fields:
         wanted, chat = self.wanted, self.head.chat
         text, logprobs = job.text.text(begin, end), None
         prompt = self._prompts[job.choice // self._each].tolist() if wanted.ids and not begin else None
@@ -512,13 +473,16 @@ class StreamedAnswer(WholeAnswer):
 
     def __init__(
         self, head: Head, wanted: Extras, prompts: list[Ids], each: int,
-        transport: asyncio.WriteTransport, chunked: bool, fault: EmulatedFault | None = None,
+        transport: asyncio.WriteTransport, chunked: bool, fault: EmulatedFault | None,
     ) -> None:  # fmt: skip
         super().__init__(head, wanted, prompts, each)
         self._transport, self._chunked, self._fault = transport, chunked, fault
         self._closing, self._soon = transport.is_closing, asyncio.get_running_loop().call_soon
         self.silent = False  # a fault has ended the stream: nothing more is written
-        self._file = _file_of(transport) if wanted.plain and fault is None else -1
+        socket = transport.get_extra_info("socket")
+        plain = wanted._replace(usage=False, cached=False) == Extras() and fault is None
+        direct = plain and socket is not None and sys.platform != "win32"
+        self._file = int(socket.fileno()) if direct else -1
         self._behind = True  # the transport may hold bytes that come first
         tail = CHAT_TAIL if head.chat else TAIL
         self._tail, self._end = tail, tail + b"\r\n" if chunked else tail
@@ -561,9 +525,8 @@ class StreamedAnswer(WholeAnswer):
         job.events.clear()
         if self._fault is not None and self._strike(job):
             return
-        if transport.is_closing() or transport.get_write_buffer_size() > FULL:
-            return
-        self._write_tokens(job)
+        if not transport.is_closing() and transport.get_write_buffer_size() <= FULL:
+            self._write_tokens(job)
 
     def _write_tokens(self, job: EmulatedJob) -> None:
         if not job.sent and self.head.chat:
@@ -645,9 +608,6 @@ class StreamedAnswer(WholeAnswer):
         return True
 
 
-# -- SGLang's own endpoint
-
-
 class GeneratedWhole(WholeAnswer):
     def whole(self, params: dict[str, Any] | None = None) -> Any:
         found = [self._generated(job, job.made) for job in self.jobs]
@@ -681,13 +641,6 @@ class GeneratedStream(StreamedAnswer, GeneratedWhole):
     def _event(self, job: EmulatedJob, begin: int, end: int) -> bytes:
         return b"data: " + encode(self._generated(job, end)) + b"\n\n"
 
-
-def _file_of(transport: asyncio.WriteTransport) -> int:
-    socket = transport.get_extra_info("socket")
-    return -1 if socket is None or sys.platform == "win32" else int(socket.fileno())
-
-
-# -- what a client may expect
 
 RULE = ByteRule()
 

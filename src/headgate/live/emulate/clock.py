@@ -26,7 +26,10 @@ class Alarm:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
-        self._fd = _timer_fd()
+        self._fd: int | None = None
+        if LIBRARY is not None and hasattr(LIBRARY, "timerfd_create"):
+            made = int(LIBRARY.timerfd_create(MONOTONIC, NONBLOCKING | CLOSE_ON_EXEC))
+            self._fd = made if made >= 0 else None
         self._when = _Spec()
         if self._fd is not None:
             self._loop.add_reader(self._fd, self._expired)
@@ -43,7 +46,10 @@ class Alarm:
         handle: asyncio.TimerHandle | None = None
         if seconds < inf:
             if self._fd is not None:
-                self._set(seconds)
+                assert LIBRARY is not None
+                value, whole = self._when.value, int(seconds)
+                value[0], value[1] = whole, max(1, int((seconds - whole) * 1e9))
+                LIBRARY.timerfd_settime(self._fd, 0, ctypes.byref(self._when), None)
             else:
                 handle = self._loop.call_later(seconds, self.ring)
         try:
@@ -58,12 +64,6 @@ class Alarm:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = None
-
-    def _set(self, seconds: float) -> None:
-        assert LIBRARY is not None
-        value, whole = self._when.value, int(seconds)
-        value[0], value[1] = whole, max(1, int((seconds - whole) * 1e9))
-        LIBRARY.timerfd_settime(self._fd, 0, ctypes.byref(self._when), None)
 
     def _expired(self) -> None:
         assert self._fd is not None
@@ -128,10 +128,3 @@ class VirtualClock:
 
 
 Clock = WallClock | VirtualClock
-
-
-def _timer_fd() -> int | None:
-    if LIBRARY is None or not hasattr(LIBRARY, "timerfd_create"):
-        return None
-    fd = int(LIBRARY.timerfd_create(MONOTONIC, NONBLOCKING | CLOSE_ON_EXEC))
-    return fd if fd >= 0 else None

@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable
 from heapq import heappop, heappush
+from itertools import accumulate
 from math import inf
 from typing import Protocol
 
@@ -75,12 +76,14 @@ class EmulatedEngine:
         self._timers: list[tuple[float, int, Callable[[], object]]] = []  # a heap
         self.on_keep: Callable[[EmulatedJob], None] = lambda job: None
         self._alarm: Alarm | None = None
-        self._held = asyncio.Event()
-        self._held.set()
+        self.begun = asyncio.Event()  # cleared, nothing runs
+        self.begun.set()
         self._outside: set[EmulatedJob] = set()  # submitted, not yet in the replica's queue
         self.renew: Callable[[float], BatchPolicy | None] = lambda now: None  # asked between two steps
 
-    # -- called by the front
+    @property
+    def now(self) -> float:
+        return self.replica.now if self.clock.virtual else self.clock.now()
 
     @property
     def running(self) -> int:
@@ -99,8 +102,7 @@ class EmulatedEngine:
         if self.dead is not None:
             job.fail(self.dead)
             return
-        now = self.replica.now if self.clock.virtual else self.clock.now()
-        job.arrival = now if arrival is None else max(arrival, 0.0)
+        job.arrival = self.now if arrival is None else max(arrival, 0.0)
         self._outside.add(job)
         if job.loaded:
             self.memory.wanted.append(job)
@@ -134,20 +136,12 @@ class EmulatedEngine:
         self._changed = True
         self.ring()
 
-    def hold(self) -> None:
-        self._held.clear()
-
-    def go(self) -> None:
-        self._held.set()
-
-    # -- the loop
-
     async def run(self) -> None:
         """Serve until cancelled. An engine whose policy fails is dead, as vLLM's is."""
         self._alarm = alarm = Alarm()
         try:
             while True:
-                await self._held.wait()
+                await self.begun.wait()
                 await self._turn(alarm)
         except asyncio.CancelledError:
             raise
@@ -190,10 +184,8 @@ class EmulatedEngine:
 
     def _hand_out(self) -> None:
         for job in self.streams.flush():
-            self._lengths.pop(job.id, None)
-            self._contents.pop(job.id, None)
-            self._accepts.pop(job.id, None)
-            self._seeds.pop(job.id, None)
+            for known in (self._lengths, self._contents, self._accepts, self._seeds):
+                known.pop(job.id, None)
             if job.export and job.how in (End.STOPPED, End.LIMIT):
                 self.memory.keep(job)
                 self.on_keep(job)
@@ -227,8 +219,6 @@ class EmulatedEngine:
         if self.clock.virtual and timer > self.replica.now and idle:
             timer = inf  # no request waits for it: a virtual clock would jump there before any comes
         return min(arrival, self.memory.next_time, timer)
-
-    # -- comings and goings
 
     def _queue(self, job: EmulatedJob, when: float) -> None:
         self._order += 1
@@ -282,8 +272,6 @@ class EmulatedEngine:
             job.sink.end(job)
 
 
-# -- jobs
-
 NO_SLO = Slo()
 
 
@@ -334,12 +322,6 @@ class EmulatedJob:
 
     guess: int | None
 
-    def next_burst(self) -> int:
-        if self.sums is None:
-            return 1
-        step, self.steps = self.steps, self.steps + 1
-        return self.sums[step] - self.sums[step - 1] if 0 < step < len(self.sums) else 1
-
     def fail(self, error: str | None) -> None:
         self.error, self.how = error, End.ABORTED
         self.sink.end(self)
@@ -351,9 +333,6 @@ class EmulatedJob:
         if self.how is End.STOPPED and self.stops:
             return "stop"
         return "length" if self.how in (End.STOPPED, End.LIMIT) else "abort"
-
-
-# -- which job gets a token from which step
 
 
 class Streams(Observer):
@@ -442,7 +421,10 @@ class Streams(Observer):
         self._due, self._ended = [], []
         for job in due:
             if job.how is None:
-                burst = job.next_burst()
+                burst = 1
+                if (sums := job.sums) is not None:
+                    step, job.steps = job.steps, job.steps + 1
+                    burst = sums[step] - sums[step - 1] if 0 < step < len(sums) else 1
                 job.made += burst
                 if self._drafts:
                     self._count(burst)
@@ -467,9 +449,6 @@ class Streams(Observer):
             self._fresh.remove(job)
         elif self._shared > job.newest:
             job.newest = self._shared
-
-
-# -- KV kept for other engines, and KV from them
 
 
 class KvMemory:
@@ -594,19 +573,13 @@ class Histogram:
         self.sum += value * times
 
     def rows(self) -> list[tuple[str, float]]:
-        total, rows = 0, []
-        for bound, count in zip((*self.bounds, inf), self.counts, strict=True):
-            total += count
-            rows.append(("+Inf" if bound == inf else str(bound), float(total)))
-        return rows
+        names = (*map(str, self.bounds), "+Inf")
+        return [(name, float(total)) for name, total in zip(names, accumulate(self.counts), strict=True)]
 
     def quantile(self, share: float) -> float:
-        wanted, total = share * sum(self.counts), 0
-        for bound, count in zip((*self.bounds, inf), self.counts, strict=True):
-            total += count
-            if total and total >= wanted:
-                return bound
-        return 0.0
+        totals = list(accumulate(self.counts))
+        place = bisect_left(totals, max(1, share * totals[-1]))
+        return (*self.bounds, inf)[place] if totals[-1] else 0.0
 
 
 def token_bounds(most: int) -> tuple[float, ...]:

@@ -52,20 +52,21 @@ class Faults:
     """
 
     def __init__(self, rate: float = 0.0, kind: str = "500") -> None:
-        self.by_header = True
-        self.seen = self.failed = 0
-        self.set({"rate": rate, "kind": kind, "always": None})
+        self.by_header, self.seen, self.failed = True, 0, 0
+        self.rate, self.kind = 0.0, read_fault(kind)
+        self.always: EmulatedFault | None = None
+        self.set({"rate": rate})
 
     def set(self, words: dict[str, Any]) -> None:
         known = {"rate", "kind", "always", "by_header"}
         for word in words:
             if word not in known:
                 raise unknown("fault setting", word, known)
-        rate = words.get("rate", getattr(self, "rate", 0.0))
+        rate = words.get("rate", self.rate)
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
             raise InputError(f"fault rate {str(rate)[:20]} is not allowed; give a share from 0 to 1")
         kind = read_fault(str(words["kind"])) if "kind" in words else self.kind
-        always = words.get("always", getattr(self, "always", None))
+        always = words.get("always", self.always)
         if isinstance(always, str):
             always = read_fault(always)
         elif always is not None and not isinstance(always, EmulatedFault):
@@ -74,9 +75,6 @@ class Faults:
         if not isinstance(by_header, bool):
             raise InputError("fault by_header is not true or false")
         self.rate, self.kind, self.always, self.by_header = float(rate), kind, always, by_header
-
-    kind: EmulatedFault
-    always: EmulatedFault | None
 
     def of(self, header: str | None) -> EmulatedFault | None:
         if header is not None and self.by_header:

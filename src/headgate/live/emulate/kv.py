@@ -28,21 +28,18 @@ class Exports:
         self.id = str(uuid4())
         self.engine, self.lease = engine, lease
         self.host, self.port = "127.0.0.1", 0
-        self._kept: dict[str, Export] = {}
+        self.kept: dict[str, Export] = {}
         self._expired: dict[str, None] = {}  # oldest first
         engine.on_keep = self.keep
         NAMES[self.id] = self
 
-    def now(self) -> float:
-        return self.engine.replica.now if self.engine.clock.virtual else self.engine.clock.now()
-
     def keep(self, job: EmulatedJob) -> None:
-        expires = self.now() + self.lease
-        self._kept[job.export] = Export(job, expires)
+        expires = self.engine.now + self.lease
+        self.kept[job.export] = Export(job, expires)
         self.engine.at(expires, self.expire)
 
     def params(self, job: EmulatedJob) -> dict[str, Any] | None:
-        if (export := self._kept.get(job.export)) is None:
+        if (export := self.kept.get(job.export)) is None:
             return None
         blocks = self.engine.replica.blocks.of(job.prompt)
         return {
@@ -61,11 +58,11 @@ class Exports:
         }
 
     def expire(self) -> None:
-        now = self.now()
-        for request, export in list(self._kept.items()):
+        now = self.engine.now
+        for request, export in list(self.kept.items()):
             if export.expires > now:
                 break
-            del self._kept[request]
+            del self.kept[request]
             self.engine.release(export.job.id)
             self.engine.tally.nixl["kv_expired_reqs"] += 1
             self._expired[request] = None
@@ -74,41 +71,31 @@ class Exports:
 
     def read(self, request: str, mark: int) -> int:
         self.expire()
-        if (export := self._kept.pop(request, None)) is None:
+        if (export := self.kept.pop(request, None)) is None:
             if request in self._expired:
                 self.engine.tally.nixl["notifications_after_expiry"] += 1
             return spoiled(mark)
-        copied = self.now() + self.engine.memory.seconds(export.job.prompt)
+        copied = self.engine.now + self.engine.memory.seconds(export.job.prompt)
         self.engine.at(copied, lambda: self.engine.release(export.job.id))
         return export.job.mark
 
     def free(self, request: str) -> bool:
         self.expire()
-        export = self._kept.pop(request, None)
+        export = self.kept.pop(request, None)
         return export is not None and self.engine.release(export.job.id)
-
-    @property
-    def kept(self) -> int:
-        return len(self._kept)
 
 
 NAMES: WeakValueDictionary[str, Exports] = WeakValueDictionary()  # all engines of this process
 
 
-def wants_export(params: dict[str, Any] | None) -> bool:
-    return bool(params and params.get("do_remote_decode"))
-
-
 def wants_import(params: dict[str, Any] | None) -> bool:
-    """Is this the second? Parameters that lack a field are ignored, as by vLLM."""
+    """Parameters that lack a field are ignored, as by vLLM."""
     return bool(params and params.get("do_remote_prefill") and all(name in params for name in NEEDED))
 
 
-def source(params: dict[str, Any]) -> tuple[str, str, str, int]:
-    """Engine, request, host and port of the first leg; text and numbers whatever the client wrote."""
-    engine, request = str(params.get("remote_engine_id"))[:100], str(params.get("remote_request_id"))[:300]
-    port = params.get("remote_port")
-    return engine, request, str(params.get("remote_host"))[:100], port if isinstance(port, int) else 0
+def source(params: dict[str, Any]) -> tuple[str, str]:
+    """Engine and request of the first leg: text, whatever the client wrote."""
+    return str(params.get("remote_engine_id"))[:100], str(params.get("remote_request_id"))[:300]
 
 
 # -- from an engine of another process
@@ -130,7 +117,7 @@ class Peers:
         self._session: aiohttp.ClientSession | None = None
 
     async def read(self, own: str, params: dict[str, Any], mark: int) -> int:
-        engine, request, _, _ = source(params)
+        engine, request = source(params)
         if engine == own:
             raise ProblemError("The KV of a request cannot be read from the engine itself.", 500)
         if (exports := NAMES.get(engine)) is None:
@@ -142,7 +129,7 @@ class Peers:
 
     async def free(self, params: dict[str, Any]) -> None:
         """The request was refused here; a failure of this changes nothing."""
-        engine, request, _, _ = source(params)
+        engine, request = source(params)
         if (exports := NAMES.get(engine)) is not None:
             exports.free(request)
             return
@@ -154,8 +141,8 @@ class Peers:
             await self._session.close()
 
     async def _call(self, params: dict[str, Any], words: dict[str, str]) -> dict[str, Any]:
-        _, _, host, port = source(params)
-        if host not in self._hosts or not 0 < port < 65536:
+        host, port = str(params.get("remote_host"))[:100], params.get("remote_port")
+        if host not in self._hosts or not isinstance(port, int) or not 0 < port < 65536:
             raise LoadFailedError
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE))

@@ -6,14 +6,13 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headgate.core.errors import InputError
 from headgate.core.version import VERSION
 from headgate.live.emulate.clock import Clock
-from headgate.live.emulate.engine import EmulatedEngine, Histogram
+from headgate.live.emulate.engine import EmulatedEngine
 from headgate.live.emulate.service import EmulatorSetup, PortState
 from headgate.live.engine.metrics import COUNTERS, GAUGES
 from headgate.live.engine.tally import BY_CLASS, QUEUE
@@ -44,26 +43,99 @@ NIXL = {
     "kv_expired_reqs": "Requests whose KV expired before it was read.",
     "notifications_after_expiry": "Reads of KV whose lease had ended.",
 }
-CACHE_COUNTS = {
-    "prefix_cache": ("cache_queries", "cache_hits"),
-    "external_prefix_cache": ("loaded_tokens", "loaded_tokens"),
-    "mm_cache": ("", ""),
-}
-SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
-TIERS = ("device", "host", "p2p", "disk", "external_unspecified")
 SLEEP = {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0}
-Of = Callable[[EmulatedEngine], Any]  # a number, or numbers by the value of one more label
+Of = Callable[[EmulatedEngine], Any]  # a number, a histogram, or numbers by the value of one more label
+Table = dict[str, tuple[str, Of] | tuple[str, Of, str]]  # name: what it is, the number, and that label
+
+
+def _tallied(key: str) -> Of:
+    return lambda each: getattr(each.tally, key)
+
+
+def _transferred(key: str) -> Of:
+    return lambda each: each.tally.nixl[key]
+
+
+def _of_cache(key: str) -> Of:
+    return lambda each: getattr(each.tally, key) if each.limits.prefix_cache else 0
+
+
+def _by_source(engine: EmulatedEngine) -> dict[str, int]:
+    cached, loaded = engine.tally.cached_tokens, engine.tally.loaded_tokens
+    computed = engine.tally.prompt_tokens - loaded - cached
+    return {"local_compute": computed, "local_cache_hit": cached, "external_kv_transfer": loaded}
+
+
+def _by_tier(engine: EmulatedEngine) -> dict[str, int]:
+    found = {"device": engine.tally.cached_tokens, "p2p": engine.tally.loaded_tokens}
+    return {"device": 0, "host": 0, "p2p": 0, "disk": 0, "external_unspecified": 0} | found
+
+
+def _free(engine: EmulatedEngine) -> int:
+    return engine.replica.blocks.free * engine.replica.blocks.size
+
+
+def _used(engine: EmulatedEngine) -> int:
+    return engine.replica.ledger.kv_total - _free(engine)
+
+
+VLLM_GAUGES: Table = {
+    "num_requests_running": ("Number of requests in model execution batches.", lambda each: each.running),
+    "num_requests_waiting": ("Number of requests waiting to be processed.", lambda each: each.waiting),
+    "num_requests_waiting_by_reason": (
+        "Waiting requests by reason.", lambda each: {"capacity": each.waiting, "deferred": 0}, "reason",
+    ),
+    "kv_cache_usage_perc": ("KV-cache usage. 1 means 100 percent usage.", lambda each: each.kv_usage),
+    "engine_sleep_state": ("Engine sleep state.", lambda each: SLEEP, "sleep_state"),
+}  # fmt: skip
+SPECULATION: Table = {
+    "spec_decode_num_drafts": ("Number of spec decoding drafts.", _tallied("drafts")),
+    "spec_decode_num_draft_tokens": ("Number of draft tokens.", _tallied("draft_tokens")),
+    "spec_decode_num_accepted_tokens": ("Number of accepted tokens.", _tallied("accepted_tokens")),
+}
+VLLM_COUNTERS: Table = {
+    "num_preemptions": ("Cumulative number of preemption from the engine.", _tallied("preemptions")),
+    "prompt_tokens": ("Number of prefill tokens processed.", _tallied("prompt_tokens")),
+    "generation_tokens": ("Number of generation tokens processed.", _tallied("generation_tokens")),
+    "prompt_tokens_cached": (
+        "Number of cached prompt tokens (local + external).",
+        lambda each: each.tally.loaded_tokens + each.tally.cached_tokens,
+    ),
+    "prefix_cache_queries": ("Cache queries, in tokens.", _of_cache("cache_queries")),
+    "prefix_cache_hits": ("Cache hits, in tokens.", _of_cache("cache_hits")),
+    "external_prefix_cache_queries": ("Cache queries, in tokens.", _tallied("loaded_tokens")),
+    "external_prefix_cache_hits": ("Cache hits, in tokens.", _tallied("loaded_tokens")),
+    "mm_cache_queries": ("Cache queries, in tokens.", lambda each: 0),
+    "mm_cache_hits": ("Cache hits, in tokens.", lambda each: 0),
+    "prompt_tokens_by_source": ("Prompt tokens by source.", _by_source, "source"),
+    "prompt_tokens_cached_by_source": ("Prefix-cache hits by tier.", _by_tier, "source"),
+    "request_success": ("Requests by how they ended.", _tallied("ended_by"), "finished_reason"),
+}
+VLLM_HISTOGRAMS: Table = {name: (about, _tallied(key)) for key, (name, about) in HISTOGRAMS.items()}
+OWN_HISTOGRAMS: Table = {
+    "late_seconds": (
+        "How late steps ended, in real seconds: what the emulator adds to every time it shows.",
+        _tallied("late"),
+    ),
+    "written_seconds": (
+        "The same when the last token of the step had been written.", _tallied("written"),
+    ),
+}  # fmt: skip
+OWN_COUNTERS: Table = {
+    "step_seconds": ("Emulated time in steps.", _tallied("step_seconds")),
+    "steps": ("Steps.", _tallied("steps")),
+}
 
 
 class PlaceMetrics:
-    prefix, labels, histograms = "vllm:", LABELS, HISTOGRAMS
+    prefix, labels, histograms = "vllm:", LABELS, VLLM_HISTOGRAMS
 
     def __init__(self, place: PortState) -> None:
         self._place = place
 
     def text(self) -> str:
-        parts = (self._gauges, self._counters, self._histograms, self._own, self._classes)
-        return "".join(family.text() for part in parts for family in part())
+        families = (*self._engine(), *self._table(HistogramFamily, self.histograms), *self._own())
+        return "".join(family.text() for family in (*families, *self._classes()))
 
     @property
     def _engines(self) -> list[tuple[list[str], EmulatedEngine]]:
@@ -72,57 +144,31 @@ class PlaceMetrics:
     def _values(self, values: list[str]) -> list[str]:
         return values
 
-    def _rows(self, kind: type[GaugeFamily], name: str, about: str, of: Of, *more: str) -> GaugeFamily:
-        family = kind(self.prefix + name, about, [*self.labels, *more])
-        for values, engine in self._engines:
-            found = of(engine)
-            for key, value in found.items() if more else (("", found),):
-                family.add_metric([*self._values(values), *([key] if more else [])], value)
-        return family
+    def _table(self, kind: type[GaugeFamily], table: Table, own: bool = False) -> Iterator[GaugeFamily]:
+        prefix, labels = ("headgate_emulator_", LABELS) if own else (self.prefix, self.labels)
+        for name, (about, of, *more) in table.items():
+            family = kind(prefix + name, about, [*labels, *more])
+            for plain, engine in self._engines:
+                values, found = plain if own else self._values(plain), of(engine)
+                if isinstance(family, HistogramFamily):
+                    family.add_rows(values, found.rows(), found.sum)
+                    continue
+                for key, value in found.items() if more else (("", found),):
+                    family.add_metric([*values, *([key] if more else [])], value)
+            yield family
 
-    def _gauges(self) -> Iterator[GaugeFamily]:
-        gauge = partial(self._rows, GaugeFamily)
-        running = "Number of requests in model execution batches."
-        yield gauge("num_requests_running", running, lambda each: each.running)
-        waiting = "Number of requests waiting to be processed."
-        yield gauge("num_requests_waiting", waiting, lambda each: each.waiting)
-        why: Of = lambda each: {"capacity": each.waiting, "deferred": 0}  # noqa: E731
-        yield gauge("num_requests_waiting_by_reason", "Waiting requests by reason.", why, "reason")
-        usage = "KV-cache usage. 1 means 100 percent usage."
-        yield gauge("kv_cache_usage_perc", usage, lambda each: each.kv_usage)
-        yield gauge("engine_sleep_state", "Engine sleep state.", lambda each: SLEEP, "sleep_state")
-        engine = self._place.setup.engine
+    def _engine(self) -> Iterator[GaugeFamily]:
+        setup, engine = self._place.setup, self._place.setup.engine
+        yield from self._table(GaugeFamily, VLLM_GAUGES)
         words = ["block_size", "num_gpu_blocks", "kv_cache_size_tokens", "enable_prefix_caching"]
         cache = GaugeFamily("vllm:cache_config_info", "Cache configuration.", ["engine", *words])
         for (_, number), each in self._engines:
             told = (engine.block, each.replica.blocks.total, engine.kv_tokens, engine.prefix_cache)
             cache.add_metric([number, *map(str, told)], 1)
         yield cache
-
-    def _counters(self) -> Iterator[GaugeFamily]:
-        setup, counter = self._place.setup, partial(self._rows, CounterFamily)
-        plain = {
-            "num_preemptions": ("Cumulative number of preemption from the engine.", "preemptions"),
-            "prompt_tokens": ("Number of prefill tokens processed.", "prompt_tokens"),
-            "generation_tokens": ("Number of generation tokens processed.", "generation_tokens"),
-        }
-        if setup.engine.speculation:
-            plain["spec_decode_num_drafts"] = ("Number of spec decoding drafts.", "drafts")
-            plain["spec_decode_num_draft_tokens"] = ("Number of draft tokens.", "draft_tokens")
-            plain["spec_decode_num_accepted_tokens"] = ("Number of accepted tokens.", "accepted_tokens")
-        for name, (about, key) in plain.items():
-            yield counter(name, about, _tallied(key))
-        cached = "Number of cached prompt tokens (local + external)."
-        of_cache: Of = lambda each: each.tally.loaded_tokens + each.tally.cached_tokens  # noqa: E731
-        yield counter("prompt_tokens_cached", cached, of_cache)
-        for name, (queries, hits) in CACHE_COUNTS.items():
-            looks = setup.engine.prefix_cache or name != "prefix_cache"
-            for what, key in (("queries", queries), ("hits", hits)):
-                yield counter(f"{name}_{what}", f"Cache {what}, in tokens.", _tallied(key if looks else ""))
-        yield counter("prompt_tokens_by_source", "Prompt tokens by source.", _by_source, "source")
-        yield counter("prompt_tokens_cached_by_source", "Prefix-cache hits by tier.", _by_tier, "source")
-        ended: Of = lambda each: each.tally.ended_by  # noqa: E731
-        yield counter("request_success", "Requests by how they ended.", ended, "finished_reason")
+        nixl: Table = {f"nixl_num_{key}": (about, _transferred(key)) for key, about in NIXL.items()}
+        yield from self._table(CounterFamily, VLLM_COUNTERS | (SPECULATION if engine.speculation else {}))
+        yield from self._table(CounterFamily, nixl if setup.options.kv_connector else {})
         rejected = CounterFamily(
             "vllm:admission_rejections", "Requests refused by a queue limit.", ["model_name", "reason"]
         )
@@ -130,50 +176,23 @@ class PlaceMetrics:
             total = sum(engine.tally.rejected[reason] for _, engine in self._engines)
             rejected.add_metric([setup.model, reason], total)
         yield rejected
-        for key, about in NIXL.items() if setup.options.kv_connector else ():
-            yield counter(f"nixl_num_{key}", about, _transferred(key))
-
-    def _histograms(self) -> Iterator[GaugeFamily]:
-        for attribute, (name, about) in self.histograms.items():
-            family = HistogramFamily(self.prefix + name, about, self.labels)
-            for values, engine in self._engines:
-                found: Histogram = getattr(engine.tally, attribute)
-                family.add_rows(self._values(values), found.rows(), found.sum)
-            yield family
 
     def _own(self) -> Iterator[GaugeFamily]:
-        late = HistogramFamily(
-            "headgate_emulator_late_seconds",
-            "How late steps ended, in real seconds: what the emulator adds to every time it shows.",
-            LABELS,
-        )
-        written = HistogramFamily(
-            "headgate_emulator_written_seconds",
-            "The same when the last token of the step had been written.",
-            LABELS,
-        )
-        busy = CounterFamily("headgate_emulator_step_seconds", "Emulated time in steps.", LABELS)
-        steps = CounterFamily("headgate_emulator_steps", "Steps.", LABELS)
-        kept = GaugeFamily("headgate_emulator_kv_exports", "Prompts kept for others.", LABELS)
-        for (labels, engine), exports in zip(self._engines, self._place.exports, strict=True):
-            tally = engine.tally
-            late.add_rows(labels, tally.late.rows(), tally.late.sum)
-            written.add_rows(labels, tally.written.rows(), tally.written.sum)
-            busy.add_metric(labels, tally.step_seconds)
-            steps.add_metric(labels, tally.steps)
-            kept.add_metric(labels, exports.kept)
-        yield from (late, written, busy, steps, kept)
-        if self._place.setup.options.config:
-            yield from self._plug_in()
-
-    def _plug_in(self) -> Iterator[GaugeFamily]:
         setup = self._place.setup
-        labels = ["engine", "version", "policy", "card", "model"]
-        info = GaugeFamily("headgate_info", "What is on; always 1.", labels)
-        renewals = CounterFamily(
-            "headgate_renewals",
-            "Times the settings were read again and another policy took over.",
-            ["engine"],
+        yield from self._table(HistogramFamily, OWN_HISTOGRAMS, own=True)
+        yield from self._table(CounterFamily, OWN_COUNTERS, own=True)
+        kept = GaugeFamily("headgate_emulator_kv_exports", "Prompts kept for others.", LABELS)
+        for (values, _), exports in zip(self._engines, self._place.exports, strict=True):
+            kept.add_metric(values, len(exports.kept))
+        yield kept
+        if not setup.options.config:
+            return
+        info, renewals = (
+            kind(name, table[name][0], ["engine", *table[name][1]])
+            for kind, name, table in (
+                (GaugeFamily, "headgate_info", GAUGES),
+                (CounterFamily, "headgate_renewals", COUNTERS),
+            )
         )
         for number, count in enumerate(self._place.renewals):
             about = [str(number), VERSION, setup.settings.policy, setup.card.name, setup.model]
@@ -202,15 +221,14 @@ _NAMES = {  # of the tally: SGLang's name
     "computed": "uncached_prompt_tokens_histogram",
     "output_length": "generation_tokens_histogram",
 }
-SGLANG_HISTOGRAMS = {attribute: (name, HISTOGRAMS[attribute][1]) for attribute, name in _NAMES.items()}
-
-SGLANG_GAUGES: dict[str, tuple[str, Of]] = {
+SGLANG_HISTOGRAMS: Table = {name: (HISTOGRAMS[key][1], _tallied(key)) for key, name in _NAMES.items()}
+SGLANG_GAUGES: Table = {
     "num_running_reqs": ("The number of running requests.", lambda engine: engine.running),
     "num_queue_reqs": ("The number of requests in the waiting queue.", lambda engine: engine.waiting),
     "token_usage": ("The token usage.", lambda engine: engine.kv_usage),
-    "num_used_tokens": ("The number of used tokens.", lambda engine: _used(engine)),
-    "kv_used_tokens": ("Used token slots in the KV pool.", lambda engine: _used(engine)),
-    "kv_available_tokens": ("Free token slots in the KV pool.", lambda engine: _free(engine)),
+    "num_used_tokens": ("The number of used tokens.", _used),
+    "kv_used_tokens": ("Used token slots in the KV pool.", _used),
+    "kv_available_tokens": ("Free token slots in the KV pool.", _free),
     "cache_hit_rate": (
         "The prefix cache hit rate.",
         lambda engine: engine.tally.cache_hits / max(1, engine.tally.cache_queries),
@@ -224,13 +242,13 @@ SGLANG_GAUGES: dict[str, tuple[str, Of]] = {
         lambda engine: engine.replica.policy.gauges().get("new_token_ratio", 0.0),
     ),
 }
-SGLANG_COUNTERS: dict[str, tuple[str, Of]] = {
-    "prompt_tokens": ("Number of prefill tokens processed.", lambda each: each.tally.prompt_tokens),
-    "generation_tokens": ("Number of generation tokens.", lambda each: each.tally.generation_tokens),
-    "cached_tokens": ("Number of cached prompt tokens.", lambda each: each.tally.cached_tokens),
+SGLANG_COUNTERS: Table = {
+    "prompt_tokens": ("Number of prefill tokens processed.", _tallied("prompt_tokens")),
+    "generation_tokens": ("Number of generation tokens.", _tallied("generation_tokens")),
+    "cached_tokens": ("Number of cached prompt tokens.", _tallied("cached_tokens")),
     "num_requests": ("Number of requests processed.", lambda each: sum(each.tally.ended_by.values())),
     "num_aborted_requests": ("Number of requests aborted.", lambda each: each.tally.ended_by["abort"]),
-    "num_retracted_requests": ("Number of retracted requests.", lambda each: each.tally.preemptions),
+    "num_retracted_requests": ("Number of retracted requests.", _tallied("preemptions")),
 }
 
 
@@ -242,41 +260,10 @@ class SGLangMetrics(PlaceMetrics):
     def _values(self, values: list[str]) -> list[str]:
         return [values[0], "unified", "0", "0", "0", values[1]]
 
-    def _gauges(self) -> Iterator[GaugeFamily]:
-        return (self._rows(GaugeFamily, name, *told) for name, told in SGLANG_GAUGES.items())
+    def _engine(self) -> Iterator[GaugeFamily]:
+        yield from self._table(GaugeFamily, SGLANG_GAUGES)
+        yield from self._table(CounterFamily, SGLANG_COUNTERS)
 
-    def _counters(self) -> Iterator[GaugeFamily]:
-        return (self._rows(CounterFamily, name, *told) for name, told in SGLANG_COUNTERS.items())
-
-
-def _free(engine: EmulatedEngine) -> int:
-    return engine.replica.blocks.free * engine.replica.blocks.size
-
-
-def _used(engine: EmulatedEngine) -> int:
-    return engine.replica.ledger.kv_total - _free(engine)
-
-
-def _tallied(key: str) -> Of:
-    return lambda each: getattr(each.tally, key) if key else 0
-
-
-def _transferred(key: str) -> Of:
-    return lambda each: each.tally.nixl[key]
-
-
-def _by_source(engine: EmulatedEngine) -> dict[str, int]:
-    tally = engine.tally
-    computed = tally.prompt_tokens - tally.loaded_tokens - tally.cached_tokens
-    return dict(zip(SOURCES, (computed, tally.cached_tokens, tally.loaded_tokens), strict=True))
-
-
-def _by_tier(engine: EmulatedEngine) -> dict[str, int]:
-    tally = engine.tally
-    return dict.fromkeys(TIERS, 0) | {"device": tally.cached_tokens, "p2p": tally.loaded_tokens}
-
-
-# -- families as text
 
 ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
@@ -316,9 +303,6 @@ class HistogramFamily(GaugeFamily):
         labels = ",".join(pairs)
         self._lines.append(f"{self._name}_count{{{labels}}} {count}\n")
         self._lines.append(f"{self._name}_sum{{{labels}}} {float(total)}\n")
-
-
-# -- step traces
 
 
 def traces(setup: EmulatorSetup, clock: Clock, engines: int) -> list[Trace]:

@@ -12,16 +12,16 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, cast
 
-import msgspec
 from aiohttp import web
 
 from headgate.core.errors import InputError, one_line
 from headgate.core.policy import BatchPolicy
 from headgate.cost.card import load_card
 from headgate.cost.likeness import error_bar
-from headgate.live.emulate.api import ProblemError, busy, detail, invalid, prompts_of, read_json, turns_of
+from headgate.live.emulate import api
 from headgate.live.emulate.clock import Clock, VirtualClock, WallClock
 from headgate.live.emulate.engine import LATE, EmulatedEngine, Histogram
 from headgate.live.emulate.faults import Faults
@@ -29,7 +29,7 @@ from headgate.live.emulate.kv import PATH, Peers
 from headgate.live.emulate.metrics import PlaceMetrics, SGLangMetrics, discard, traces
 from headgate.live.emulate.options import Options
 from headgate.live.emulate.service import PLACE, EmulatorSetup, PortState, complete
-from headgate.live.emulate.text import tokens_by
+from headgate.live.emulate.text import ByteRule, FileTokenizer, Tokens
 from headgate.live.engine.reload import LOOK_EVERY, Reload, Renewals
 from headgate.live.engine.settings import read_settings
 from headgate.live.engine.trace import Trace
@@ -44,18 +44,13 @@ KILLED = 1  # exit code of an emulated crash
 LOG = logging.getLogger("headgate.emulate")
 VERSION = "0.32.0"  # the vLLM whose answers these are
 SGLANG = "0.5.23"  # the SGLang
-PROMETHEUS = "text/plain; version=1.0.0; charset=utf-8"
 
 
 def run(options: Options, say: Callable[[str], None]) -> None:
     """Serve until a signal, on uvloop where it is installed; returns when everything is closed."""
     more_files()
-    try:
-        uvloop = importlib.import_module("uvloop")
-    except ImportError:
-        asyncio.run(_serve(options, say))
-    else:
-        uvloop.run(_serve(options, say))
+    loops: Any = importlib.import_module("uvloop") if find_spec("uvloop") else asyncio
+    loops.run(_serve(options, say))
 
 
 async def _serve(options: Options, say: Callable[[str], None]) -> None:
@@ -105,8 +100,6 @@ async def warn_when_late(running: Emulators, say: Callable[[str], None], every: 
                 )
 
 
-# -- fleets and their ports
-
 PATIENCE = 30.0  # seconds until a new connection must have sent its first request
 KEEP_ALIVE = 75.0
 BACKLOG = 1024
@@ -121,21 +114,21 @@ class Emulators(Sequence[str]):
         self._following: asyncio.Task[None] | None = None
 
     def follow(self, path: str) -> None:
+        places = [(port.place, rank) for port in self.ports for rank in range(len(port.place.engines))]
         renewals = [
-            renewals_of(path, port.place, rank, self.clock, self._traces[number : number + 1])
-            for number, (port, rank) in enumerate(
-                (port, rank) for port in self.ports for rank in range(len(port.place.engines))
-            )
+            renewals_of(path, place, rank, self.clock, self._traces[number : number + 1])
+            for number, (place, rank) in enumerate(places)
         ]
-        self._following = asyncio.create_task(self._look(renewals))
 
-    async def _look(self, renewals: list[Renewals]) -> None:
-        while True:
-            await asyncio.sleep(LOOK_EVERY / 2 / self.clock.speed)
-            for each, engine in zip(renewals, self.engines, strict=True):
-                each.look()
-                if each.waiting:
-                    engine.look()
+        async def look() -> None:
+            while True:
+                await asyncio.sleep(LOOK_EVERY / 2 / self.clock.speed)
+                for each, engine in zip(renewals, self.engines, strict=True):
+                    each.look()
+                    if each.waiting:
+                        engine.look()
+
+        self._following = asyncio.create_task(look())
 
     async def open_admin(self, host: str, port: int) -> None:
         self._admin = web.AppRunner(admin_application(self), access_log=None)
@@ -162,9 +155,7 @@ class Emulators(Sequence[str]):
 
     @property
     def at_rest(self) -> bool:
-        return all(
-            not engine.running and not engine.waiting and engine.kv_usage == 0 for engine in self.engines
-        )
+        return not any(each.running or each.waiting or each.kv_usage for each in self.engines)
 
     def describe(self) -> list[str]:
         lines = []
@@ -172,10 +163,6 @@ class Emulators(Sequence[str]):
             count = len(port.place.engines)
             lines.append(f"{port.url}  {port.place.setup.model}" + (f", {count} ranks" if count > 1 else ""))
         return [*lines, f"{self.admin_url}  admin"] if self.admin_url else lines
-
-    def go(self) -> None:
-        for port in self.ports:
-            port.place.go()
 
     async def drain(self, timeout: float) -> bool:
         for port in self.ports:
@@ -201,7 +188,8 @@ class Emulators(Sequence[str]):
 async def start(options: Options) -> Emulators:
     setup = EmulatorSetup(options)
     clock: Clock = VirtualClock() if options.virtual else WallClock(options.speed)
-    tokens, peers = tokens_by(options.tokenizer), Peers(options.kv_hosts)
+    tokens: Tokens = ByteRule() if options.tokenizer is None else FileTokenizer(options.tokenizer)
+    peers = Peers(options.kv_hosts)
     ranks = options.engines if options.ranks else 1
     kept = traces(setup, clock, options.engines)
     hear: list[list[Trace]] = [[trace] for trace in kept] or [[]] * options.engines
@@ -345,7 +333,7 @@ class Port(Listening):
 class TooMany(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         out = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
-        body = busy().body()
+        body = api.busy().body()
         head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
         out.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         out.close()
@@ -379,16 +367,13 @@ class SilentConnections:
             timer.cancel()
 
 
-# -- paths of one port
-
-
 def application(place: PortState) -> web.Application:
-    app = web.Application(middlewares=[_errors], client_max_size=place.setup.options.body_limit)
+    app = web.Application(middlewares=[ERRORS], client_max_size=place.setup.options.body_limit)
     app[PLACE] = place
     metrics = (SGLangMetrics if place.setup.sglang else PlaceMetrics)(place)
 
     def shown(text: str) -> web.Response:
-        return web.Response(text=text, headers={"Content-Type": PROMETHEUS})
+        return web.Response(text=text, headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"})
 
     paths: dict[str, dict[str, Handler]] = {
         "/v1/completions": {"POST": complete},
@@ -407,7 +392,7 @@ def application(place: PortState) -> web.Application:
         for path in ("/version", "/load", "/tokenize", "/detokenize", PATH):
             del paths[path]
         tells = {"/model_info": _about_model, "/server_info": _about_server}
-        about = {path: says(partial(told, place), _json) for path, told in tells.items()}
+        about = {path: says(partial(told, place), api.as_json) for path, told in tells.items()}
         paths |= {
             "/generate": {"POST": complete, "PUT": complete},
             "/health_generate": {"GET": _health},
@@ -417,8 +402,8 @@ def application(place: PortState) -> web.Application:
 
     async def other(request: web.Request) -> web.Response:
         if (methods := paths.get(request.path)) is None:
-            return detail(404, "Not Found")
-        answer = detail(405, "Method Not Allowed")
+            return api.detail(404, "Not Found")
+        answer = api.detail(405, "Method Not Allowed")
         answer.headers["Allow"] = ",".join(methods)
         return answer
 
@@ -437,21 +422,29 @@ async def _expect(request: web.Request) -> web.StreamResponse | None:
     return None
 
 
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except ProblemError as problem:
-        return problem.response()
-    except web.HTTPException as error:
-        return ProblemError(error.reason, error.status, type="Bad Request").response()
-    except ConnectionResetError:
-        if request.transport is not None:
-            request.transport.close()
-        return web.Response()  # no client is there to read it, and aiohttp does not log that
-    except Exception as error:
-        LOG.exception("emulator: %s %s failed: %s", request.method, request.path[:80], one_line(error))
-        return ProblemError("Internal server error", 500).response()
+def errors_as(show: Callable[[api.ProblemError], web.Response], what: str) -> Any:
+    """Middleware."""
+
+    @web.middleware
+    async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except api.ProblemError as problem:
+            return show(problem)
+        except web.HTTPException as error:
+            return show(api.ProblemError(error.reason, error.status, type="Bad Request"))
+        except ConnectionResetError:
+            if request.transport is not None:
+                request.transport.close()
+            return web.Response()  # no client is there to read it, and aiohttp does not log that
+        except Exception as error:
+            LOG.exception("%s: %s %s failed: %s", what, request.method, request.path[:80], one_line(error))
+            return show(api.ProblemError("Internal server error", 500))
+
+    return errors
+
+
+ERRORS = errors_as(api.ProblemError.response, "emulator")
 
 
 async def _models(request: web.Request) -> web.Response:
@@ -510,56 +503,49 @@ def _about_model(place: PortState) -> dict[str, Any]:
 
 
 async def _tokenize(request: web.Request) -> web.Response:
-    place, body = request.app[PLACE], await read_json(request)
+    place, body = request.app[PLACE], await api.read_json(request)
     if (messages := body.get("messages")) is not None:
         if not isinstance(messages, list):
-            raise invalid("Input should be a valid list", "body.messages")
-        ids = place.tokens.chat(turns_of(messages)).tolist()
+            raise api.invalid("Input should be a valid list", "body.messages")
+        ids = place.tokens.chat(api.turns_of(messages)).tolist()
     else:
         prompt = body.get("prompt")
         if not isinstance(prompt, str):
-            raise invalid("Input should be a valid string", "body.prompt")
+            raise api.invalid("Input should be a valid string", "body.prompt")
         ids = place.tokens.encode(prompt).tolist()
     strings = place.tokens.pieces(ids) if body.get("return_token_strs") is True else None
     length = place.setup.engine.longest
-    return _json({"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": strings})
+    return api.as_json({"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": strings})
 
 
 async def _detokenize(request: web.Request) -> web.Response:
-    place, body = request.app[PLACE], await read_json(request)
+    place, body = request.app[PLACE], await api.read_json(request)
     tokens = body.get("tokens")
-    ids = prompts_of(tokens)[0] if isinstance(tokens, list) and tokens else []
+    ids = api.prompts_of(tokens)[0] if isinstance(tokens, list) and tokens else []
     if not isinstance(ids, list) or any(id >= 2**32 for id in ids):
-        raise invalid("Input should be a list of token ids", "body.tokens")
-    return _json({"prompt": place.tokens.decode(ids)})
+        raise api.invalid("Input should be a list of token ids", "body.tokens")
+    return api.as_json({"prompt": place.tokens.decode(ids)})
 
 
 async def _kv(request: web.Request) -> web.Response:
-    place, body = request.app[PLACE], await read_json(request)
+    place, body = request.app[PLACE], await api.read_json(request)
     exports = next((each for each in place.exports if each.id == body.get("engine")), None)
     if exports is None or exports.engine.dead is not None:
-        raise ProblemError("no such engine", 404)
+        raise api.ProblemError("no such engine", 404)
     if "free" in body:
-        return _json({"freed": exports.free(str(body["free"]))})
+        return api.as_json({"freed": exports.free(str(body["free"]))})
     mark = str(body.get("mark"))
     if not mark.isascii() or not mark.isdigit() or len(mark) > 20:
-        raise invalid("Input should be a number", "body.mark")
-    return _json({"mark": str(exports.read(str(body.get("read")), int(mark)))})
+        raise api.invalid("Input should be a number", "body.mark")
+    return api.as_json({"mark": str(exports.read(str(body.get("read")), int(mark)))})
 
-
-def _json(body: dict[str, Any]) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
-
-
-# -- the admin port
 
 ACTIONS = "crash|refuse|listen|drain"
-LATE_SHARE = 0.99  # the share of steps that `late_p99` speaks of
 
 
 def admin_application(running: Emulators) -> web.Application:
-    """`GET /engines`, `POST /engines/N/faults`, `POST /engines/N/(crash|refuse|listen|drain)`, `POST /go`."""
-    app = web.Application(middlewares=[_admin_errors], client_max_size=1 << 16)
+    """`GET /engines`, `POST /engines/N/faults`, `POST /engines/N/(crash|refuse|listen|drain)`."""
+    app = web.Application(middlewares=[ERRORS], client_max_size=1 << 16)
 
     async def show(request: web.Request) -> web.Response:
         return web.json_response([_shown(port) for port in running.ports])
@@ -567,9 +553,9 @@ def admin_application(running: Emulators) -> web.Application:
     async def faults(request: web.Request) -> web.Response:
         port = _port(running, request)
         try:
-            port.place.faults.set(await read_json(request))
+            port.place.faults.set(await api.read_json(request))
         except InputError as error:
-            raise ProblemError(str(error)) from None
+            raise api.ProblemError(str(error)) from None
         return web.json_response(_shown(port))
 
     async def act(request: web.Request) -> web.Response:
@@ -584,29 +570,16 @@ def admin_application(running: Emulators) -> web.Application:
                 await port.listen()
         return web.json_response(_shown(port))
 
-    async def go(request: web.Request) -> web.Response:
-        running.go()
-        return web.json_response({"running": True})
-
     app.router.add_get("/engines", show)
     app.router.add_post("/engines/{number:[0-9]{1,4}}/faults", faults)
     app.router.add_post("/engines/{number:[0-9]{1,4}}/{action:" + ACTIONS + "}", act)
-    app.router.add_post("/go", go)
     return app
-
-
-@web.middleware
-async def _admin_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except ProblemError as problem:
-        return problem.response()
 
 
 def _port(running: Emulators, request: web.Request) -> Port:
     number = int(request.match_info["number"])
     if number >= len(running.ports):
-        raise ProblemError(f"There is no port {number}; there are {len(running.ports)}.", 404)
+        raise api.ProblemError(f"There is no port {number}; there are {len(running.ports)}.", 404)
     return running.ports[number]
 
 
@@ -624,7 +597,7 @@ def _shown(port: Port) -> dict[str, Any]:
                 "kv_usage": engine.kv_usage,
                 "time": engine.replica.now,
                 "tokens": engine.tally.generation_tokens,
-                "late_p99": engine.tally.late.quantile(LATE_SHARE),
+                "late_p99": engine.tally.late.quantile(0.99),
                 "dead": engine.dead,
             }
             for engine in place.engines

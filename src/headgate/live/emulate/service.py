@@ -26,7 +26,7 @@ from headgate.live.emulate import api
 from headgate.live.emulate.clock import Clock
 from headgate.live.emulate.engine import EmulatedEngine, EmulatedJob
 from headgate.live.emulate.faults import HEADER, IN_STREAM, EmulatedFault, Faults
-from headgate.live.emulate.kv import Exports, LoadFailedError, Peers, wants_export, wants_import
+from headgate.live.emulate.kv import Exports, LoadFailedError, Peers, wants_import
 from headgate.live.emulate.options import Options
 from headgate.live.emulate.text import LITTLE, Echo, Ids, Text, Tokens, content, fingerprint
 from headgate.live.engine.policy import build_policy
@@ -48,14 +48,27 @@ async def complete(request: web.Request) -> web.StreamResponse:
         raise api.busy()
     place.inside += 1
     try:
-        fault = _fault(request, place)
+        try:
+            fault = place.faults.of(request.headers.get(HEADER))
+        except InputError as error:
+            raise api.ProblemError(str(error)) from None
         chat, own = request.path.startswith("/v1/chat/"), request.path == "/generate"
         with place.reading() as count:
             data = await api.read_bytes(request, count)
             call = Call(api.read_generate(data) if own else api.read_body(data, chat), chat, own)
         if fault is not None and (struck := await _strike_early(request, fault, call, place)) is not None:
             return struck
-        prompts, rank = await _admit(request, place, call)
+        try:
+            prompts = prompts_in(call.body, chat, place)
+            rank = place.choose(_number(request, "x-data-parallel-rank"))
+            if (dead := place.engines[rank].dead) is not None:
+                raise api.ProblemError(dead, 500)
+            tokens = sum(len(prompt.ids) for prompt in prompts)
+            place.check_room(place.engines[rank], len(prompts) * call.each, tokens)
+        except api.ProblemError:
+            if wants_import(call.params):
+                await place.peers.free(call.params)
+            raise
         return await _answer(request, place, call, prompts, rank, fault)
     finally:
         place.inside -= 1
@@ -75,22 +88,6 @@ class Call(NamedTuple):
         return self.body.kv_transfer_params or {}
 
 
-async def _admit(request: web.Request, place: PortState, call: Call) -> tuple[list[Prompt], int]:
-    try:
-        prompts = prompts_in(call.body, call.chat, place)
-        rank = place.choose(_number(request, "x-data-parallel-rank"))
-        engine = place.engines[rank]
-        if engine.dead is not None:
-            raise api.ProblemError(engine.dead, 500)
-        total = len(prompts) * call.each
-        place.check_room(engine, total, sum(len(prompt.ids) for prompt in prompts))
-        return prompts, rank
-    except api.ProblemError:
-        if wants_import(call.params):
-            await place.peers.free(call.params)
-        raise
-
-
 async def _answer(
     request: web.Request,
     place: PortState,
@@ -107,7 +104,7 @@ async def _answer(
         urgency = _number(request, "x-vllm-priority")
         priority = call.body.priority if urgency is None else urgency
         for job in jobs_for(call.body, prompts, call.each, answer, place, priority):
-            if wants_export(call.params) and place.setup.options.kv_connector:
+            if call.params.get("do_remote_decode") and place.setup.options.kv_connector:
                 job.export = f"{answer.head.id}-{job.choice}"
             answer.add(job)
         for job in answer.jobs:
@@ -131,9 +128,6 @@ async def _answer(
     return _whole(answer.whole(params), fault)
 
 
-# -- what the request says
-
-
 def _wanted(body: api.Body, chat: bool, place: PortState, prompts: list[Ids]) -> api.Extras:
     options = body.stream_options
     logprobs = body.logprobs
@@ -155,14 +149,10 @@ def _number(request: web.Request, header: str) -> int | None:
 
 
 def _arrival(request: web.Request) -> float | None:
-    try:
-        when = float(request.headers["x-emulate-arrival"])
-    except (KeyError, ValueError):
-        return None
-    return when if 0 <= when < 1e9 else None
-
-
-# -- the answer
+    with suppress(KeyError, ValueError):
+        if 0 <= (when := float(request.headers["x-emulate-arrival"])) < 1e9:
+            return when
+    return None
 
 
 async def _open(
@@ -225,21 +215,6 @@ def _whole(body: Any, fault: EmulatedFault | None) -> web.Response:
     return response
 
 
-def _drained(head: api.Head) -> dict[str, Any]:
-    answer = api.WholeAnswer(head, api.Extras(), [np.zeros(1, LITTLE)], 1)
-    job = EmulatedJob(1, 1, 1, Text(0), answer)
-    job.how = End.ABORTED
-    answer.jobs.append(job)
-    return answer.whole()
-
-
-def _fault(request: web.Request, place: PortState) -> EmulatedFault | None:
-    try:
-        return place.faults.of(request.headers.get(HEADER))
-    except InputError as error:
-        raise api.ProblemError(str(error)) from None
-
-
 async def _strike_early(
     request: web.Request, fault: EmulatedFault, call: Call, place: PortState
 ) -> web.StreamResponse | None:
@@ -253,11 +228,13 @@ async def _strike_early(
         raise api.ProblemError("emulated fault", int(fault.at) if fault.kind == "error" else 500)
     elif fault.kind == "abort":
         head = api.Head("cmpl-fault", int(time.time()), place.setup.model, place.fingerprint, call.chat)
-        return web.json_response(_drained(head))
+        answer = api.WholeAnswer(head, api.Extras(), [np.zeros(1, LITTLE)], 1)
+        job = EmulatedJob(1, 1, 1, Text(0), answer)
+        job.how = End.ABORTED
+        answer.jobs.append(job)
+        return web.json_response(answer.whole())
     return None
 
-
-# -- from a body to jobs
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI and vLLM have it
 
@@ -281,8 +258,11 @@ def prompts_in(body: api.Body, chat: bool, place: PortState) -> list[Prompt]:
         encoded = [tokens.chat(api.turns_of(body.messages or []))]
     else:
         assert body.prompt is not None
-        texts = api.prompts_of(body.prompt)
-        encoded = [tokens.encode(each) if isinstance(each, str) else _ids(each) for each in texts]
+        encoded = []
+        for each in api.prompts_of(body.prompt):
+            if not isinstance(each, str) and max(each) >= 2**32:
+                raise api.ProblemError(f"Token id {max(each)} is out of vocabulary")
+            encoded.append(tokens.encode(each) if isinstance(each, str) else np.array(each, LITTLE))
     if len(encoded) * max(1, body.n or 1) > api.MOST_CHOICES:
         raise api.ProblemError(f"The emulator answers at most {api.MOST_CHOICES} choices in a request.")
     limit = body.max_tokens
@@ -292,12 +272,6 @@ def prompts_in(body: api.Body, chat: bool, place: PortState) -> list[Prompt]:
     for prompt in prompts:
         api.check_sampling(body, prompt.limit)
     return prompts
-
-
-def _ids(ids: list[int]) -> Ids:
-    if max(ids) >= 2**32:
-        raise api.ProblemError(f"Token id {max(ids)} is out of vocabulary")
-    return np.array(ids, LITTLE)
 
 
 def _limit(wanted: int | None, prompt: int, chat: bool, longest: int) -> int:
@@ -360,7 +334,7 @@ def _decide_length(job: EmulatedJob, body: api.Body, prompt: Prompt, copy: int, 
     natural = job.limit + 1  # never reached: the limit ends it
     if place.setup.options.echo:
         pieces = place.tokens.pieces(prompt.ids.tolist())
-        job.text = Echo(pieces, prompt.ids.tolist(), [api.json_text(piece) for piece in pieces])
+        job.text = Echo(pieces, prompt.ids.tolist())
         natural = len(pieces)
         job.limit = min(job.limit, natural)
     elif not body.ignore_eos and (lengths.decides or given is None):
@@ -384,14 +358,11 @@ def _stop_at(job: EmulatedJob, body: api.Body, length: int) -> tuple[int, str | 
         if hits:
             end, at, stop = min(hits)
             count = bisect_left(ends, end) + 1
-            _cut(job, text[: end if body.include_stop_str_in_output else at], ends[:count])
+            text = text[: end if body.include_stop_str_in_output else at]
+            pieces = [text[begin:end] for begin, end in pairwise((0, *ends[:count]))]
+            job.text = Echo(pieces, job.text.ids(0, count))
             return count, stop
     return None if found is None else (found, known[found - 1])
-
-
-def _cut(job: EmulatedJob, text: str, ends: list[int]) -> None:
-    pieces = [text[begin:end] for begin, end in pairwise((0, *ends))]
-    job.text = Echo(pieces, job.text.ids(0, len(ends)), [api.json_text(piece) for piece in pieces])
 
 
 # -- one port: its engines, and how many may be there
@@ -410,17 +381,18 @@ class PortState:
     ) -> None:
         options = setup.options
         self.setup, self.clock, self.tokens, self.peers = setup, clock, tokens, peers
-        self.engines = [
-            EmulatedEngine(
-                setup.engine, setup.policy(), clock, asynchronous=setup.asynchronous, observers=tuple(hear)
-            )
-            for hear in observers
-        ]
-        for engine in self.engines:
+        self._held = options.hold or 0
+        self.engines: list[EmulatedEngine] = []
+        for hear in observers:
+            policy, ahead = setup.policy(), setup.asynchronous
+            engine = EmulatedEngine(setup.engine, policy, clock, asynchronous=ahead, observers=tuple(hear))
             engine.memory.fixed = options.transfer_delay
             engine.memory.per_token = options.transfer_per_token
             if options.crash_after is not None:
                 engine.crash_at = options.crash_after
+            if self._held:
+                engine.begun.clear()
+            self.engines.append(engine)
         self.exports = [Exports(engine, options.kv_lease) for engine in self.engines]
         self.faults = Faults(options.fail_rate, options.fault)
         self.faults.by_header = options.fault_header
@@ -432,10 +404,6 @@ class PortState:
         self.bytes = 0  # of bodies being read
         self.draining = False
         self.fingerprint = f"vllm-0.32.0-{sha256(setup.model.encode()).hexdigest()[:8]}"
-        self._held = options.hold or 0
-        if self._held:
-            for engine in self.engines:
-                engine.hold()
         self._turn = itertools.count()
 
     @contextmanager
@@ -481,20 +449,11 @@ class PortState:
         if self._held:
             self._held -= 1
             if not self._held:
-                self.go()
-
-    def go(self) -> None:
-        self._held = 0
-        for engine in self.engines:
-            engine.go()
+                for engine in self.engines:
+                    engine.begun.set()
 
 
 PLACE: web.AppKey[PortState] = web.AppKey("place", PortState)
-
-
-# -- options, checked before anything listens
-
-DEFAULT_LAW, DEFAULT_MEAN = "uniform", 512.0
 
 
 class EmulatorSetup:
@@ -534,16 +493,9 @@ class EmulatorSetup:
         engine = self.engine
         if settings.policy == self.options.engine:
             return make_policy("sglang" if self.sglang else "mixed", {}, engine)
-        return build_policy(
-            settings,
-            SGLANG if self.sglang else VLLM,
-            kv_tokens=engine.kv_tokens,
-            block=engine.block,
-            max_model_len=engine.max_model_len,
-            batch_tokens=engine.batch_tokens,
-            running=engine.running,
-            width=engine.width,
-        )
+        names = "kv_tokens", "block", "max_model_len", "batch_tokens", "running"
+        limits = {name: getattr(engine, name) for name in names}
+        return build_policy(settings, SGLANG if self.sglang else VLLM, width=engine.width, **limits)
 
 
 class OutputLengths:
@@ -551,20 +503,17 @@ class OutputLengths:
 
     def __init__(self, options: Options) -> None:
         self.decides = bool(options.output or options.output_law or options.trace)
-        self._trace: list[int] | None = None
-        self._law: LengthLaw | None = None
-        if options.trace is not None:
-            name = options.trace
+        self._from: list[int] | LengthLaw
+        if (name := options.trace) is not None:
             workload = bundled(name) if name in BUNDLED else read_trace(name)[0]
-            self._trace = workload.output.tolist()
+            self._from = workload.output.tolist()
         else:
-            law = options.output_law or DEFAULT_LAW
-            mean = options.output if law.startswith(FROM_FILE) else options.output or DEFAULT_MEAN
-            self._law = length_law(law, mean)
+            law = options.output_law or "uniform"
+            mean = options.output if law.startswith(FROM_FILE) else options.output or 512.0
+            self._from = length_law(law, mean)
 
     def draw(self, mark: int, choice: int) -> int:
-        generator = np.random.default_rng((mark, choice))
-        if self._trace is not None:
-            return self._trace[int(generator.integers(len(self._trace)))]
-        assert self._law is not None
-        return int(self._law.draw(1, generator)[0])
+        generator, lengths = np.random.default_rng((mark, choice)), self._from
+        if isinstance(lengths, list):
+            return lengths[int(generator.integers(len(lengths)))]
+        return int(lengths.draw(1, generator)[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import product
 from pathlib import Path
@@ -33,6 +33,10 @@ class Vocabulary(NamedTuple):
 
 
 SYLLABLES = Vocabulary(syllables(), range(WORDS), [word.encode() for word in syllables()])
+
+
+def json_text(text: str) -> bytes:
+    return msgspec.json.encode(text)[1:-1]
 
 
 def fingerprint(ids: bytes) -> int:
@@ -83,8 +87,9 @@ class Text:
 class Echo(Text):
     __slots__ = ("_ids", "_json", "_pieces")
 
-    def __init__(self, pieces: Sequence[str], ids: Sequence[int], json: Iterable[bytes]) -> None:
-        self._pieces, self._ids, self._json = pieces, ids, list(json)
+    def __init__(self, pieces: Sequence[str], ids: Sequence[int]) -> None:
+        self._pieces, self._ids = pieces, ids
+        self._json = [json_text(piece) for piece in pieces]
 
     def ids(self, begin: int, end: int) -> list[int]:
         return list(self._ids[begin:end])
@@ -95,8 +100,6 @@ class Echo(Text):
     def some(self, begin: int) -> list[bytes]:
         return self._json[begin : begin + SIZE]
 
-
-# -- tokens
 
 BYTES_PER_TOKEN = 4
 PER_MESSAGE = 4  # tokens that a chat template adds around a message
@@ -152,7 +155,7 @@ class FileTokenizer:
         ids, shown = [id for id, _ in chosen], [text for _, text in chosen]
         again = -(-WORDS // len(ids))
         ids, shown = (ids * again)[:WORDS], (shown * again)[:WORDS]
-        return Vocabulary(shown, ids, [msgspec.json.encode(text)[1:-1] for text in shown])
+        return Vocabulary(shown, ids, [json_text(text) for text in shown])
 
     def encode(self, text: str) -> Ids:
         return np.array(self._made.encode(text).ids or [0], LITTLE)
@@ -168,10 +171,6 @@ class FileTokenizer:
 
 
 Tokens = ByteRule | FileTokenizer
-
-
-def tokens_by(path: str | None) -> Tokens:
-    return ByteRule() if path is None else FileTokenizer(path)
 
 
 # -- KV blocks, as a prefix cache knows them

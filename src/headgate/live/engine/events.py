@@ -57,12 +57,6 @@ class StepInFlight:
         self.scheduled: Any = None  # tokens, by the engine's names of requests
         self.later: list[tuple[str, Entry, float | None]] = []  # hook, request, time (None: the step's end)
 
-    @property
-    def kind(self) -> str:
-        if not self.chunks:
-            return "decode"
-        return "mixed" if self.decodes else "prefill"
-
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LiveObserver(Observer):
@@ -145,8 +139,7 @@ class Events:
 
     def finished(self, entry: Entry, now: float, how: End, air: Iterable[StepInFlight]) -> None:
         self.tell()
-        if self._tell.finished:
-            self._to_policy(self._tell.finished, entry, now, how)
+        self._to_policy(self._tell.finished, entry, now, how)
         for flight in air:
             for item in [item for item in flight.later if item[1] is entry]:
                 name, _, when = item
@@ -157,14 +150,12 @@ class Events:
     def away(self, entry: Entry, now: float) -> None:
         """It cannot run for now, for a reason of the engine's: to the policy it has given up waiting."""
         self.tell()
-        if self._tell.finished:
-            self._to_policy(self._tell.finished, entry, now, End.ABANDONED)
+        self._to_policy(self._tell.finished, entry, now, End.ABANDONED)
 
     def back(self, entry: Entry) -> None:
         """It can run again: to the policy it has just come."""
         self.tell()
-        if self._tell.arrived:
-            self._to_policy(self._tell.arrived, entry, entry.arrival)
+        self._to_policy(self._tell.arrived, entry, entry.arrival)
 
     def ran(
         self,
@@ -207,8 +198,7 @@ class Events:
             self._stepped(quick(Steps, known))
 
     def _stepped(self, steps: Steps) -> None:
-        if self._tell.stepped:
-            self._to_policy(self._tell.stepped, steps)
+        self._to_policy(self._tell.stepped, steps)
         for hook in self._hear.stepped:
             try:
                 hook(steps)
@@ -221,27 +211,15 @@ class Events:
             self._about(name, entry, end if when is None else when)
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
-        if self._tell.planned:
-            self._to_policy(self._tell.planned, plan, now, gauges)
+        self._to_policy(self._tell.planned, plan, now, gauges)
         self._to_all(self._hear.planned, plan, now, gauges)
 
     def show(self, gauges: Mapping[str, float], now: float) -> None:
         self._to_all(self.gauged, gauges, now)
 
-    def fell_back(self, reason: str, now: float, cause: str) -> None:
-        self.tell()
-        self._to_all([observer.fell_back for observer in self._live()], reason, now, cause)
-
-    def rescued(self, now: float) -> None:
-        self.tell()
-        self._to_all([observer.rescued for observer in self._live()], now)
-
-    def wasted(self, tokens: int, now: float) -> None:
-        self.tell()
-        self._to_all([observer.wasted for observer in self._live()], tokens, now)
-
-    def bent(self, now: float) -> None:
-        self._to_all([observer.bent for observer in self._live()], now)
+    def beside(self, name: str, *news: object) -> None:
+        """A hook that only observers of live engines have."""
+        self._to_all([getattr(observer, name) for observer in self._live()], *news)
 
     def _live(self) -> list[LiveObserver]:
         return [observer for observer in self._observers if isinstance(observer, LiveObserver)]

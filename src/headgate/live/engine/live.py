@@ -60,7 +60,7 @@ class Live:
         watchdog: float = PATIENT_DOG,
         evict: Callable[[Entry], None] = lambda entry: None,
         reject: Callable[[Entry], None] = lambda entry: None,
-        look: Callable[[Entry], None] = lambda entry: None,
+        look: Callable[[Entry], object] = lambda entry: None,
     ) -> None:
         self.ledger = Ledger(limits, kv_total)
         self.lease = Lease()
@@ -70,7 +70,7 @@ class Live:
         self.origin = clock()
         self.counts = {"mixed": 0, "decode": 0, "prefill": 0, "empty": 0}
         self.drafts = Drafts()
-        self._news = Events(observers, self.fall)
+        self.news = Events(observers, self.fall)
         self._watchdog = Watchdog(watchdog)
         self._evict, self._reject, self._look = evict, reject, look
         self.flights: deque[StepInFlight] = deque()  # composed, tokens not yet known; oldest first
@@ -90,12 +90,12 @@ class Live:
         return bool(ledger.decoding or ledger.waiting or ledger.prefilling)
 
     def take_over(self, policy: BatchPolicy | None) -> None:
-        self._news.tell()
+        self.news.tell()
         self.policy, self.plan, self.fallen, self._rescue = policy, None, None, 0
         self.lease.ended = True
         self._gauged, self._gauges_due = -inf, inf
         self._watchdog.forget(self.now)
-        self._news.serve(policy)
+        self.news.serve(policy)
         if policy is not None and self.occupied:
             self.ledger.now = self.now
             try:
@@ -107,14 +107,13 @@ class Live:
         if self.fallen is not None:
             return
         self.fallen, self.plan = reason, None
-        self._news.serve(None)
-        self._news.fell_back(reason, self.now, cause)
-
-    # -- comings and goings
+        self.news.serve(None)
+        self.news.tell()
+        self.news.beside("fell_back", reason, self.now, cause)
 
     def arrive(self, entry: Entry) -> None:
         self.ledger.arrive(entry)
-        self._news.of("arrived", entry, entry.arrival, entry.arrival)
+        self.news.of("arrived", entry, entry.arrival, entry.arrival)
         self.lease.arrival()
 
     def admitted(self, entry: Entry, cached: int) -> None:
@@ -139,41 +138,31 @@ class Live:
         self._rescue = 0
         if how not in COMPLETE or not self.occupied:
             self.lease.ended = True
-        self._news.finished(entry, self.now, how, self.flights)
+        self.news.finished(entry, self.now, how, self.flights)
 
     def away(self, entry: Entry) -> None:
         """It waits, but the engine cannot run it for now; the policy is not to count on it."""
         self.ledger.leave(entry)
         self.lease.ended = True
-        self._news.away(entry, self.now)
+        self.news.away(entry, self.now)
 
     def back(self, entry: Entry) -> None:
         self.ledger.arrive(entry)
-        self._news.back(entry)
+        self.news.back(entry)
         self.lease.arrival()
 
     def wasted(self, tokens: int) -> None:
-        self._news.wasted(tokens, self.now)
-
-    def bent(self) -> None:
-        self._news.bent(self.now)
-
-    def tell(self) -> None:
-        self._news.tell()
-
-    def listen(self, observer: Observer, on: bool) -> None:
-        self._news.listen(observer, on)
+        self.news.tell()
+        self.news.beside("wasted", tokens, self.now)
 
     def paused(self) -> None:
         """The engine stands still for a reason of its own: the policy is not to blame."""
         self._watchdog.forget(self.now)
 
-    # -- one step
-
     def begin(self, kv_free: int, kv_short: bool = False) -> Plan | None:
         now, ledger = self.clock() - self.origin, self.ledger
         if self.flights:
-            self._news.waits_for = newest = self.flights[-1]
+            self.news.waits_for = newest = self.flights[-1]
             if not newest.booked:
                 self._book(newest, now, None)
                 for entry in self._last_tokens.due():  # they get none in the next; the engine knows that
@@ -206,14 +195,15 @@ class Live:
         ledger, plan = self.ledger, self.plan
         if decodes and ids is not None:
             self._roll(frozenset(ids))
-        self._news.waits_for = None
+        self.news.waits_for = None
         if not decodes and not chunks:
             self._nothing_ran()
             return None
         context = ledger.context + decodes if decodes else 0
         rolls = not chunks or plan is None or isinstance(plan.decode, Decodes)
         flight = StepInFlight(ledger.now, decodes, context, chunks, rolls, queries)
-        self.counts[flight.kind] += 1
+        kind = "mixed" if decodes else "prefill"
+        self.counts[kind if chunks else "decode"] += 1
         self.flights.append(flight)
         return flight
 
@@ -226,11 +216,11 @@ class Live:
         for chunk in flight.chunks:
             prefill += chunk.tokens
             behind += chunk.behind
-        self._news.ran(start, end, flight.decodes, flight.context, prefill, behind, kv, flight.queries)
+        self.news.ran(start, end, flight.decodes, flight.context, prefill, behind, kv, flight.queries)
         if not flight.booked:
             self._book(flight, end, end)
         elif flight.later:
-            self._news.late(flight, end)
+            self.news.late(flight, end)
 
     def delivered(self, deliveries: Iterable[tuple[str, int, int]]) -> None:
         self.drafts.saw(deliveries)
@@ -243,8 +233,6 @@ class Live:
         if entry.rolls and entry.limit - tokens <= 1:
             self._last_tokens.add(entry)
 
-    # -- the parts of a step
-
     def _starves(self, now: float) -> bool:
         starving = self._watchdog.look(self.ledger, now, sum(self.counts.values()))
         if starving:
@@ -253,11 +241,11 @@ class Live:
 
     def _ask(self, policy: BatchPolicy) -> None:
         ledger = self.ledger
-        self._news.tell()
+        self.news.tell()
         try:
             plan = policy.plan(ledger)
             faults = check(plan, ledger) if isinstance(plan, Plan) else [f"{plan!r} is not a Plan"]
-            gauges = policy.gauges() if self._news.gauges_of_each else NO_GAUGES
+            gauges = policy.gauges() if self.news.gauges_of_each else NO_GAUGES
         except Exception as error:
             self.fall(one_line(error))
             return
@@ -270,8 +258,8 @@ class Live:
         for id in plan.evict:
             self._evict(ledger.known(id))
         self._enforce(plan)
-        self._news.planned(plan, ledger.now, gauges)
-        if self._news.gauged:
+        self.news.planned(plan, ledger.now, gauges)
+        if self.news.gauged:
             self._gauges_due = self._gauged + SHOWN_EVERY
 
     def _show_gauges(self, policy: BatchPolicy) -> None:
@@ -284,7 +272,7 @@ class Live:
         except Exception as error:
             self.fall(one_line(error))
             return
-        self._news.show(gauges, self.ledger.now)
+        self.news.show(gauges, self.ledger.now)
 
     def _enforce(self, plan: Plan) -> None:
         self.plan = plan
@@ -299,14 +287,12 @@ class Live:
             ledger.resume(entry)
             self._last_tokens.add(entry)
             self._of("resumed", entry)
-        for entry in [
-            decode for decode in ledger.decoding.values() if decode.rolls and decode.id not in chosen
-        ]:
+        for entry in [each for each in ledger.decoding.values() if each.rolls and each.id not in chosen]:
             ledger.hold(entry)
             self._of("held", entry)
 
     def _book(self, flight: StepInFlight, now: float, when: float | None) -> None:
-        ledger, news = self.ledger, self._news
+        ledger, news = self.ledger, self.news
         flight.booked = True
         if flight.decodes:
             ledger.ticks(1, now)
@@ -334,11 +320,12 @@ class Live:
             return
         if (plan.decode is not ALL and ledger.decoding) or not ledger.prefilling.keys() <= {*plan.prefill}:
             self._rescue = RESCUE_STEPS
-            self._news.rescued(ledger.now)
+            self.news.tell()
+            self.news.beside("rescued", ledger.now)
 
     def _of(self, name: str, entry: Entry) -> None:
         now = self.ledger.now
-        self._news.of(name, entry, now, now)
+        self.news.of(name, entry, now, now)
 
 
 class Guard:
@@ -372,9 +359,6 @@ class LastTokens:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._heap: list[tuple[int, int]] = []  # tick, request
-
-    def __len__(self) -> int:
-        return len(self._heap)
 
     def add(self, entry: Entry) -> None:
         heap, decoding = self._heap, self._ledger.decoding

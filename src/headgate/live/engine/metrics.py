@@ -132,7 +132,6 @@ class Metrics(Tally):
         )
 
     def _make_board(self, about: dict[str, str], engine: int, registry: Any) -> Board | None:
-        port = self._settings.metrics_port
         try:
             board = Board(self, str(engine), about, self._kv_total, registry)
         except ImportError:
@@ -141,22 +140,17 @@ class Metrics(Tally):
         except Exception as error:
             LOG.warning("headgate: no metrics: %s: %s", type(error).__name__, error)
             return None
-        if port is not None:
-            self._server = _serve(port + engine, registry)
+        if self._settings.metrics_port is None:
+            return board
+        from prometheus_client import REGISTRY, start_http_server
+
+        port = self._settings.metrics_port + engine
+        try:  # a port that is taken is no reason to stop
+            self._server, _ = start_http_server(port, registry=registry or REGISTRY)
+            LOG.info("headgate: metrics on port %d", port)
+        except OSError as error:
+            LOG.warning("headgate: no metrics on port %d: %s; choose another", port, error.strerror or error)
         return board
-
-
-def _serve(port: int, registry: Any) -> Any:
-    """A port of our own; one that is taken is no reason to stop."""
-    from prometheus_client import REGISTRY, start_http_server
-
-    try:
-        server, _ = start_http_server(port, registry=registry or REGISTRY)
-    except OSError as error:
-        LOG.warning("headgate: no metrics on port %d: %s; choose another", port, error.strerror or error)
-        return None
-    LOG.info("headgate: metrics on port %d", port)
-    return server
 
 
 class Board:

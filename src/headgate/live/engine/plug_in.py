@@ -12,6 +12,7 @@ from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy, Observer
 from headgate.core.request import Slo
 from headgate.core.version import VERSION
+from headgate.cost.likeness import Likeness, shape_of
 from headgate.live.engine.events import RAISED, LiveObserver
 from headgate.live.engine.live import Live
 from headgate.live.engine.metrics import Metrics
@@ -21,7 +22,6 @@ from headgate.live.engine.requests import RequestTerms, promises
 from headgate.live.engine.settings import Settings, file_of
 from headgate.live.engine.trace import Trace
 
-Watcher = Metrics | Trace
 # Of the engine's request: class, promises, predicted output, tenant.
 Promises = Callable[[Any], tuple[str, Slo, int | None, str]]
 
@@ -38,41 +38,45 @@ class EngineFacts(NamedTuple):
     lockstep: int = 1  # engines side by side that begin each step together, this one among them
 
 
-class Duties(NamedTuple):
-    policy: BatchPolicy | None  # None: the engine decides, we only watch
-    observers: tuple[Observer, ...]
-    watchdog: float
-    promises: Promises
-    renew: Callable[[], Renewed | None]  # asked between two plans
-
-
 class PlugIn:
+    """`policy` is None where the engine decides and we only watch; it asks `renew` between two plans."""
+
     def __init__(self, settings: Settings, facts: EngineFacts, build: Build) -> None:
         self.settings, self._facts, self._build = settings, facts, build
-        self._policy, self._parameters = self._make(settings)
-        self.watchers = observers(settings, self._parameters, facts)
+        self.policy, self._parameters = self._make(settings)
+        # A trace that cannot be written stops the start, as any wrong setting does.
+        self._trace = self._open(settings.trace, settings, self._parameters)
         self._first_trace = self._traced = settings.trace  # the server's own, and where it is written now
         self._new_trace: Trace | None = None  # opened beside the engine, for settings that are ready
+        about = {"policy": settings.policy, "card": settings.card or "none", "model": facts.model}
+        self._metrics = Metrics(settings, about, facts.kv_tokens, facts.engine)
+        if self._metrics.unseen:
+            LOG.info(
+                "headgate: metrics reach the server's /metrics when headgate is one of %s, or %s names an "
+                "empty folder; or set metrics_port",
+                facts.names.plug_ins,
+                SHARED,
+            )
+        self.observers: Sequence[Observer] = (FallBackLog(facts.names.title), *self.watchers)
         self._live: Live | None = None  # not there yet while the engine starts
         self._renewals: Renewals | None = None
 
-    def duties(self, promises: Promises) -> Duties:
-        listening = FallBackLog(self._facts.names.title), *self.watchers
-        return Duties(self._policy, listening, self.settings.watchdog, promises, self.renew)
+    @property
+    def watchers(self) -> list[Metrics | Trace]:
+        return [self._metrics] if self._trace is None else [self._metrics, self._trace]
 
     def promises(self, extra_args: Mapping[str, Any] | None) -> RequestTerms:
         return promises(extra_args, self.settings)
 
     def follow(self, read: Callable[[str], Settings]) -> None:
         if (path := file_of()) is not None:
-            self._renewals = Renewals(Reload(path, read), self.settings, self._prepare, self._fallen)
+            fallen = lambda: self._live is not None and self._live.fallen is not None  # noqa: E731
+            self._renewals = Renewals(Reload(path, read), self.settings, self._prepare, fallen)
 
     def begin(self, live: Live) -> None:
         self._live = live
-        for watcher in self.watchers:
-            if isinstance(watcher, Metrics):
-                watcher.counts = live.counts  # only the driver knows of empty steps
-                watcher.drafts = live.drafts
+        self._metrics.counts = live.counts  # only the driver knows of empty steps
+        self._metrics.drafts = live.drafts
         self._announce()
 
     def renew(self) -> Renewed | None:
@@ -82,16 +86,19 @@ class PlugIn:
         mark = self._renewals.take_mark()
         if ready is not None:
             self._renewed(ready)
-        for watcher in self.watchers:
-            if mark is not None and isinstance(watcher, Trace):
-                watcher.marked(mark, self._now)
+        if mark is not None and self._trace is not None:
+            self._trace.marked(mark, self._now)
         return ready
 
     def _renewed(self, ready: Renewed) -> None:
         trace = ready.settings.trace or self._first_trace
         if trace != self._traced:
-            self._traced = trace
-            self._trace_elsewhere()
+            old, self._trace, self._new_trace, self._traced = self._trace, self._new_trace, None, trace
+            for each, on in ((old, False), (self._trace, True)):
+                if each is not None and self._live is not None:
+                    self._live.news.listen(each, on)
+            if old is not None:  # the engine does not wait for its end
+                Thread(target=old.close, name="headgate-end-of-trace", daemon=True).start()
         self.settings, self._parameters = ready.settings, ready.parameters
         LOG.warning("headgate: settings read again from %s", file_of())
         for watcher in self.watchers:
@@ -104,7 +111,7 @@ class PlugIn:
 
     def close(self) -> None:
         if self._live is not None:
-            self._live.tell()
+            self._live.news.tell()
         for watcher in self.watchers:
             watcher.close()
         if self._renewals is not None:
@@ -127,27 +134,31 @@ class PlugIn:
         unused, self._new_trace = self._new_trace, None
         if unused is not None:
             unused.close()
-        trace = settings.trace or self._first_trace
-        if trace is not None and trace != self._traced:
-            self._new_trace = Trace(trace, header(settings, parameters, self._facts))
-            LOG.info("headgate: trace in %s", self._new_trace.path)
+        path = settings.trace or self._first_trace
+        self._new_trace = self._open(path if path != self._traced else None, settings, parameters)
         return policy, parameters
 
-    def _trace_elsewhere(self) -> None:
-        """The engine does not wait for the end of the old trace."""
-        new, self._new_trace = self._new_trace, None
-        old = [watcher for watcher in self.watchers if isinstance(watcher, Trace)]
-        kept = [watcher for watcher in self.watchers if not isinstance(watcher, Trace)]
-        self.watchers = [*kept, new] if new is not None else kept
-        for trace in old:
-            if self._live is not None:
-                self._live.listen(trace, False)
-            Thread(target=trace.close, name="headgate-end-of-trace", daemon=True).start()
-        if new is not None and self._live is not None:
-            self._live.listen(new, True)
-
-    def _fallen(self) -> bool:
-        return self._live is not None and self._live.fallen is not None
+    def _open(self, path: str | None, settings: Settings, parameters: Mapping[str, Any]) -> Trace | None:
+        if path is None:
+            return None
+        facts = self._facts
+        header = {
+            "headgate": VERSION,
+            "driver": facts.names.name,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "policy": settings.policy,
+            "parameters": dict(parameters),
+            "card": settings.card,
+            "model": facts.model,
+            "engine": dict(facts.limits),
+            "replica": facts.engine,
+            "kv_tokens": facts.kv_tokens,
+            "versions": {"python": platform.python_version(), facts.names.name: facts.version},
+            **({"lockstep": facts.lockstep} if facts.lockstep > 1 else {}),
+        }
+        trace = Trace(path, header)
+        LOG.info("headgate: trace in %s", trace.path)
+        return trace
 
     def _announce(self) -> None:
         settings, facts = self.settings, self._facts
@@ -171,44 +182,24 @@ class PlugIn:
             LOG.warning("headgate: %s", warning)
 
 
+def likeness(model: Any, ranks: int, ahead: Any, ask: Callable[[], str], version: str = "") -> Likeness:
+    """What engine this is, for cards. `model`: its configuration; `ask`: for the name of the GPU."""
+    settings = {
+        "tensor parallel": str(ranks),
+        "quantization": str(model.quantization),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "asynchronous scheduling": str(bool(ahead)),
+    }
+    try:
+        gpu = ask()
+    except Exception:  # a platform that cannot say what it is
+        gpu = ""
+    return Likeness(shape_of(model.hf_text_config), version, gpu, settings)
+
+
 class FallBackLog(LiveObserver):
     def __init__(self, title: str) -> None:
         self._title = title
 
     def fell_back(self, reason: str, now: float, cause: str = RAISED) -> None:
         LOG.error("headgate: FALLEN BACK to %s's own scheduling after %.1f s: %s", self._title, now, reason)
-
-
-def observers(settings: Settings, parameters: Mapping[str, Any], facts: EngineFacts) -> Sequence[Watcher]:
-    """A trace that cannot be written stops the start, as any wrong setting does."""
-    trace = []
-    if settings.trace:
-        trace.append(Trace(settings.trace, header(settings, parameters, facts)))
-        LOG.info("headgate: trace in %s", trace[0].path)
-    about = {"policy": settings.policy, "card": settings.card or "none", "model": facts.model}
-    metrics = Metrics(settings, about, facts.kv_tokens, facts.engine)
-    if metrics.unseen:
-        LOG.info(
-            "headgate: metrics reach the server's /metrics when headgate is one of %s, or %s names an empty "
-            "folder; or set metrics_port",
-            facts.names.plug_ins,
-            SHARED,
-        )
-    return metrics, *trace
-
-
-def header(settings: Settings, parameters: Mapping[str, Any], facts: EngineFacts) -> dict[str, Any]:
-    return {
-        "headgate": VERSION,
-        "driver": facts.names.name,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "policy": settings.policy,
-        "parameters": dict(parameters),
-        "card": settings.card,
-        "model": facts.model,
-        "engine": dict(facts.limits),
-        "replica": facts.engine,
-        "kv_tokens": facts.kv_tokens,
-        "versions": {"python": platform.python_version(), facts.names.name: facts.version},
-        **({"lockstep": facts.lockstep} if facts.lockstep > 1 else {}),
-    }

@@ -27,27 +27,37 @@ MOST_TOKENS, MOST_REQUESTS = 1 << 20, 1 << 16  # where the engine's limits are n
 def build_policy(
     settings: Settings,
     names: EngineNames,
-    *,
-    kv_tokens: int,
-    block: int,
-    max_model_len: int,
-    batch_tokens: int,
-    running: int,
     like: Likeness = UNKNOWN,
     graph: int | None = None,
     width: int = 1,
+    **engine_limits: int,
 ) -> tuple[BatchPolicy, dict[str, Any]]:
-    """`graph`: the engine's largest CUDA graph, where known; `width`: of a decode, drafts included."""
+    """`graph`: the engine's largest CUDA graph, where known; `width`: of a decode, drafts included;
+    `engine_limits`: those of an `Engine`.
+    """
+    engine = Engine(cast(StepCost, None), **engine_limits)  # type: ignore[arg-type]
     if (card := load_named(settings.card)) is not None:
         wrong = refusals(card, like)
         if wrong and not settings.any_card:
             raise InputError(wrong[0])
-        limits = {names.budget: batch_tokens, names.slots: running, names.longest: max_model_len}
-        for warning in (*wrong, *doubts(card, like), *_beyond(card, limits)):
+        limits = {
+            names.budget: (engine.batch_tokens, card.max_batch_tokens),
+            names.slots: (engine.running, card.max_running),
+            names.longest: (engine.max_model_len, card.max_model_len),
+        }
+        beyond = [
+            f"{name} is {ours}, card {card.name} was made for up to {theirs}; "
+            "its prices are extrapolated beyond"
+            for name, (ours, theirs) in limits.items()
+            if ours > theirs
+        ]
+        for warning in (*wrong, *doubts(card, like), *beyond):
             LOG.warning("headgate: %s", warning)
-    cost = _cost(card)
-    if card is not None and width > 1:
-        cost = _with_drafts(cost, card, width)
+    cost = cast(StepCost, card.cost if card else None)
+    if card is not None and width > 1 and isinstance(cost, WorkCost):
+        cost = cost.speculating(replace(card.speculation or DraftTerms(width - 1), drafts=width - 1))
+    elif card is not None and width > 1:
+        cost = WideCost(cost, width)
     if card is not None and graph:
         cost = cost.graphed(graph)
         if settings.named()[0] == "keep":
@@ -55,14 +65,7 @@ def build_policy(
 
             if narrow := confined(cost, settings.tightest()):
                 LOG.warning("headgate: %s", narrow)
-    engine = Engine(cost, kv_tokens, max_model_len, batch_tokens, running, block)
-    return _make(settings, names, card, engine)
-
-
-def _with_drafts(cost: StepCost, card: Card, width: int) -> StepCost:
-    if not isinstance(cost, WorkCost):
-        return WideCost(cost, width)
-    return cost.speculating(replace(card.speculation or DraftTerms(width - 1), drafts=width - 1))
+    return _make(settings, names, card, engine._replace(cost=cost))
 
 
 class WideCost(StepCost):
@@ -93,32 +96,19 @@ class WideCost(StepCost):
 def check_policy(
     settings: Settings, names: EngineNames, batch_tokens: int | None = None, running: int | None = None
 ) -> None:
-    card = load_named(settings.card)
-    _check_refusals(settings, names)
-    if settings.policy == names.name:
-        return
-    tokens = batch_tokens or max(MOST_TOKENS, running or 0)
-    slots = min(running or MOST_REQUESTS, tokens)
-    engine = Engine(_cost(card), batch_tokens=tokens, running=slots, **CAN_BE_ANYTHING)
-    _make(settings, names, card, engine)
-
-
-def _check_refusals(settings: Settings, names: EngineNames) -> None:
-    name = settings.named()[0]
+    card, name = load_named(settings.card), settings.named()[0]
     own = name.endswith(".py") or ".py:" in name  # it may set Plan.reject
     if settings.refuse and not own and (name == names.name or "refuse" not in policy_parameters(name)):
         raise InputError(
             f"--refuse {settings.refuse}, but policy {name} refuses nothing; choose --policy keep or drop it"
         )
-
-
-def _beyond(card: Card, limits: dict[str, int]) -> list[str]:
-    made_for = card.max_batch_tokens, card.max_running, card.max_model_len
-    return [
-        f"{name} is {ours}, card {card.name} was made for up to {theirs}; its prices are extrapolated beyond"
-        for (name, ours), theirs in zip(limits.items(), made_for, strict=True)
-        if ours > theirs
-    ]
+    if settings.policy == names.name:
+        return
+    tokens = batch_tokens or max(MOST_TOKENS, running or 0)
+    slots = min(running or MOST_REQUESTS, tokens)
+    cost = cast(StepCost, card.cost if card else None)
+    engine = Engine(cost, batch_tokens=tokens, running=slots, **CAN_BE_ANYTHING)
+    _make(settings, names, card, engine)
 
 
 def _make(
@@ -165,7 +155,3 @@ def load_named(name: str | None) -> Card | None:
             f"card file {name}: {reason}; give a readable file or one of the built-in names"
         ) from None
     return parse_card(text, name)
-
-
-def _cost(card: Card | None) -> StepCost:
-    return cast(StepCost, card.cost if card else None)

@@ -15,7 +15,7 @@ from headgate.core.durations import duration
 from headgate.core.errors import InputError
 from headgate.core.request import MOST_TENANTS, NO_SLO, OTHER_TENANTS, Slo
 from headgate.live.engine.process import LOG
-from headgate.live.engine.settings import CLIENTS_MAY, NO_PROMISE, WARM_UP, Promise, Settings
+from headgate.live.engine.settings import CLIENTS_MAY, NO_PROMISE, WARM_UP, Settings
 
 LONGEST_TEXT = 64  # characters of a value
 LOOKED_AT = 16  # parameters of one request whose names are checked for spelling
@@ -32,6 +32,7 @@ class RequestTerms(NamedTuple):
     tenant: str = ""
 
 
+Reader = Callable[[Any, Settings], Any]
 PREFIX = "headgate_"
 WORDS = tuple(PREFIX + name for name in CLIENTS_MAY)
 CLASS, TTFT, TBT, GUESS, TENANT = WORDS
@@ -50,45 +51,30 @@ def promises(extra_args: Mapping[str, Any] | None, settings: Settings) -> Reques
     if not extra_args:
         return default
     known = sum(word in extra_args for word in WORDS)
-    if len(extra_args) > known:
-        _misspelled(extra_args)
+    for word in islice(extra_args, LOOKED_AT) if len(extra_args) > known else ():
+        if isinstance(word, str) and word.startswith(PREFIX) and word not in WORDS:
+            _complain("others", f"unknown parameter {_clipped(word)}; known: {', '.join(WORDS)}")
     if not known:
         return default
-    tenant = _read(extra_args, TENANT, settings, _tenant) or ""
+    apart: Reader = lambda value, all: told_apart(_name(value, "tenant"), TENANTS)  # noqa: E731
+    tenant = _read(extra_args, TENANT, settings, apart) or ""
     if extra_args.get(CLASS) == WARM_UP:
         return WARMING._replace(tenant=tenant)
     kind = _read(extra_args, CLASS, settings, _kind) or ""
     own = settings.classes.get(kind, NO_PROMISE)
-    return RequestTerms(
-        kind,
-        _background(extra_args, own) if own.background else _promised(extra_args, own, settings),
-        _read(extra_args, GUESS, settings, _tokens),
-        tenant,
-    )
+    if own.background:
+        for word in (TTFT, TBT):
+            if word in extra_args:
+                _complain(word, "its class is background, which is promised nothing")
+        slo = Slo(weight=own.weight, background=True)
+    else:
+        first = _read(extra_args, TTFT, settings, lambda value, all: _seconds(value, all.floor.ttft))
+        between = _read(extra_args, TBT, settings, lambda value, all: _seconds(value, all.shortest_claim))
+        slo = settings.promise(own, first, between)
+    return RequestTerms(kind, slo, _read(extra_args, GUESS, settings, _tokens), tenant)
 
 
-def _promised(extra_args: Mapping[str, Any], own: Promise, settings: Settings) -> Slo:
-    first = _read(extra_args, TTFT, settings, lambda value, all: _seconds(value, all.floor.ttft))
-    between = _read(extra_args, TBT, settings, lambda value, all: _seconds(value, all.shortest_claim))
-    return settings.promise(own, first, between)
-
-
-def _background(extra_args: Mapping[str, Any], own: Promise) -> Slo:
-    for word in (TTFT, TBT):
-        if word in extra_args:
-            _complain(word, "its class is background, which is promised nothing")
-    return Slo(weight=own.weight, background=True)
-
-
-def _misspelled(extra_args: Mapping[str, Any]) -> None:
-    for word in islice(extra_args, LOOKED_AT):
-        if isinstance(word, str) and word.startswith(PREFIX) and word not in WORDS:
-            _complain("others", f"unknown parameter {_clipped(word)}; known: {', '.join(WORDS)}")
-
-
-def _read(
-    given: Mapping[str, Any], word: str, settings: Settings, read: Callable[[Any, Settings], Any]
-) -> Any:
+def _read(given: Mapping[str, Any], word: str, settings: Settings, read: Reader) -> Any:
     if word not in given:
         return None
     name = word.removeprefix(PREFIX)
@@ -122,10 +108,6 @@ def _name(value: object, what: str) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST_TEXT or not value.isprintable():
         raise InputError(f"{_clipped(value)} is not a {what}; give 1 to {LONGEST_TEXT} printable characters")
     return value
-
-
-def _tenant(value: object, settings: Settings) -> str:
-    return told_apart(_name(value, "tenant"), TENANTS)
 
 
 def told_apart(tenant: str, known: set[str]) -> str:

@@ -212,9 +212,6 @@ class Settings(SettingsModel):
 NO_PROMISE = Promise()
 
 
-# -- where they stand
-
-
 def file_of() -> str | None:
     return os.environ.get(FILE) or None
 

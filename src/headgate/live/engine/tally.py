@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any, ClassVar, NamedTuple
@@ -24,11 +24,8 @@ LONGEST_NAME = 64  # characters of a gauge's name
 MOST_GAUGES = 256  # of one policy
 NO_CLASS = "default"  # what requests without a class are shown as
 # Counters by class and by tenant, and the gauge of what waits.
-BY_CLASS = PROMISES, EVICTIONS, TENANT_TOKENS = (
-    "headgate_promises",
-    "headgate_evictions",
-    "headgate_tenant_tokens",
-)
+PROMISES, EVICTIONS, TENANT_TOKENS = "headgate_promises", "headgate_evictions", "headgate_tenant_tokens"
+BY_CLASS = PROMISES, EVICTIONS, TENANT_TOKENS
 QUEUE = "headgate_queue"
 DELIVERIES = 4096.0  # of decodes, with which what was measured of their drafts loses half its weight
 GONE_AT_MOST = 64  # entries of requests that left, beside those of as many as are here
@@ -111,8 +108,6 @@ class Tally(LiveObserver):
         self.policy, self.fallen, self.gauges = policy, None, {}
         self.renewals += 1
 
-    # -- requests
-
     def arrived(self, request: Request, now: float) -> None:
         self._move(request.id, WAITING)
         self.by_class.arrived(request, now)
@@ -164,16 +159,15 @@ class Tally(LiveObserver):
         self._state[id] = state
         self.states[state] += 1
 
-    # -- steps
-
     def stepped(self, steps: Steps) -> None:
         start, ends, decodes, _, prefill, _, kv, queries = steps
         kind = ("mixed" if decodes else "prefill") if prefill else "decode"
         count, end = len(ends), ends[-1]
         took = end - start
         if kind != self.kind:
-            self._end_phase()
-            self.kind = kind
+            if self._phase:
+                self.phase_times.append(quick(Times, (self.kind, self._phase, 1)))
+            self.kind, self._phase = kind, 0.0
         self._phase += took
         self._decoded += (queries or decodes) * count
         if not prefill:
@@ -195,17 +189,10 @@ class Tally(LiveObserver):
         elif self.states[DECODING]:
             self._stalled = True
 
-    def _end_phase(self) -> None:
-        if self._phase:
-            self.phase_times.append(quick(Times, (self.kind, self._phase, 1)))
-        self._phase = 0.0
-
     def _stall(self, seconds: float) -> None:
         self.stalls.append(seconds)
         if seconds > self.longest_stall:
             self.longest_stall = seconds
-
-    # -- the policy
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
         self.plans += 1
@@ -283,10 +270,6 @@ class Envelopes:
             envelope.tokens += self._tick - envelope.joined
             envelope.number = 0
 
-    def ticked(self, ends: Sequence[float]) -> None:
-        for number, end in enumerate(ends, 1):
-            self.tick(end, len(ends) - number)
-
     def tick(self, end: float, left: int) -> None:
         """`left` later ticks are counted in the handles of requests already."""
         if not self.here:
@@ -335,10 +318,10 @@ class ClassTally(Observer):
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, int] = {}
-        self._evictions: dict[str, int] = {}
-        self._promises: dict[tuple[str, str, bool], int] = {}
-        self._tokens: dict[tuple[str, str], int] = {}
+        self._waiting: defaultdict[str, int] = defaultdict(int)
+        self._evictions: defaultdict[str, int] = defaultdict(int)
+        self._promises: defaultdict[tuple[str, str, bool], int] = defaultdict(int)
+        self._tokens: defaultdict[tuple[str, ...], int] = defaultdict(int)
         self._here: dict[int, ServedRequest] = {}
         self._fresh: list[ServedRequest] = []
         self._tick = 0.0  # when decodes last got their tokens
@@ -356,11 +339,9 @@ class ClassTally(Observer):
         return {
             PROMISES: promises,
             EVICTIONS: {(kind or NO_CLASS,): count for kind, count in list(self._evictions.items())},
-            TENANT_TOKENS: {labels: count for labels, count in list(self._tokens.items())},
+            TENANT_TOKENS: dict(self._tokens),
             QUEUE: {(kind or NO_CLASS,): count for kind, count in list(self._waiting.items())},
         }
-
-    # -- requests
 
     def arrived(self, request: Request, now: float) -> None:
         slo, between = request.slo, inf
@@ -369,7 +350,7 @@ class ClassTally(Observer):
             if between < self._shortest:
                 self._shortest = between
         self._here[request.id] = ServedRequest(between, envelope_of(slo, request.arrival, request))
-        self._waiting[request.kind] = self._waiting.get(request.kind, 0) + 1
+        self._waiting[request.kind] += 1
 
     def admitted(self, request: Request, now: float) -> None:
         seen = self._here.get(request.id)
@@ -385,9 +366,10 @@ class ClassTally(Observer):
             seen.first = True
             seen.began = now
             if request.slo.first_token is not None:
-                self._promise(request, "ttft", now - request.arrival <= request.slo.first_token)
+                kept = now - request.arrival <= request.slo.first_token
+                self._promises[request.kind, "ttft", kept] += 1
             if request.tenant:
-                self._serve(request.tenant, "prompt", request.prompt)
+                self._tokens[request.tenant, "prompt"] += request.prompt
         elif now - seen.last > seen.between:
             seen.broken = True
         seen.last = now
@@ -407,7 +389,7 @@ class ClassTally(Observer):
             self._pause(seen)
 
     def evicted(self, request: Request, now: float) -> None:
-        self._evictions[request.kind] = self._evictions.get(request.kind, 0) + 1
+        self._evictions[request.kind] += 1
         seen = self._here.get(request.id)
         if seen is None:
             return
@@ -427,30 +409,28 @@ class ClassTally(Observer):
         promise = request.slo.first_token
         if not seen.first:
             if promise is not None and (how is End.REFUSED or now - request.arrival > promise):
-                self._promise(request, "ttft", False)
+                self._promises[request.kind, "ttft", False] += 1
             return
         slo = request.slo
         if slo.between_tokens is None:
             pass
         elif slo.between_kind == GAP:
-            self._promise(request, "tbt", not seen.broken)
+            self._promises[request.kind, "tbt", not seen.broken] += 1
         elif seen.envelope is not None:
-            self._promise(request, "envelope", not seen.envelope.late)
+            self._promises[request.kind, "envelope", not seen.envelope.late] += 1
         else:
             last, gaps = request.last_token, request.generated - 1
             mean = (last - seen.began) / gaps if last is not None and gaps > 0 else 0.0
-            self._promise(request, "tpot", mean <= slo.between_tokens)
+            self._promises[request.kind, "tpot", mean <= slo.between_tokens] += 1
         if request.tenant:
-            self._serve(request.tenant, "output", request.generated)
-
-    # -- steps
+            self._tokens[request.tenant, "output"] += request.generated
 
     def stepped(self, steps: Steps) -> None:
         ends = steps.ends
         if not steps.decodes:
             return
-        if self._envelopes.here:
-            self._envelopes.ticked(ends)
+        for number, end in enumerate(ends, 1):
+            self._envelopes.tick(end, len(ends) - number)
         if self._shortest == inf:  # no gap was ever promised
             self._tick = ends[-1]
             return
@@ -497,14 +477,6 @@ class ClassTally(Observer):
                 seen.broken = True
             seen.last, seen.since = max(self._tick, seen.since), inf
 
-    def _promise(self, request: Request, promise: str, kept: bool) -> None:
-        key = request.kind, promise, kept
-        self._promises[key] = self._promises.get(key, 0) + 1
-
-    def _serve(self, tenant: str, kind: str, tokens: int) -> None:
-        key = tenant, kind
-        self._tokens[key] = self._tokens.get(key, 0) + tokens
-
 
 class DraftCounts:
     __slots__ = ("accepted", "drafted", "steps", "tokens")
@@ -547,9 +519,8 @@ class Drafts:
             sums[kind] = steps + 1, all_tokens + tokens
         for kind, (steps, all_tokens) in sums.items():
             self.by_class[kind].saw(steps, all_tokens)
-        self._all.saw(
-            sum([steps for steps, _ in sums.values()]), sum([tokens for _, tokens in sums.values()])
-        )
+        both = sums.values()
+        self._all.saw(sum([steps for steps, _ in both]), sum([tokens for _, tokens in both]))
 
 
 def numbers(gauges: object) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from headgate.core.errors import InputError
@@ -91,17 +91,16 @@ def arguments(words: list[str]) -> dict[str, Any]:
 
 def check_engine(scheduler: Any) -> None:
     """Refuse what only the model, or SGLang's own choice, says."""
-    for what, found in _unknown_before(scheduler):
+    hybrid = getattr(scheduler, "is_hybrid_swa", False) or getattr(scheduler, "is_hybrid_ssm", False)
+    unknown_before = {
+        "DP attention": scheduler.require_mlp_sync,
+        "a model that does not generate text": not scheduler.is_generation,
+        "a model whose prompts it runs in one piece": scheduler.chunked_prefill_size is None,
+        "a model with sliding windows or state space layers": hybrid,
+    }
+    for what, found in unknown_before.items():
         if found:
             raise _untried(what)
-
-
-def _unknown_before(scheduler: Any) -> Iterator[tuple[str, bool]]:
-    yield "DP attention", bool(scheduler.require_mlp_sync)
-    yield "a model that does not generate text", not scheduler.is_generation
-    yield "a model whose prompts it runs in one piece", scheduler.chunked_prefill_size is None
-    hybrid = getattr(scheduler, "is_hybrid_swa", False) or getattr(scheduler, "is_hybrid_ssm", False)
-    yield "a model with sliding windows or state space layers", bool(hybrid)
 
 
 def _flag(name: str) -> str:

@@ -44,8 +44,6 @@ class RequestMap:
         self._looks = not self._radix.disable and scheduler.tp_size == 1 and not elsewhere
         self._look_again = True  # prompts ran, or a request came or left, since the head was looked up
 
-    # -- comings and goings
-
     def arrive(self, request: Any) -> None:
         """It is in SGLang's queue: new, or retracted or preempted."""
         live, entry = self._live, self.entries.get(request)
@@ -117,19 +115,17 @@ class RequestMap:
             return
         self._look_again = False
         for entry in ledger.waiting.values():
-            if self._look(entry):
+            if self.look(entry):
                 live.lease.ended = True
             break
 
-    def look(self, entry: Entry) -> None:
-        if self._looks and entry.id in self.requests:
-            self._look(entry)
-
-    def _look(self, entry: Entry) -> bool:
+    def look(self, entry: Entry) -> bool:
         """The question that SGLang asks when it admits a request, asked before the plan; True: other news.
 
         Requests that wait do not count on one another: SGLang enters a prompt when its piece has run.
         """
+        if not self._looks or entry.id not in self.requests:
+            return False
         request = self.requests[entry.id]
         tokens = request.origin_input_ids + request.output_ids
         if request.positional_embed_overrides is not None or not len(tokens):
@@ -146,8 +142,6 @@ class RequestMap:
         loose = free - self._radix.evictable_size()  # what no request holds yet
         self._radix.unlock(lock)
         return entry.expect(match.device_prefix_len, loose, 0)
-
-    # -- steps
 
     def ran(self, batch: Any, planned: bool) -> None:
         """Read from the batch what the step holds."""

@@ -22,9 +22,8 @@ from headgate.core.errors import InputError
 from headgate.core.ledger import Entry
 from headgate.core.policy import BatchPolicy, End
 from headgate.core.view import Limits
-from headgate.cost.likeness import Likeness, shape_of
 from headgate.live.engine.live import Guard, Live
-from headgate.live.engine.plug_in import EngineFacts, PlugIn
+from headgate.live.engine.plug_in import EngineFacts, PlugIn, likeness
 from headgate.live.engine.policy import build_policy
 from headgate.live.engine.process import LOG
 from headgate.live.engine.requests import RequestTerms
@@ -38,24 +37,10 @@ from headgate.live.sglang.turn import PlanAdder, PlanOrder, Turn, TurnMaker
 LOG.logger = logging.getLogger("sglang.headgate")
 UNTIL_0_5_22 = not hasattr(Scheduler, "send_abort_output")
 LATE = "the first token could not come within the promised time; try again or elsewhere"
-# What a turn changes of SGLang while it composes prompts.
-CHANGED = (
-    "waiting_queue", "policy", "is_mixed_chunk", "chunked_prefill_size", "enable_priority_preemption",
-    "prefill_delayer", "min_free_slots_delayer",
-)  # fmt: skip
 
 
 class HeadgateScheduler(Scheduler):
     """All our attributes begin with `_headgate`. They are there before SGLang's own constructor runs."""
-
-    # SGLang's, as far as we change them for a step.
-    waiting_queue: list[Any]
-    policy: Any
-    is_mixed_chunk: bool
-    chunked_prefill_size: Any
-    enable_priority_preemption: bool
-    prefill_delayer: Any
-    min_free_slots_delayer: Any
 
     _headgate: Live | None = None  # on rank 0, once all is made
     _headgate_books: RequestMap
@@ -66,7 +51,11 @@ class HeadgateScheduler(Scheduler):
     def __init__(self, server_args: Any, port_args: Any) -> None:
         try:
             settings = read_settings()
-            _check_release(settings)
+            why, newer = problem(), doubt()
+            if why and not settings.force:
+                raise InputError(why)
+            if why or newer:
+                LOG.warning("headgate: %s", f"forced, although {why}" if why else newer)
             check_arguments(read_arguments(server_args))
             check_fit(settings.named()[0], bool(server_args.enable_mixed_chunk))
             super().__init__(server_args, port_args)
@@ -89,38 +78,33 @@ class HeadgateScheduler(Scheduler):
             return  # no policy, no books: it runs rank 0's turns
         plug_in = PlugIn(settings, _facts(self), lambda settings: _policy(settings, self))
         plug_in.follow(lambda file: read_settings(file))
-        duties = plug_in.duties(lambda request: _terms(request, plug_in))
         live = Live(
-            duties.policy,
+            plug_in.policy,
             Limits(_budget(self), _slots(self), self.page_size),
             self.max_total_num_tokens,
-            duties.observers,
-            watchdog=duties.watchdog,
+            plug_in.observers,
+            watchdog=settings.watchdog,
             evict=lambda entry: self._headgate_evicting.append(self._headgate_books.requests[entry.id]),
             reject=self._headgate_reject,
             look=lambda entry: self._headgate_books.look(entry),
         )
-        self._headgate_books = books = RequestMap(self, live, duties.promises)
-        least = max(1, self.truncation_align_size or 1)
-        self._headgate_turns = TurnMaker(
-            live.ledger, books.requests, _budget(self), least, self._headgate_mixes
-        )
-        self._headgate_renew = duties.renew
-        self._headgate_guard = Guard(live, SGLANG.title, self._headgate_restore)
+
+        def terms(request: Any) -> RequestTerms:
+            given = request.sampling_params.custom_params
+            return plug_in.promises(given if isinstance(given, dict) else None)
+
+        self._headgate_books = books = RequestMap(self, live, terms)
+        least, most = max(1, self.truncation_align_size or 1), _budget(self)
+        self._headgate_turns = TurnMaker(live.ledger, books.requests, most, least, self._headgate_mixes)
+        self._headgate_guard = Guard(live, SGLANG.title, lambda: setattr(self, "_headgate_turn", None))
         self._headgate, self._headgate_plug_in = live, plug_in
         plug_in.begin(live)
         if file := os.environ.get(LOADED):
             Path(file).touch()
 
-    @property
-    def _headgate_broken(self) -> bool:
-        return self._headgate is not None and self._headgate_guard.broken
-
     def _headgate_do(self, part: Any, *args: Any) -> None:
         if self._headgate is not None:
             self._headgate_guard.guarded(part, *args)
-
-    # -- what happens to requests
 
     def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
         super()._add_request_to_queue(req, is_retracted)
@@ -162,8 +146,6 @@ class HeadgateScheduler(Scheduler):
         self._release_aborted_request(request)
         self.beam_coordinator.retire_group(request)
 
-    # -- one step
-
     def get_next_batch_to_run(self, running_batch: Any, last_batch: Any) -> Any:
         self._headgate_turn = None
         self._headgate_do(self._headgate_prepare, running_batch, last_batch)
@@ -177,12 +159,12 @@ class HeadgateScheduler(Scheduler):
     def _headgate_prepare(self, running_batch: Any, last_batch: Any) -> None:
         """Ask for the plan; without one SGLang decides."""
         live, books = self._headgate, self._headgate_books
-        assert live is not None
+        assert live is not None and self._headgate_plug_in is not None
         ledger = live.ledger
         if books.look_for_lost:
             books.find_lost((running_batch, last_batch))
         if live.lease.ended or live.plan is None:
-            renewal = self._headgate_renew()
+            renewal = self._headgate_plug_in.renew()
             if renewal is not None:
                 self._headgate_refuse = renewal.settings.refuse or 503
                 live.take_over(renewal.policy)
@@ -201,7 +183,7 @@ class HeadgateScheduler(Scheduler):
             self._headgate_keep_last(live, running_batch)
         self._headgate_turn = self._headgate_turns.make(plan, [*self._headgate_evicting])
         if self._headgate_turns.bent:
-            live.bent()
+            live.news.beside("bent", live.now)
 
     def _headgate_keep_last(self, live: Live, running_batch: Any) -> None:
         """The only decode finds no KV beside a half-done prompt: SGLang would abort it. It waits instead."""
@@ -218,9 +200,6 @@ class HeadgateScheduler(Scheduler):
         self._headgate_books.ran(batch, turn is not None)
         if turn is not None and turn.tokens and (batch is None or not batch.forward_mode.is_extend()):
             live.lease.ended = True  # every prompt was refused, and SGLang decodes instead: ask again
-
-    def _headgate_restore(self) -> None:
-        self._headgate_turn = None
 
     def _should_defer_prefill(self, *args: Any) -> bool:
         turn = self._headgate_turn
@@ -245,7 +224,10 @@ class HeadgateScheduler(Scheduler):
         if turn is None:
             return super().get_new_batch_prefill(running_batch)
         self._headgate_evict(running_batch, turn)
-        own = self._headgate_try(self._headgate_change, running_batch, turn)
+        if self._headgate is None or self._headgate_group is not None:
+            own = self._headgate_change(running_batch, turn)  # a rank that goes its own way hangs the others
+        else:
+            own = self._headgate_guard.guarded(self._headgate_change, running_batch, turn)
         if own is None:
             return super().get_new_batch_prefill(running_batch)
         try:
@@ -261,14 +243,24 @@ class HeadgateScheduler(Scheduler):
         """Set what SGLang reads; how it was."""
         if UNTIL_0_5_22:
             running_batch.filter_batch()  # later ones let finished requests go in each step
-        self._headgate_due = self._headgate_decodes_take(running_batch) if turn.mixed else 0
+        self._headgate_due = 0
+        if turn.mixed:  # pages that its decodes need in this step; some end with the one in flight
+            ending = {*self._reqs_finishing_inflight(running_batch)}
+            places = [place for place, request in enumerate(running_batch.reqs) if request not in ending]
+            self._headgate_due = int(running_batch.new_tokens_required_next_decode(places))
         self._headgate_held_row = self.chunked_req is not None
-        own = {name: getattr(self, name) for name in CHANGED}
-        self.waiting_queue = list(turn.visible)
-        self.policy, self.is_mixed_chunk = self._headgate_own_order, turn.mixed
-        self.chunked_prefill_size = turn.tokens + (len(running_batch.reqs) if turn.mixed else 0)
-        self.enable_priority_preemption = False
-        self.prefill_delayer = self.min_free_slots_delayer = None  # they would fight the policy
+        changed = {
+            "waiting_queue": list(turn.visible),
+            "policy": self._headgate_own_order,
+            "is_mixed_chunk": turn.mixed,
+            "chunked_prefill_size": turn.tokens + (len(running_batch.reqs) if turn.mixed else 0),
+            "enable_priority_preemption": False,
+            "prefill_delayer": None,  # it would fight the policy, as would the next
+            "min_free_slots_delayer": None,
+        }
+        own = {name: getattr(self, name) for name in changed}
+        for name, value in changed.items():
+            setattr(self, name, value)
         running_batch.batch_is_full = False  # it remembers that another prompt did not fit
         return own
 
@@ -278,18 +270,6 @@ class HeadgateScheduler(Scheduler):
         if UNTIL_0_5_22 and self._headgate_turn is not None and self._headgate_held_row:
             return min(count + 1, self.max_running_requests - running_bs)
         return count
-
-    def _headgate_try(self, part: Any, *args: Any) -> Any:
-        """Guarded where one rank schedules; of several, one that goes its own way lets the others hang."""
-        if self._headgate is None or self._headgate_group is not None:
-            return part(*args)
-        return self._headgate_guard.guarded(part, *args)
-
-    def _headgate_decodes_take(self, batch: Any) -> int:
-        """Tokens of the pages that its decodes need in this step; some end with the step in flight."""
-        ending = {*self._reqs_finishing_inflight(batch)}
-        places = [place for place, request in enumerate(batch.reqs) if request not in ending]
-        return int(batch.new_tokens_required_next_decode(places))
 
     def update_running_batch(self, batch: Any) -> Any:
         turn = self._headgate_turn
@@ -321,8 +301,6 @@ class HeadgateScheduler(Scheduler):
         if self._headgate is not None:
             self._headgate_guard.guarded(self._headgate_books.done, batch)
 
-    # -- several ranks
-
     def _headgate_share(self, running_batch: Any, last_batch: Any) -> None:
         """Rank 0's turn becomes that of all ranks, at each step; also that there is none. Each rank has the
         same requests in the same places, because SGLang sends it the same messages.
@@ -353,17 +331,6 @@ class HeadgateScheduler(Scheduler):
         super().release_host_resources()
 
 
-# -- what the engine is
-
-
-def _check_release(settings: Settings) -> None:
-    why, newer = problem(), doubt()
-    if why and not settings.force:
-        raise InputError(why)
-    if why or newer:
-        LOG.warning("headgate: %s", f"forced, although {why}" if why else newer)
-
-
 def _budget(scheduler: Any) -> int:
     return int(min(scheduler.chunked_prefill_size, scheduler.max_prefill_tokens))
 
@@ -385,30 +352,14 @@ def _policy(settings: Settings, scheduler: Any) -> tuple[BatchPolicy, dict[str, 
         max_model_len=scheduler.model_config.context_len,
         batch_tokens=_budget(scheduler),
         running=_slots(scheduler),
-        like=_like(scheduler),
+        like=likeness(scheduler.model_config, scheduler.tp_size, scheduler.enable_overlap, _gpu),
     )
 
 
-def _like(scheduler: Any) -> Likeness:
-    model = scheduler.model_config
-    settings = {
-        "tensor parallel": str(scheduler.tp_size),
-        "quantization": str(model.quantization),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "asynchronous scheduling": str(bool(scheduler.enable_overlap)),
-    }
-    try:
-        import torch
+def _gpu() -> str:
+    import torch
 
-        gpu = str(torch.cuda.get_device_name()) if torch.cuda.is_available() else ""
-    except Exception:  # a platform that cannot say what it is
-        gpu = ""
-    return Likeness(model_shape=shape_of(model.hf_text_config), gpu=gpu, settings=settings)
-
-
-def _terms(request: Any, plug_in: PlugIn) -> RequestTerms:
-    given = request.sampling_params.custom_params
-    return plug_in.promises(given if isinstance(given, dict) else None)
+    return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else ""
 
 
 def _facts(scheduler: Any) -> EngineFacts:

@@ -6,16 +6,13 @@ Reads source; nothing of SGLang is imported: it takes half a minute, and fails w
 from __future__ import annotations
 
 import ast
-import re
-import sys
-from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
+
+from headgate.live.files import package_folder, package_version, release_numbers
 
 OLDEST, NEWEST = (0, 5, 22), (0, 5, 23)  # releases this package was tried with
 TESTED = " and ".join(".".join(map(str, release)) for release in (OLDEST, NEWEST))
 REMEDY = f"use SGLang {TESTED} or a newer headgate, or set force: true to try"
-WRITTEN = re.compile(r"^__version__ = (?:version = )?['\"]([^'\"]+)", re.MULTILINE)
 SCHEDULER, POLICY, BATCH, PLUGINS, CACHE = (
     "srt/managers/scheduler.py",
     "srt/managers/schedule_policy.py",
@@ -95,33 +92,12 @@ WORDS = {
 
 
 def home() -> Path | None:
-    """The folder of the installed package, which is not imported."""
-    spec = find_spec("sglang")
-    if spec is None or spec.origin is None or not spec.submodule_search_locations:
-        return None  # also where a folder of that name is no package
-    return Path(spec.submodule_search_locations[0])
+    return package_folder("sglang")
 
 
 def installed(folder: Path | None = None) -> str | None:
-    """Its version; "unknown" where it does not say, None where there is none."""
     folder = folder or home()
-    if folder is None:
-        return None
-    for name in ("_version.py", "version.py"):
-        file = folder / name
-        written = WRITTEN.search(file.read_text(encoding="utf-8")) if file.is_file() else None
-        if written:
-            return written[1]
-    try:
-        return metadata.version("sglang")
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def release_numbers(text: str) -> tuple[int, ...]:
-    """0.5.23.post1 as (0, 5, 23)."""
-    numbers = re.match(r"\d+(?:\.\d+)*", text)
-    return tuple(map(int, numbers[0].split("."))) if numbers else ()
+    return None if folder is None else package_version("sglang", folder)
 
 
 def problem(folder: Path | None = None) -> str | None:
@@ -163,12 +139,8 @@ def faults(folder: Path) -> list[str]:
         node = next((n for n in ast.walk(trees[file]) if getattr(n, "name", "") == function), None)
         text = ast.unparse(node) if node is not None else ""
         lacking += [f"{function} no longer reads {name}" for name in names if name not in text]
-    lacking += [
-        f"{file} has no {word}"
-        for file, words in WORDS.items()
-        for word in words
-        if word not in sources[file]
-    ]
+    for file, words in WORDS.items():
+        lacking += [f"{file} has no {word}" for word in words if word not in sources[file]]
     return lacking
 
 
@@ -184,9 +156,3 @@ def _methods(name: str, kind: ast.ClassDef | None, methods: dict[str, tuple[str,
         arguments = {argument.arg for argument in (*has[method].args, *has[method].kwonlyargs)}
         lacking += [f"{name}.{method} lacks the argument {word}" for word in wanted if word not in arguments]
     return lacking
-
-
-if __name__ == "__main__":  # python -m headgate.live.sglang.seams [FOLDER of an unpacked sglang]
-    chosen = Path(sys.argv[1]) if len(sys.argv) > 1 else None
-    print(problem(chosen) or doubt(chosen) or f"SGLang {installed(chosen)}: all seams hold")
-    sys.exit(bool(problem(chosen)))

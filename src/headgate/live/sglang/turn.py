@@ -39,7 +39,7 @@ class TurnMaker:
         visible = [self._requests[id] for id in plan.prefill if id in waiting]
         half_done = not ledger.prefilling.keys().isdisjoint(plan.prefill)
         wanted = bool(visible) or half_done
-        decoding = self._decodes(plan)
+        decoding = plan.decode is not NONE and (isinstance(plan.decode, Decodes) or bool(plan.decode))
         mixed = wanted and decoding and bool(ledger.decoding)
         self.bent = self._bends(plan, visible, mixed)
         mixed = mixed and self._mixed
@@ -49,9 +49,6 @@ class TurnMaker:
             tokens = self._least
         tokens = max(0, tokens) if wanted else 0
         return Turn(visible, mixed, tokens, decoding or wanted, evict)
-
-    def _decodes(self, plan: Plan) -> bool:
-        return plan.decode is not NONE and (isinstance(plan.decode, Decodes) or bool(plan.decode))
 
     def _bends(self, plan: Plan, visible: list[Any], mixed: bool) -> bool:
         ledger = self._ledger
@@ -100,10 +97,8 @@ class PlanAdder(PrefillAdder):
     def add_chunked_req(self, req: Any) -> Any:
         """Where no KV is free it waits: SGLang would try all the same, and fail for want of memory."""
         before, count, budget = self._offsets(), len(self.can_run_list), self.memory_budget
-        started = (
-            self.ceil_paged_tokens(req.prefix_len) - req.prefix_len
-        )  # free in the page that it has begun
-        budget.total_offset -= started
+        # free in the page that it has begun
+        budget.total_offset -= self.ceil_paged_tokens(req.prefix_len) - req.prefix_len
         if budget.remaining_total <= 0:
             budget.total_offset = before[0]
             return req

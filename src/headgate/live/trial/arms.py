@@ -6,6 +6,7 @@ process of its own where the trial is killed outright.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -32,40 +33,32 @@ AS_IS = "as is"  # the arm that the file itself says
 MOST_ARMS = 6
 # must be the same for all arms
 PROMISES = ("ttft", *BETWEEN, "classes", "floor", "delivery", "clients_may")
-ENDINGS = (".toml", ".json")
 BACK = "the server is back at its settings"
 LEFT = "the settings file is left as it was edited"
 IN_PLACE = (EBUSY, EXDEV, EACCES, EPERM, EROFS)  # the folder or the mount forbids another file
 
+GUARD_IMPORTS = """
+import os, sys, time
+from contextlib import suppress
+from hashlib import sha256
+from tempfile import mkstemp
+
+"""
 # Waits until the trial ends, and puts back the bytes it was given first, if the file holds one of the texts
 # whose digests came since. "*" says that a write in place is under way: the file is ours whatever it holds.
 # "k" comes last where there is nothing to put back. A full disk may have room again soon.
 GUARD = """
-import hashlib, os, sys, tempfile, time
 path, size, in_place = sys.argv[1], int(sys.argv[2]), sys.argv[3].split()
 before = sys.stdin.buffer.read(size)
 lines = sys.stdin.buffer.read().decode().split()
 
-def replace():
-    found = os.stat(path)
-    handle, new = tempfile.mkstemp(dir=os.path.dirname(path))
-    try:
-        with open(handle, "wb") as file:
-            file.write(before)
-        os.chown(new, found.st_uid, found.st_gid)
-        os.chmod(new, found.st_mode & 0o7777)
-        os.replace(new, path)
-    except OSError:
-        os.unlink(new)
-        raise
-
 def put_back():
     with open(path, "rb") as file:
-        now = hashlib.sha256(file.read()).hexdigest()
+        now = sha256(file.read()).hexdigest()
     if lines[-1:] != ["*"] and now not in lines:
         return
     try:
-        replace()
+        replace(path, before)
     except OSError as error:
         if str(error.errno) not in in_place:
             raise
@@ -114,7 +107,7 @@ def read_arms(texts: Sequence[str], config: str | None, promises: Mapping[str, A
                 "--arm needs --config FILE, the settings file that HEADGATE_CONFIG of the server names; "
                 "or compare servers, --arm NAME=URL"
             )
-        base = check_words(read_file(config), f"settings file {config}: ")
+        base = _words(config)
         arms = [Arm(AS_IS, base)] if len(found) == 1 else []
         arms += [Arm(label or said, _over(base, said)) for label, said in found]
         arms = [Arm(arm.name, {**arm.words, **promises}) for arm in arms]
@@ -132,9 +125,7 @@ def _labelled(text: str) -> tuple[str, str]:
 
 
 def _over(base: Mapping[str, Any], said: str) -> dict[str, Any]:
-    own: Mapping[str, Any] = {"policy": said}
-    if said.endswith(ENDINGS):
-        own = check_words(read_file(said), f"settings file {said}: ")
+    own = _words(said) if said.endswith((".toml", ".json")) else {"policy": said}
     lower = {name: value for name, value in base.items() if not (name == "set" and "policy" in own)}
     return {**lower, **own}
 
@@ -189,7 +180,7 @@ class SettingsFile:
             raise _unusable(self.path, error) from None
         told = [self.path, str(len(self.original)), " ".join(map(str, IN_PLACE))]
         self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-c", GUARD, *told],
+            [sys.executable, "-I", "-c", GUARD_IMPORTS + inspect.getsource(replace) + GUARD, *told],
             stdin=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C is for us
         )
@@ -219,7 +210,13 @@ class SettingsFile:
             self._state = f"settings file {self.path} is not put back yet: {error.strerror or error}"
             last_word = b""  # it goes on trying
         guard, self._guard = self._guard, None
-        _release(guard, last_word)
+        with suppress(OSError):
+            assert guard.stdin is not None
+            guard.stdin.write(last_word)
+            guard.stdin.close()
+        if last_word:
+            with suppress(subprocess.TimeoutExpired):
+                guard.wait(5.0)
         return self._state
 
     def _refuse_changed(self) -> None:
@@ -235,7 +232,7 @@ class SettingsFile:
         digest = sha256(text).hexdigest()
         self._tell_guard(digest)
         try:
-            self._replace(text)
+            replace(self.path, text)
         except OSError as error:
             if error.errno not in IN_PLACE:
                 raise
@@ -253,30 +250,21 @@ class SettingsFile:
                 self._guard.stdin.write(f"{line}\n".encode())
                 self._guard.stdin.flush()
 
-    def _replace(self, text: bytes) -> None:
-        """By a file of the same owner and mode; PermissionError where we may not make one."""
-        before = os.stat(self.path)
-        handle, new = mkstemp(dir=os.path.dirname(self.path))
-        try:
-            with open(handle, "wb") as file:
-                file.write(text)
-            os.chown(new, before.st_uid, before.st_gid)
-            os.chmod(new, before.st_mode & 0o7777)
-            os.replace(new, self.path)
-        except OSError:
-            with suppress(OSError):
-                os.unlink(new)
-            raise
 
-
-def _release(guard: subprocess.Popen[bytes], last_word: bytes) -> None:
-    with suppress(OSError):
-        assert guard.stdin is not None
-        guard.stdin.write(last_word)
-        guard.stdin.close()
-    if last_word:
-        with suppress(subprocess.TimeoutExpired):
-            guard.wait(5.0)
+def replace(path: str, text: bytes) -> None:
+    """By a file of the same owner and mode; PermissionError where we may not make one."""
+    before = os.stat(path)
+    handle, new = mkstemp(dir=os.path.dirname(path))
+    try:
+        with open(handle, "wb") as file:
+            file.write(text)
+        os.chown(new, before.st_uid, before.st_gid)
+        os.chmod(new, before.st_mode & 0o7777)
+        os.replace(new, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(new)
+        raise
 
 
 def _unusable(path: str, error: OSError) -> InputError:
@@ -287,5 +275,8 @@ def _unusable(path: str, error: OSError) -> InputError:
 
 
 def base_settings(config: str | None, promises: Mapping[str, Any]) -> Settings:
-    words = check_words(read_file(config), f"settings file {config}: ") if config else {}
-    return merge(over_promises(words, promises), None, "")
+    return merge(over_promises(_words(config) if config else {}, promises), None, "")
+
+
+def _words(path: str) -> dict[str, Any]:
+    return check_words(read_file(path), f"settings file {path}: ")

@@ -6,7 +6,7 @@ A request counts where it arrives, gaps and tokens where they come: no request t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import Any
@@ -86,9 +86,6 @@ class Block:
         total.seconds = max(self.end - self.measured_from, 0.0)
         return total
 
-    def counts(self, at: float) -> bool:
-        return self.measured_from <= at < self.end
-
 
 class Book:
     """Reads no clock. `judged` promises, by class (None: all not named), replace those of requests."""
@@ -101,7 +98,7 @@ class Book:
         self.promises = False  # whether any request was promised anything
         self._judged = judged or {}
         self._inside: set[SeenRequest] = set()
-        self._area = 0.0  # request-seconds in the system
+        self._area, self._booked = 0.0, 0.0  # request-seconds in the system, and until when they are known
 
     def begin(self, arm: int, round: int, at: float, burn: float) -> Block:
         self.end(at)
@@ -130,7 +127,7 @@ class Book:
     def block_at(self, at: float) -> Block | None:
         for block in reversed(self.blocks):
             if at >= block.start:
-                return block if block.counts(at) else None
+                return block if block.measured_from <= at < block.end else None
         return None
 
     def complete_rounds(self, arms: int) -> list[list[Block]]:
@@ -145,16 +142,10 @@ class Book:
             found.append([blocks[arm] for arm in range(arms)])
         return found
 
-    def classes(self) -> list[str]:
-        return sorted({kind for block in self.blocks for kind in block.by_class})
-
-    def state(self, rounds: Sequence[Sequence[Block]]) -> State:
-        rate = max(self.finish_rate(), 1e-9)
-        return state_of([[block.backlog / rate for block in arm] for arm in zip(*rounds, strict=True)])
-
-    def finish_rate(self) -> float:
+    def backlog_seconds(self, requests: int) -> float:
+        """How long so many requests take at the rate at which they have ended so far."""
         begin = self.first_at if self.first_at is not None else self.newest
-        return self.finished / max(self.newest - begin, 1e-9)
+        return requests / max(self.finished / max(self.newest - begin, 1e-9), 1e-9)
 
     def time_in_system(self) -> float:
         """Mean time of a request in the system so far, by Little's law."""
@@ -227,10 +218,14 @@ class Book:
             return
         ttft = None if seen.first is None else seen.first - seen.at
         tpot = (seen.newest - seen.first) / (output - 1) if seen.first is not None and output > 1 else None
+        slo, sums = seen.slo, block.by_class[seen.kind]
         late = seen.slow or (seen.envelope is not None and seen.envelope.late)
-        kept = complete and not late and _in_time(seen.slo, ttft, tpot)
-        block.by_class[seen.kind].kept += kept and seen.slo[:2] != (None, None)
-        block.by_class[seen.kind].failed += not complete
+        if slo.between_kind == MEAN and slo.between_tokens is not None and tpot is not None:
+            late = late or tpot > slo.between_tokens
+        in_time = ttft is not None and (slo.first_token is None or ttft <= slo.first_token)
+        kept = complete and in_time and not late
+        sums.kept += kept and slo[:2] != (None, None)
+        sums.failed += not complete
         block.unfinished -= 1
         block.records.append(
             Record(seen.kind, seen.at, seen.prompt, output, ttft, tpot, at - seen.at, complete, kept)
@@ -243,14 +238,6 @@ class Book:
             self.newest = at
         self._area += self.here * max(at - self._booked, 0.0)
         self._booked = max(at, self._booked)
-
-    _booked = 0.0  # until then `_area` is known
-
-
-def _in_time(slo: Slo, ttft: float | None, tpot: float | None) -> bool:
-    first = ttft is not None and (slo.first_token is None or ttft <= slo.first_token)
-    by_mean = slo.between_kind == MEAN and slo.between_tokens is not None and tpot is not None
-    return first and not (by_mean and tpot > slo.between_tokens)  # type: ignore[operator]
 
 
 class Listener(Observer):
@@ -296,27 +283,21 @@ class Listener(Observer):
             self.book.left(seen, now, how in COMPLETE, request.generated)
 
     def stepped(self, steps: Steps) -> None:
-        if not steps.decodes:
-            return
-        for number, end in enumerate(steps.ends, 1):
-            self._ticked(end, len(steps.ends) - number)
-
-    def _ticked(self, now: float, left: int) -> None:
-        fresh, self._fresh = self._fresh, []
-        gap = now - self._tick
-        for kind, count in self._steady.items():
-            if count:
-                self.book.gaps(kind, gap, now, count)
-        for promise in self._late:
-            self._late[promise] += gap > promise
-        self._tick = now
-        self._envelopes.tick(now, left)
-        for seen in fresh:
-            self.book.next_token(seen, now)
-            if seen.envelope is not None:
-                self._envelopes.join(seen.envelope)
-            self._steady[seen.kind] = self._steady.get(seen.kind, 0) + 1
-            seen.late_before = self._late.setdefault(_promise(seen), 0)
+        for number, now in enumerate(steps.ends if steps.decodes else (), 1):
+            fresh, self._fresh = self._fresh, []
+            gap, self._tick = now - self._tick, now
+            for kind, count in self._steady.items():
+                if count:
+                    self.book.gaps(kind, gap, now, count)
+            for promise in self._late:
+                self._late[promise] += gap > promise
+            self._envelopes.tick(now, len(steps.ends) - number)
+            for seen in fresh:
+                self.book.next_token(seen, now)
+                if seen.envelope is not None:
+                    self._envelopes.join(seen.envelope)
+                self._steady[seen.kind] = self._steady.get(seen.kind, 0) + 1
+                seen.late_before = self._late.setdefault(_promise(seen), 0)
 
     def _join(self, id: int, seen: SeenRequest) -> None:
         if id not in self._ticking:
@@ -341,16 +322,6 @@ class Listener(Observer):
 def _promise(seen: SeenRequest) -> float:
     slo = seen.slo
     return slo.between_tokens if slo.between_tokens is not None and slo.between_kind == GAP else inf
-
-
-def longest_wait(book: Book, block: float) -> bool:
-    return book.finished > 0 and book.waiting / max(book.finish_rate(), 1e-9) > block
-
-
-def measured(blocks: Iterable[Block]) -> tuple[list[Record], float]:
-    blocks = list(blocks)
-    records = [record for block in blocks for record in block.records]
-    return records, sum(max(block.end - block.measured_from, 0.0) for block in blocks)
 
 
 # -- findings: each arm beside the baseline, overall and by class
@@ -403,7 +374,9 @@ def judge(
 ) -> Findings:
     """`ended`: this is the planned end; before it, intervals hold at any look."""
     rounds = book.complete_rounds(len(arms))
-    state = book.state(rounds) if rounds else None
+    arms_of = zip(*rounds, strict=True)
+    waits = [[book.backlog_seconds(block.backlog) for block in arm] for arm in arms_of]
+    state = state_of(waits) if rounds else None
     allowed = ALLOWED[state.name] if state is not None else ()
     if not book.promises:
         allowed = tuple(metric for metric in allowed if metric is not KEPT)
@@ -417,17 +390,14 @@ def judge(
     requests = tuple(round(sum(one.requests for one in mine)) for mine in sums)
     failed = tuple(round(sum(one.failed for one in mine)) for mine in sums)
     shares = [lost / max(count, 1) for lost, count in zip(failed, requests, strict=True)]
-    classes = [kind for kind in book.classes() if len(book.classes()) > 1]
+    classes = sorted({kind for each in book.blocks for kind in each.by_class})
     found = []
     for arm in range(1, len(arms)):
         apart = (shares[0], shares[arm]) if abs(shares[arm] - shares[0]) > FAILURES else None
         fair = [each for each in allowed if apart is None or each not in (TTFT, TTFT_P95)]
-        by_class = {kind: verdicts(arm, fair, kind) for kind in classes}
+        by_class = {kind: verdicts(arm, fair, kind) for kind in classes if len(classes) > 1}
         found.append(ArmFound(arm, verdicts(arm, fair), by_class, apart))
     return Findings(tuple(arms), primary, len(rounds), block, burn, state, tuple(found), requests, failed)
-
-
-# -- as JSON
 
 
 def as_json(findings: Findings) -> dict[str, Any]:
@@ -453,18 +423,16 @@ def as_json(findings: Findings) -> dict[str, Any]:
     }
 
 
-CHANGE = {"baseline": "baseline", "arm": "arm", "change": "value", "low": "low", "high": "high"}
-
-
 def _verdicts(findings: Findings, verdicts: Sequence[Verdict]) -> dict[str, Any]:
     rows = {}
     for verdict in verdicts:
         change, missing = verdict.change, verdict.rounds_missing
+        of = {"baseline": "baseline", "arm": "arm", "change": "value", "low": "low", "high": "high"}
         rows[verdict.metric.name] = {
             "word": verdict.word,
             "better": verdict.better,
             "unit": "share" if verdict.metric.share else "relative",
-            **{name: change and _known(getattr(change, each)) for name, each in CHANGE.items()},
+            **{name: change and _known(getattr(change, each)) for name, each in of.items()},
             "more_minutes": None if missing is None else _known(findings.minutes(missing)),
         }
     return rows
@@ -495,7 +463,8 @@ def bench_result(
 ) -> dict[str, Any]:
     """As that tool would have measured one arm. Gaps are from histograms of 1 %; two peaks are not known."""
     blocks = [block for block in book.blocks if block.arm == arm]
-    records, seconds = measured(blocks)
+    records = [record for block in blocks for record in block.records]
+    seconds = sum(block.sums().seconds for block in blocks)
     done = [record for record in records if record.complete]
     tokens_in, tokens_out = (sum(getattr(r, what) for r in done) for what in ("prompt", "output"))
     result: dict[str, Any] = {

@@ -122,12 +122,9 @@ class TraceLoad:
                     raise RunError(f"{MOST_IN_FLIGHT:,} requests are under way; lower the load")
                 task = asyncio.create_task(self._send(row, turn))
                 self._tasks.add(task)
-                task.add_done_callback(self._done)
+                task.add_done_callback(self._tasks.discard)
+                task.add_done_callback(lambda task: self._returned.set())
             turn += 1
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._returned.set()
 
     async def _until_due(self, row: int, begin: float) -> None:
         if self._workload.closed:
@@ -210,9 +207,6 @@ class TraceLoad:
         return tokens, done and tokens > 0
 
 
-# -- what the server says
-
-
 async def model_of(url: str, key: str = "") -> str:
     return (await served_model(url, key))[0]
 
@@ -224,10 +218,8 @@ async def served_model(url: str, key: str = "") -> tuple[str, int]:
     except ERRORS as error:
         if isinstance(error, aiohttp.ClientResponseError) and error.status == HTTPStatus.UNAUTHORIZED:
             raise InputError(f"{url} wants a key; give --api-key") from None
-        why = str(error)[:SHOWN] or type(error).__name__
-        raise InputError(
-            f"no server answers at {url}: {' '.join(why.split())}; start it or correct its URL"
-        ) from None
+        why = " ".join((str(error)[:SHOWN] or type(error).__name__).split())
+        raise InputError(f"no server answers at {url}: {why}; start it or correct its URL") from None
     except (ValueError, KeyError, IndexError, TypeError):
         raise InputError(f"{url}/v1/models is no list of models; give the URL of a vLLM server") from None
 
@@ -350,16 +342,14 @@ class FollowedTrace:
         except WRONG as error:
             raise self._damaged(f"{line.get('event')!r} makes no sense here ({error})") from None
         while self._replay.asides:
-            self._aside(self._replay.asides.pop())
-
-    def _aside(self, line: dict[str, Any]) -> None:
-        if line["event"] == "mark":
-            if (begin := self._expected.pop(line["mark"], None)) is not None:
-                self.begun[line["mark"]] = begin(line["at"])
-        elif line["event"] == "policy":
-            self.renewals += 1
-        elif line["event"] == "fell_back":
-            self.fell_back = line["reason"]
+            aside = self._replay.asides.pop()
+            if aside["event"] == "mark":
+                if (begin := self._expected.pop(aside["mark"], None)) is not None:
+                    self.begun[aside["mark"]] = begin(aside["at"])
+            elif aside["event"] == "policy":
+                self.renewals += 1
+            elif aside["event"] == "fell_back":
+                self.fell_back = aside["reason"]
 
     def _damaged(self, why: str) -> InputError:
         return InputError(f"trace {self.path}: {why}; give the trace of one running server")

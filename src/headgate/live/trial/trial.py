@@ -12,7 +12,7 @@ from math import ceil, inf
 
 from headgate.core.errors import InputError, RunError
 from headgate.live.trial.arms import BACK, Arm, SettingsFile
-from headgate.live.trial.book import Block, Book, Findings, judge, longest_wait
+from headgate.live.trial.book import Block, Book, Findings, judge
 from headgate.live.trial.load import FollowedTrace, PlugInMetrics, TraceLoad
 from headgate.stats.switchback import (
     CANNOT_TELL,
@@ -63,9 +63,6 @@ class TrialPlan:
     def names(self) -> tuple[str, ...]:
         return tuple(arm.name for arm in self.arms)
 
-    def looks(self, rounds: int) -> Looks:
-        return Looks(self.minutes is not None, len(self.arms) - 1, rounds)
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -104,7 +101,11 @@ class Trial:
                     if self._over:
                         self._book.forget_round(number)  # it was cut short
                         break
-                    findings = self._look(number + 1)
+                    findings = self._judge(ended=False)
+                    self._say(line(findings, number + 1, self._rounds))
+                    if (slow := self._source.too_slow()) and not self._slow:
+                        self._say(slow)
+                    self._slow = slow
                     if findings.told and not plan.whole:
                         told = findings
                         break
@@ -119,10 +120,13 @@ class Trial:
         findings = self._judge(ended=complete)
         if told is not None and not findings.told:  # the look that stopped it counts
             findings = told
+        stopped = "the answer was clear before the planned end" if told is not None else ""
+        if self._over:
+            stopped = f"{self._why or 'interrupted'}; {self._switch.restore()}"
         return Outcome(
             findings=findings,
             book=self._book,
-            stopped=self._stopped(told is not None),
+            stopped=stopped,
             guarded=bool(self._why),
             interrupted=self._interrupted.is_set(),
             model=self._source.model,
@@ -164,8 +168,14 @@ class Trial:
             place = f"round {number + 1} block {block_number}"
             try:
                 block = await self._put(self.plan.arms[arm], place, begin)
-            except NotReadError as error:
-                self._leave_out(number, error)
+            except NotReadError as error:  # traffic may rest: it ends only what it keeps from being compared
+                self._book.end(self._source.now())
+                self._book.forget_round(number)
+                self._idle += 1
+                if self._idle >= MOST_IDLE:
+                    self._why = str(error)
+                else:
+                    self._say(f"round {number + 1} is left out: no request came at a switch")
                 return
             except (InputError, RunError) as error:
                 self._why = str(error)
@@ -176,16 +186,6 @@ class Trial:
                 await self._pause(self._block - min(waited, self._burn))
                 self._guard(block)
         self._idle = 0
-
-    def _leave_out(self, number: int, error: NotReadError) -> None:
-        """Traffic may rest for a while; it ends only what it keeps from being compared."""
-        self._book.end(self._source.now())
-        self._book.forget_round(number)
-        self._idle += 1
-        if self._idle >= MOST_IDLE:
-            self._why = str(error)
-        else:
-            self._say(f"round {number + 1} is left out: no request came at a switch")
 
     async def _put(self, arm: Arm, place: str, begin: Callable[[float], Block]) -> Block | None:
         put = asyncio.create_task(self._switch.put(arm, place, begin))
@@ -250,7 +250,8 @@ class Trial:
             return
         name = plan.names[arm]
         followed = isinstance(self._source, FollowedTrace)
-        if followed and longest_wait(self._book, self._block):
+        book = self._book
+        if followed and book.finished and book.backlog_seconds(book.waiting) > self._block:
             self._why = f"under {name} the backlog grew beyond {self._block:g} s of work"
         ended = [one for one in self._book.blocks if one.arm == arm and one.end < inf and not one.unfinished]
         shares = [sums.kept / sums.promised for sums in (one.sums() for one in ended[-2:]) if sums.promised]
@@ -260,23 +261,10 @@ class Trial:
                 f"{plan.floor:.0%}"
             )
 
-    def _look(self, rounds: int) -> Findings:
-        findings = self._judge(ended=False)
-        self._say(line(findings, rounds, self._rounds))
-        if (slow := self._source.too_slow()) and not self._slow:
-            self._say(slow)
-        self._slow = slow
-        return findings
-
     def _judge(self, ended: bool) -> Findings:
         plan = self.plan
-        looks = plan.looks(self._rounds)
+        looks = Looks(plan.minutes is not None, len(plan.arms) - 1, self._rounds)
         return judge(self._book, plan.names, self._primary, self._block, self._burn, looks, ended=ended)
-
-    def _stopped(self, told: bool) -> str:
-        if self._over:
-            return f"{self._why or 'interrupted'}; {self._switch.restore()}"
-        return "the answer was clear before the planned end" if told else ""
 
 
 # -- the two ways to put an arm into force
@@ -373,9 +361,6 @@ class ByUrl:
 Switch = BySettings | ByUrl
 
 
-# -- words
-
-
 def line(findings: Findings, round: int, rounds: int) -> str:
     """The last planned round has no word: the answer follows, from more requests and at another level."""
     parts = [f"round {round} of {rounds}" if rounds else f"round {round}"]
@@ -389,7 +374,10 @@ def line(findings: Findings, round: int, rounds: int) -> str:
             why = "with so many failures" if found.failed else "in this state"
             parts.append(f"{findings.primary.title} cannot be compared {why}")
         else:
-            figures = f"{findings.arms[found.arm]}: {_figures(verdict)}"
+            metric, change = verdict.metric, verdict.change
+            figures = f"{findings.arms[found.arm]}: {metric.title}"
+            if change is not None:
+                figures += f" {metric.shown(change.baseline)} -> {metric.shown(change.arm)}"
             parts.append(figures if round == rounds else f"{figures}, {_word(findings, verdict)}")
     return "; ".join(parts)
 
@@ -400,13 +388,6 @@ def _word(findings: Findings, verdict: Verdict) -> str:
     if verdict.rounds_missing is None:
         return f"{CANNOT_TELL} yet"
     return f"{CANNOT_TELL} yet: roughly {ceil(findings.minutes(verdict.rounds_missing))} min more"
-
-
-def _figures(verdict: Verdict) -> str:
-    metric, change = verdict.metric, verdict.change
-    if change is None:
-        return metric.title
-    return f"{metric.title} {metric.shown(change.baseline)} -> {metric.shown(change.arm)}"
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy
-from headgate.cost.likeness import Likeness, shape_of
-from headgate.live.engine.plug_in import EngineFacts, PlugIn
+from headgate.cost.likeness import Likeness
+from headgate.live.engine.plug_in import EngineFacts, PlugIn, likeness
 from headgate.live.engine.policy import build_policy
 from headgate.live.engine.process import LOG
 from headgate.live.engine.requests import RequestTerms
@@ -21,20 +21,11 @@ from headgate.live.vllm.seams import engine_number, faults, lockstep, refusal, u
 from headgate.live.vllm.settings import read_settings
 
 
-class Watched:
-    _headgate_plug_in: PlugIn | None = None
-
-    def shutdown(self) -> None:
-        super().shutdown()  # type: ignore[misc]
-        if self._headgate_plug_in is not None:
-            self._headgate_plug_in.close()
-
-
-class SyncHeadgate(Watched, Headgate, Scheduler):
+class SyncHeadgate(Headgate, Scheduler):
     pass
 
 
-class AsyncHeadgate(Watched, Headgate, AsyncScheduler):
+class AsyncHeadgate(Headgate, AsyncScheduler):
     pass
 
 
@@ -49,9 +40,13 @@ def make_scheduler(given: dict[str, Any]) -> Any:
     except InputError as error:
         LOG.error("headgate: %s", error)
         raise
-    scheduler._headgate_plug_in = plug_in
     plug_in.follow(lambda file: read_settings(config.additional_config, file))
-    scheduler._headgate_begin(plug_in.duties(lambda request: _terms(request, plug_in)))
+
+    def terms(request: Any) -> RequestTerms:
+        sampling = request.sampling_params
+        return plug_in.promises(sampling.extra_args if sampling is not None else None)
+
+    scheduler._headgate_begin(plug_in, terms)
     plug_in.begin(scheduler._headgate)
     interval = getattr(scheduler, "local_prefill_interval", 1)
     if interval > 1 and settings.policy != VLLM.name:
@@ -75,6 +70,7 @@ def _refuse(settings: Settings, config: Any) -> None:
 
 
 def _policy(settings: Settings, scheduler: Any) -> tuple[BatchPolicy, dict[str, Any]]:
+    graph = getattr(scheduler.vllm_config.compilation_config, "max_cudagraph_capture_size", None)
     return build_policy(
         settings,
         VLLM,
@@ -84,43 +80,26 @@ def _policy(settings: Settings, scheduler: Any) -> tuple[BatchPolicy, dict[str, 
         batch_tokens=scheduler.max_num_scheduled_tokens,
         running=scheduler._headgate_slots(),
         like=_like(scheduler.vllm_config),
-        graph=_graph(scheduler.vllm_config),
+        graph=graph if isinstance(graph, int) and graph > 0 else None,
         width=1 + scheduler.num_spec_tokens,
     )
 
 
-def _graph(config: Any) -> int | None:
-    size = getattr(config.compilation_config, "max_cudagraph_capture_size", None)
-    return size if isinstance(size, int) and size > 0 else None
-
-
 def _like(config: Any) -> Likeness:
-    """What engine this is, for cards; a GPU is asked for its name only through the driver's library."""
+    """A GPU is asked for its name only through the driver's library."""
     from vllm.platforms import current_platform
 
-    model = config.model_config
-    settings = {
-        "tensor parallel": str(config.parallel_config.tensor_parallel_size),
-        "quantization": str(model.quantization),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "asynchronous scheduling": str(bool(config.scheduler_config.async_scheduling)),
-    }
-    try:
-        gpu = str(current_platform.get_device_name()) if current_platform.is_cuda() else ""
-    except Exception:  # a platform that cannot say what it is
-        gpu = ""
-    return Likeness(shape_of(model.hf_text_config), ".".join(map(str, version())), gpu, settings)
+    def gpu() -> str:
+        return str(current_platform.get_device_name()) if current_platform.is_cuda() else ""
+
+    ranks, ahead = config.parallel_config.tensor_parallel_size, config.scheduler_config.async_scheduling
+    return likeness(config.model_config, ranks, ahead, gpu, ".".join(map(str, version())))
 
 
 def _kv_tokens(scheduler: Any) -> int:
     """KV as the ledger counts it: one block is never used, and each group of layers takes its share."""
     groups = max(1, len(scheduler.kv_cache_config.kv_cache_groups))
     return int((scheduler.cache_config.num_gpu_blocks - 1) * scheduler.block_size // groups)
-
-
-def _terms(request: Any, plug_in: PlugIn) -> RequestTerms:
-    sampling = request.sampling_params
-    return plug_in.promises(sampling.extra_args if sampling is not None else None)
 
 
 def _facts(scheduler: Any) -> EngineFacts:

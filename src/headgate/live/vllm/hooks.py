@@ -10,7 +10,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
 from headgate.core.errors import one_line
-from headgate.core.policy import COMPLETE, End
+from headgate.core.policy import End
 from headgate.live.engine.events import ENGINE
 from headgate.live.engine.live import Guard, Live
 from headgate.live.engine.process import LOG
@@ -22,9 +22,9 @@ from headgate.live.vllm.request_map import RequestMap
 CONNECTORS = ("connector", "ec_connector", "aux_output_connector")
 COUNTED = "_update_after_schedule"  # where vLLM counts the tokens of a step as computed
 UNPAUSED, PAUSED_ALL = PauseState.UNPAUSED, PauseState.PAUSED_ALL
-STOPPED, CAPPED = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
-END_STOPPED, END_LIMIT = COMPLETE
 ENDS = {
+    RequestStatus.FINISHED_STOPPED: End.STOPPED,
+    RequestStatus.FINISHED_LENGTH_CAPPED: End.LIMIT,
     RequestStatus.FINISHED_REPETITION: End.LIMIT,  # its own limit on repeating itself
     RequestStatus.FINISHED_IGNORED: End.REFUSED,
 }
@@ -116,11 +116,5 @@ class Hooks(Guard):
         self.guarded(self._left, request)
 
     def _left(self, request: Request) -> None:
-        status = request.status
-        if status is CAPPED:
-            how = END_LIMIT
-        elif status is STOPPED:
-            how = END_STOPPED
-        else:
-            how = ENDS.get(status, End.ABORTED)
+        how = ENDS.get(request.status, End.ABORTED)
         self._books.left(request, how, request.num_output_tokens)

@@ -63,7 +63,11 @@ class Knobs:
         self._books.tidy()
         idle: int = scheduler.num_waiting_for_streaming_input  # sessions
         if live.lease.ended or live.plan is None or idle != self._idle:
-            self._count_slots(idle)
+            self._idle = idle
+            slots = max(1, getattr(scheduler, self._slots) - idle)
+            if slots != ledger.limits.running:
+                ledger.limits = ledger.limits._replace(running=slots)
+                live.lease.ended = True
             if live.lease.ended or live.plan is None:
                 renewal = self._renew()
                 if renewal is not None:
@@ -79,14 +83,6 @@ class Knobs:
         if throttled and not scheduler.prefill_capacity_bound and ledger.decoding:
             plan = DECODES_ONLY
         return self.turn(plan)
-
-    def _count_slots(self, idle: int) -> None:
-        live, ledger = self._live, self._ledger
-        self._idle = idle
-        slots = max(1, getattr(self._scheduler, self._slots) - idle)
-        if slots != ledger.limits.running:
-            ledger.limits = ledger.limits._replace(running=slots)
-            live.lease.ended = True
 
     def turn(self, plan: Plan) -> list[Request]:
         ledger = self._ledger
@@ -143,7 +139,9 @@ class Knobs:
             else:
                 queue.visible = None
         if self._order is not None:
-            self._restore_order(self._order)
+            # the order of admission decides which vLLM preempts
+            rank = {request: place for place, request in enumerate(self._order)}
+            self._scheduler.running.sort(key=lambda request: rank.get(request, len(rank)))
             self._order = None
 
     def forget_drafts(self, scheduled: dict[str, int]) -> None:
@@ -181,11 +179,6 @@ class Knobs:
                 name, flights = request.request_id, self._live.flights
                 request.async_tokens_to_discard = sum([name in flight.scheduled for flight in flights])
 
-    def _restore_order(self, order: list[Request]) -> None:
-        """The order of admission decides which vLLM preempts."""
-        rank = {request: place for place, request in enumerate(order)}
-        self._scheduler.running.sort(key=lambda request: rank.get(request, len(rank)))
-
     def _hold(self, plan: Plan, halfway: list[Entry]) -> None:
         ledger, requests = self._ledger, self._requests
         decode, until = plan.decode, self._scheduler.current_step + 2
@@ -207,7 +200,7 @@ class Knobs:
         """
         scheduler, budget, chunk = self._scheduler, plan.budget, plan.chunk
         self._limited = True
-        decodes = self._queries(plan) if self._books.speculates else self._decodes(plan)
+        decodes = self._decodes(plan)
         if not scheduler.scheduler_config.enable_chunked_prefill:
             if visible:  # a prompt that cannot be cut runs whole, or never
                 budget = max(budget, decodes + max(visible[0].num_tokens, self._least))
@@ -221,22 +214,16 @@ class Knobs:
             scheduler.max_num_scheduled_tokens = int(budget)
 
     def _decodes(self, plan: Plan) -> int:
-        decode, ledger = plan.decode, self._ledger
-        if decode is NONE:
-            return 0
-        if isinstance(decode, Decodes):
-            return ledger.rolling + len(ledger.held)
-        return len(ledger.decoding.keys() & decode)
-
-    def _queries(self, plan: Plan) -> int:
         """Tokens that its decodes take in this step, with the drafts there are: fewer than the engine could
         make, where it found none or drafts less in a large batch.
         """
-        decode, decoding, requests = plan.decode, self._ledger.decoding, self._requests
+        decode, ledger, requests = plan.decode, self._ledger, self._requests
         if decode is NONE:
             return 0
-        ids = decoding.keys() if isinstance(decode, Decodes) else decoding.keys() & decode
-        return sum([_tokens_due(requests[id]) for id in ids])
+        if isinstance(decode, Decodes) and not self._books.speculates:
+            return ledger.rolling + len(ledger.held)
+        ids = ledger.decoding.keys() if isinstance(decode, Decodes) else ledger.decoding.keys() & decode
+        return sum([_tokens_due(requests[id]) for id in ids]) if self._books.speculates else len(ids)
 
     def _with_room_for_adapters(self, visible: list[Request]) -> list[Request]:
         """LoRA adapters count in vLLM for one step; held decodes would trip its check in the next."""

@@ -10,7 +10,7 @@ from vllm.v1.request import Request, RequestStatus
 from headgate.core.ledger import Entry
 from headgate.core.view import Limits
 from headgate.live.engine.live import Live
-from headgate.live.engine.plug_in import Duties
+from headgate.live.engine.plug_in import PlugIn, Promises
 from headgate.live.vllm.hooks import Hooks
 from headgate.live.vllm.knobs import Knobs
 from headgate.live.vllm.request_map import RequestMap
@@ -24,33 +24,36 @@ class Headgate:
     vLLM's throughout, so that none is lost.
     """
 
-    def _headgate_begin(self: Any, duties: Duties) -> None:
+    _headgate_plug_in: PlugIn | None = None
+
+    def _headgate_begin(self: Any, plug_in: PlugIn, promises: Promises) -> None:
+        self._headgate_plug_in = plug_in
         self._headgate_groups = max(1, len(self.kv_cache_config.kv_cache_groups))
         self._headgate_blocks = self.cache_config.num_gpu_blocks - 1  # one block is never used
         slots = self._headgate_slots()
         limits = Limits(self.max_num_scheduled_tokens, slots, self.block_size, 1 + self.num_spec_tokens)
-        # a block's share in each group
-        total = self._headgate_blocks * self.block_size // self._headgate_groups
+        total = self._headgate_blocks * self.block_size // self._headgate_groups  # a share in each group
         self._headgate = Live(
-            duties.policy,
+            plug_in.policy,
             limits,
             total,
-            duties.observers,
-            watchdog=duties.watchdog,
+            plug_in.observers,
+            watchdog=plug_in.settings.watchdog,
             evict=self._headgate_evict,
             reject=self._headgate_reject,
             look=lambda entry: self._headgate_books.look(entry),
         )
-        self._headgate_books = RequestMap(self, self._headgate, duties.promises)
+        self._headgate_books = RequestMap(self, self._headgate, promises)
         live, books = self._headgate, self._headgate_books
-        knobs = Knobs(self, live, books, duties.renew)
+        knobs = Knobs(self, live, books, plug_in.renew)
         schedule, update = super().schedule, super().update_from_output  # type: ignore[misc]
         self._headgate_hooks = hooks = Hooks(self, live, books, knobs, schedule, update)
         self.schedule, self.update_from_output = hooks.schedule, hooks.update_from_output
 
-    @property
-    def _headgate_broken(self: Any) -> bool:
-        return bool(self._headgate_hooks.broken)
+    def shutdown(self) -> None:
+        super().shutdown()  # type: ignore[misc]
+        if self._headgate_plug_in is not None:
+            self._headgate_plug_in.close()
 
     def add_request(self: Any, request: Request) -> None:
         known = request.request_id in self.requests

@@ -11,7 +11,6 @@ REFUSED = "headgate_refused"  # the stop reason by which the API server's side k
 Message = dict[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 Receive = Callable[[], Awaitable[Message]]
-RETRY_AFTER = "1"  # seconds
 
 
 def tell_refused(requests: Sequence[Any], outputs: dict[int, Any]) -> None:
@@ -35,13 +34,10 @@ class Refusals:
     Everything else passes unchanged.
     """
 
-    def __init__(self, app: Callable[..., Awaitable[None]], status: int | None = None) -> None:
-        self._app = app
-        if status is None:  # what the operator chose
-            from headgate.live.vllm.settings import read_settings
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        from headgate.live.vllm.settings import read_settings
 
-            status = read_settings().refuse
-        self._status = status or 503
+        self._app, self._status = app, read_settings().refuse or 503
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope.get("method") != "POST":
@@ -75,14 +71,8 @@ class Refusals:
             "param": None,
             "code": self._status,
         }
-        body = json.dumps({"error": error}).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"retry-after", RETRY_AFTER.encode()),
-        ]
-        await send({"type": "http.response.start", "status": self._status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        kind = (b"content-type", b"application/json")
+        await _answer(send, self._status, json.dumps({"error": error}).encode(), kind)
 
 
 # -- not ready before it is warm
@@ -113,9 +103,13 @@ class Warming:
 
             await self._app(scope, receive, marked)
         else:
-            headers = [(b"content-length", b"0"), (b"retry-after", RETRY_AFTER.encode())]
-            await send({"type": "http.response.start", "status": 503, "headers": headers})
-            await send({"type": "http.response.body", "body": b""})
+            await _answer(send, 503, b"")
+
+
+async def _answer(send: Send, status: int, body: bytes, *more: tuple[bytes, bytes]) -> None:
+    headers = [*more, (b"content-length", str(len(body)).encode()), (b"retry-after", b"1")]  # seconds
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _only_role(body: bytes) -> bool:

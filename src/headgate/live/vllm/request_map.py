@@ -102,15 +102,17 @@ class RequestMap:
         if self._aside:
             running = self._scheduler.running
             adapters = {runs.lora_request.lora_int_id for runs in running if runs.lora_request}
+            most = self._scheduler.lora_config.max_loras
             for name, request in list(self._aside.items()):
-                if (
-                    len(adapters | {request.lora_request.lora_int_id})
-                    <= self._scheduler.lora_config.max_loras
-                ):
+                if len(adapters | {request.lora_request.lora_int_id}) <= most:
                     del self._aside[name]
                     self._join(request)
         if self._by_priority and not self._in_order:
-            self._sort()
+            # `--scheduling-policy priority`: the queue policies see is in vLLM's order of urgency
+            waiting, requests = self._live.ledger.waiting, self.requests
+            for id in sorted(waiting, key=lambda id: (requests[id].priority, requests[id].arrival_time, id)):
+                waiting.move_to_end(id)
+            self._in_order = True
         self._look_at_head()
 
     def _look_at_head(self) -> None:
@@ -137,7 +139,7 @@ class RequestMap:
     def _away(self, request: Request) -> None:
         entry = self.entries[request.request_id]
         self.holding.pop(entry.id, None)
-        self._lookup.gone(entry)
+        self._lookup.siblings.drop(entry.id)
         self._live.away(entry)
 
     def stopped(self, request: Request, tokens: int) -> None:
@@ -157,7 +159,7 @@ class RequestMap:
         del self.entries[name], self.requests[entry.id]
         self.holding.pop(entry.id, None)
         self._look_again = True
-        self._lookup.gone(entry)
+        self._lookup.siblings.drop(entry.id)
         self._live.ledger.recount(entry, tokens)
         self._live.left(entry, how)
         for flight in self._live.flights:
@@ -169,16 +171,10 @@ class RequestMap:
         entry = self.entries.get(request.request_id)
         if entry is not None:
             self._look_again = True
-            self._lookup.evicted(entry)
+            # what it has in common with others will be there when it has a slot again
+            self._lookup.siblings.withdraw(entry.id)
             self._live.evicted(entry)
             self._in_order = False
-
-    def _sort(self) -> None:
-        """`--scheduling-policy priority`: the queue policies see is in vLLM's order of urgency."""
-        waiting, requests = self._live.ledger.waiting, self.requests
-        for id in sorted(waiting, key=lambda id: (requests[id].priority, requests[id].arrival_time, id)):
-            waiting.move_to_end(id)
-        self._in_order = True
 
     def free_blocks(self) -> int:
         free: int = self._pool.get_num_free_blocks() if self._free is None else self._free.num_free_blocks
@@ -205,7 +201,11 @@ class RequestMap:
         strays = decodes > 0 and (len(ledger.held) > 0 or decodes != ledger.rolling)
         prompts = sum([chunk.tokens for chunk in chunks])
         queries = sum(scheduled.values()) - prompts if self.speculates and decodes else 0
-        flight = live.ran(chunks, decodes, self._decodes(scheduled) if strays else None, queries)
+        ids = None
+        if strays:
+            ran = [self.entries[name].id for name in scheduled]
+            ids = [id for id in ran if id in ledger.decoding]
+        flight = live.ran(chunks, decodes, ids, queries)
         if seen:
             self._look_at_refused(seen, queries or decodes, prompts)
         if flight is not None:
@@ -237,7 +237,7 @@ class RequestMap:
             self.holding.pop(entry.id, None)
             cached = request.num_computed_tokens - scheduled[name]
             entry.todo, entry.hit, entry.loose = max(1, request.num_tokens - cached), 0, 0
-            self._lookup.admitted(entry)
+            self._lookup.siblings.admit(entry.id)
             self._live.admitted(entry, cached)
 
     def done(self, output: Any) -> StepInFlight | None:
@@ -285,10 +285,6 @@ class RequestMap:
                 chunks.append(quick(PromptPiece, (entry, tokens, computed - tokens, left)))
         return chunks
 
-    def _decodes(self, scheduled: dict[str, int]) -> list[int]:
-        decoding = self._live.ledger.decoding
-        return [entry.id for entry in map(self.entries.__getitem__, scheduled) if entry.id in decoding]
-
 
 class HeadHit(NamedTuple):
     request: Request
@@ -317,7 +313,7 @@ class Lookup:
             self._coordinator = getattr(scheduler.kv_cache_manager, "coordinator", None)
         self._block = scheduler.block_size
         self._pool = _chained(self._coordinator, self._block)
-        self._siblings = Siblings()
+        self.siblings = Siblings()
         self._head: HeadHit | None = None  # of the next in turn
 
     @property
@@ -342,21 +338,21 @@ class Lookup:
             if [*map(HASH, head.blocks)] != head.hashes:
                 return self._look_anew(entry, request)
             loose = [*map(HOLDERS, head.blocks)].count(0) * self._block
-        return entry.expect(head.hit, loose, self._siblings.held(entry.id) * self._block)
+        return entry.expect(head.hit, loose, self.siblings.held(entry.id) * self._block)
 
     def _look_anew(self, entry: Entry, request: Request) -> bool:
         self._head = None
         if _never_reads(request):
             return False
         hit, loose = self._look(request, remember=self._pool is not None)
-        return entry.expect(hit, loose, self._siblings.held(entry.id) * self._block)
+        return entry.expect(hit, loose, self.siblings.held(entry.id) * self._block)
 
     def look(self, entry: Entry, request: Request) -> bool:
         """What is there now, or will be after those that run; True: another number than before."""
         if self._coordinator is None or request.num_computed_tokens or _never_reads(request):
             return False
         hit, loose = self._look(request, remember=False)
-        return entry.expect(hit, loose, self._siblings.held(entry.id) * self._block)
+        return entry.expect(hit, loose, self.siblings.held(entry.id) * self._block)
 
     def arrives(self, entry: Entry, request: Request) -> None:
         """As `look`, and it counts on what it shares with those before it, even if they wait, too."""
@@ -365,41 +361,26 @@ class Lookup:
         shared = 0
         if self._pool is not None:
             names = request.block_hashes[: request.num_tokens // self._block]  # the list itself may be cut
-            shared = self._siblings.add(entry.id, names.__getitem__, len(names)) * self._block
+            shared = self.siblings.add(entry.id, names.__getitem__, len(names)) * self._block
         if not _never_reads(request):
             hit, loose = self._look(request, remember=False)
             entry.expect(hit, loose, shared, arrives=True)
 
-    def admitted(self, entry: Entry) -> None:
-        self._siblings.admit(entry.id)
-
-    def evicted(self, entry: Entry) -> None:
-        """Its KV was dropped: what it has in common with others will be there when it has a slot again."""
-        self._siblings.withdraw(entry.id)
-
-    def gone(self, entry: Entry) -> None:
-        self._siblings.drop(entry.id)
-
     def _look(self, request: Request, remember: bool) -> tuple[int, int]:
         hit = loose = 0
-        if self._pool is None or self._has_first(request):
-            groups, hit, *_ = self._coordinator.find_longest_cache_hit(
-                request.block_hashes, request.num_tokens - 1
-            )
+        first = None
+        if self._pool is not None and request.num_tokens > self._block:
+            first = request.block_hashes[0]
+        if self._pool is None or (first is not None and self._pool.get_cached_block(first, GROUP)):
+            hashes, most = request.block_hashes, request.num_tokens - 1
+            groups, hit, *_ = self._coordinator.find_longest_cache_hit(hashes, most)
             blocks = groups[0]
             loose = [*map(HOLDERS, blocks)].count(0) * self._block
             if remember:
                 self._head = self._found(request, blocks, hit)
         elif remember:
-            tokens = request.num_tokens
-            miss = request.block_hashes[0] if tokens > self._block else None
-            self._head = quick(HeadHit, (request, tokens, 0, NO_BLOCKS, NO_BLOCKS, miss))
+            self._head = quick(HeadHit, (request, request.num_tokens, 0, NO_BLOCKS, NO_BLOCKS, first))
         return hit, loose
-
-    def _has_first(self, request: Request) -> bool:
-        if request.num_tokens <= self._block:
-            return False
-        return bool(self._pool.get_cached_block(request.block_hashes[0], GROUP))
 
     def _found(self, request: Request, blocks: list[Any], hit: int) -> HeadHit | None:
         """What to remember; None where more than the first missing block decides."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from importlib import import_module, metadata
-from importlib.util import find_spec
-from pathlib import Path
+from importlib import import_module
 from typing import Any
 
-WRITTEN = re.compile(r"^__version__ = version = ['\"]([^'\"]+)", re.MULTILINE)
+from headgate.live.files import package_folder, package_version
+from headgate.live.files import release_numbers as release_numbers
+
 OLDEST, NEWEST = (0, 26), (0, 33)  # releases this package was tried with
 TESTED = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
 REMEDY = f"use vLLM {TESTED} or a newer headgate, or pass --force (force: true) to try"
@@ -86,26 +86,8 @@ OUTPUT = {
 
 
 def installed() -> str | None:
-    """Not by import, which takes up to a minute. "unknown" where it does not say, None where there is none.
-    The file in the package goes first: CPU builds come under another name.
-    """
-    spec = find_spec("vllm")
-    if spec is None or spec.origin is None or not spec.submodule_search_locations:
-        return None
-    for folder in spec.submodule_search_locations:
-        file = Path(folder, "_version.py")
-        written = WRITTEN.search(file.read_text(encoding="utf-8")) if file.is_file() else None
-        if written:
-            return written[1]
-    try:
-        return metadata.version("vllm")
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def release_numbers(text: str) -> tuple[int, ...]:
-    numbers = re.match(r"\d+(?:\.\d+)*", text)
-    return tuple(map(int, numbers[0].split("."))) if numbers else ()
+    folder = package_folder("vllm")
+    return None if folder is None else package_version("vllm", folder)
 
 
 def version() -> tuple[int, ...]:
@@ -151,11 +133,12 @@ def lockstep(config: Any) -> int:
     return ranks if experts else 1
 
 
-def _source(kind: Any) -> str:
+def _unsaid(kind: Any, owner: str, names: tuple[str, ...]) -> list[str]:
     try:
-        return inspect.getsource(kind)
+        source = inspect.getsource(kind)
     except (OSError, TypeError):
-        return ""
+        source = ""
+    return [name for name in names if not re.search(rf"{owner}\.{name}\b", source)]
 
 
 def faults() -> list[str]:
@@ -168,18 +151,10 @@ def faults() -> list[str]:
     if base is None or not hasattr(modules["async"], "AsyncScheduler"):
         return ["no Scheduler or no AsyncScheduler class"]
     lacking += _methods(base)
-    source = _source(base.__init__)
-    lacking += [
-        f"Scheduler no longer has {name}"
-        for name in SET_AT_START
-        if not re.search(rf"self\.{name}\b", source) and not hasattr(base, name)
-    ]
-    source = _source(getattr(base, "schedule", None))
-    lacking += [
-        f"Scheduler.schedule no longer reads {name}"
-        for name in READ_BY_SCHEDULE
-        if not re.search(rf"\.{name}\b", source)
-    ]
+    unset = [name for name in _unsaid(base.__init__, "self", SET_AT_START) if not hasattr(base, name)]
+    lacking += [f"Scheduler no longer has {name}" for name in unset]
+    unread = _unsaid(getattr(base, "schedule", None), "", READ_BY_SCHEDULE)
+    lacking += [f"Scheduler.schedule no longer reads {name}" for name in unread]
     queue = getattr(modules["queues"], "RequestQueue", None)
     lacking += [f"RequestQueue lacks {name}" for name in QUEUE if not hasattr(queue, name)]
     lacking += [
@@ -190,8 +165,8 @@ def faults() -> list[str]:
     lookup = getattr(getattr(modules["caches"], "KVCacheCoordinator", None), "find_longest_cache_hit", None)
     if lookup is None or list(inspect.signature(lookup).parameters)[1:] != list(LOOKUP):
         lacking.append(f"KVCacheCoordinator.find_longest_cache_hit does not take {', '.join(LOOKUP)}")
-    source = _source(getattr(modules["request"], "Request", None))
-    lacking += [f"Request lacks {name}" for name in REQUEST if not re.search(rf"self\.{name}\b", source)]
+    unset = _unsaid(getattr(modules["request"], "Request", None), "self", REQUEST)
+    lacking += [f"Request lacks {name}" for name in unset]
     for (module, name), members in MEMBERS.items():
         kind = getattr(modules[module], name, None)
         lacking += [f"{name} lacks {member}" for member in members if not hasattr(kind, member)]
