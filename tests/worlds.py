@@ -308,7 +308,7 @@ def draw_policy(name: str) -> Callable[[st.DrawFn, Engine], BatchPolicy]:
 def draw_online(draw: st.DrawFn, name: str, slots: int, gap: float | None, engine: Engine) -> BatchPolicy:
     """A policy that learns, with reviews often enough to matter in a small world."""
     words: dict[str, Any] = {
-        "mode": draw(st.sampled_from(["stationary", "paper", "literal"])),
+        "mode": draw(st.sampled_from(["stationary", "paper"])),
         "gate": draw(st.sampled_from(["forecast", "paper", "fit"])),
         "review": draw(st.integers(1, 6), label="review"),
     }

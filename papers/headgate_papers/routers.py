@@ -9,7 +9,6 @@ from headgate.methods.fluid.gates import (
     Gated,
     Occupancy,
     Partitioned,
-    Placement,
     SoloFirst,
     at_home,
 )
@@ -65,7 +64,7 @@ class FirstCome(Admission):
         return chosen
 
 
-class Anywhere(Placement):
+class Anywhere(SoloFirst):
     """Any engine with a free slot, for fleets without roles."""
 
     def next(self, fleet: Fleet) -> Move | None:

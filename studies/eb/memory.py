@@ -105,8 +105,8 @@ def run(case: Case, capacity: int, policy: str, settings: Settings, most: int) -
 def known(case: Case) -> Row:
     """The law is known: slots of both bounds, unlimited memory, cycles whose peak is above the capacity."""
     ending, spread = 1 / (case.output - 1), case.prompt / 12**0.5
-    paper = paper_slots(case.share, ending, case.prompt, case.capacity, MISS).overflow
-    safe = safe_slots(case.share, ending, case.prompt, spread, case.capacity, miss=MISS).slots
+    paper = paper_slots(case.share, ending, case.prompt, case.capacity, MISS)
+    safe = safe_slots(case.share, ending, case.prompt, spread, case.capacity, miss=MISS)
     row = _row(case)
     for name, slots, before in (("(6)", paper, case.simulated[0]), ("N_safe", safe, case.simulated[1])):
         settings: Settings = {"slots": slots, "refill": settle(case.share, slots).refill}

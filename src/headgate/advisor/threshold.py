@@ -203,8 +203,8 @@ def _memory(about: Situation, share: float) -> MemoryLimits:
     share, ending = min(share, WHOLE), min(1 / lengths.output, WHOLE)
     safe = refills.safe_slots(
         share, ending, lengths.prompt, lengths.prompt_sd, capacity, miss=MISS, block=about.block
-    ).slots
-    paper = refills.paper_slots(share, ending, lengths.prompt, capacity, MISS).overflow
+    )
+    paper = refills.paper_slots(share, ending, lengths.prompt, capacity, MISS)
     return MemoryLimits(safe, paper, max(1, int(capacity / (lengths.context + about.block / 2))))
 
 

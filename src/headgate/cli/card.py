@@ -279,7 +279,7 @@ def _write_calibrated(found: _MeasuredSteps, card: Path, json: str | None, paper
         from headgate.methods.eb.costs import paper_form
 
         form = paper_form(found.table)
-        document["paper"] = form.as_dict()
+        document["paper"] = asdict(form)
         print(*form.lines(), sep="\n", file=say)
     write_json(json, document)
     if found.failed is not None:

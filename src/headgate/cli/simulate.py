@@ -223,7 +223,7 @@ def choose(policies: list[str], prepared: Prepared) -> dict[str, Chosen]:
 
     All are made once here: a mistake in the last should not cost the others' time.
     """
-    from headgate.methods.make import current_names, policy_parameters, split_name
+    from headgate.methods.make import policy_parameters, split_name
 
     chosen: dict[str, Chosen] = {}
     common = prepared.words.set
@@ -232,9 +232,8 @@ def choose(policies: list[str], prepared: Prepared) -> dict[str, Chosen]:
     for text in policies:
         name, settings = split_name(text)
         own = policy_parameters(name)
-        named = current_names(name, common)
-        known |= {*own, *(key for key, now in zip(common, named, strict=True) if now in own)}
-        settings = {key: value for key, value in named.items() if key in own} | current_names(name, settings)
+        known |= set(own)
+        settings = {key: value for key, value in common.items() if key in own} | settings
         make = prepared.maker(name, settings)
         same = (name, make.parameters)
         if same in made:

@@ -1,17 +1,11 @@
-"""Averages learned one value at a time: Ema, TimedEma, Mean, Window, Rate.
-
-All keep one law: `update(x, n=n)` leaves exactly, to the last bit, what n single updates leave, so that a
-simulator may jump over n equal steps. Where a closed form would round differently values are folded one by
-one. `value` is None before the first update.
-"""
+"""Averages learned one value at a time: Ema, TimedEma, Mean, WindowMean. `value` is None before the first."""
 
 from __future__ import annotations
 
 from collections import deque
-from math import exp, fsum, isfinite, sqrt
+from math import exp, fsum, sqrt
 
 from headgate.core.build import mypyc_attr
-from headgate.core.errors import InputError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -23,15 +17,12 @@ class Ema:
     """
 
     def __init__(self, half_life: float) -> None:
-        self._weight = 1 - 0.5 ** (1 / _positive("half_life", half_life))
+        self._weight = 1 - 0.5 ** (1 / half_life)
         self.value: float | None = None
 
-    def update(self, x: float, n: int = 1) -> None:
-        for _ in range(n):
-            before = self.value
-            self.value = float(x) if before is None else before + self._weight * (x - before)
-            if self.value == before:  # a fixed point: further equal values change nothing
-                break
+    def update(self, x: float) -> None:
+        before = self.value
+        self.value = float(x) if before is None else before + self._weight * (x - before)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -44,22 +35,16 @@ class TimedEma:
     """
 
     def __init__(self, rising: float, falling: float) -> None:
-        self._rising = _positive("rising", rising)
-        self._falling = _positive("falling", falling)
+        self._rising, self._falling = rising, falling
         self.value: float | None = None
 
-    def update(self, x: float, seconds: float, n: int = 1) -> None:
-        if not seconds >= 0:
-            raise InputError(f"a value lasted seconds={seconds}; time must be >= 0, give the step's duration")
-        for _ in range(n):
-            before = self.value
-            if before is None:
-                self.value = float(x)
-                continue
-            constant = self._rising if x > before else self._falling
-            self.value = before + (1 - exp(-seconds / constant)) * (x - before)
-            if self.value == before:
-                break
+    def update(self, x: float, seconds: float) -> None:
+        before = self.value
+        if before is None:
+            self.value = float(x)
+            return
+        constant = self._rising if x > before else self._falling
+        self.value = before + (1 - exp(-seconds / constant)) * (x - before)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -68,10 +53,9 @@ class Mean:
         self._total = 0.0
         self._count = 0
 
-    def update(self, x: float, n: int = 1) -> None:
-        for _ in range(n):
-            self._total += x
-        self._count += n
+    def update(self, x: float) -> None:
+        self._total += x
+        self._count += 1
 
     @property
     def value(self) -> float | None:
@@ -83,18 +67,13 @@ class WindowMean:
     """The mean of the last `size` values. Their order does not matter: the sum is exact, rounded once."""
 
     def __init__(self, size: int) -> None:
-        if size < 1:
-            raise InputError(f"size={size}; it must be >= 1, keep at least one value")
         self._values: deque[float] = deque(maxlen=size)
 
     def __len__(self) -> int:
         return len(self._values)
 
-    def update(self, x: float, n: int = 1) -> None:
-        if n == 1:
-            self._values.append(x)
-        else:
-            self._values.extend([x] * min(n, self._values.maxlen or n))
+    def update(self, x: float) -> None:
+        self._values.append(x)
 
     @property
     def value(self) -> float | None:
@@ -107,28 +86,3 @@ class WindowMean:
         if mean is None:
             return None
         return sqrt(fsum((x - mean) ** 2 for x in self._values) / len(self._values))
-
-
-@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class Rate:
-    """Events per second over the last `size` gaps between them: gaps seen by the seconds they took."""
-
-    def __init__(self, size: int) -> None:
-        self._gaps = WindowMean(size)
-
-    def update(self, seconds: float, n: int = 1) -> None:
-        if not seconds >= 0:
-            raise InputError(f"a gap of {seconds} seconds; gaps must be >= 0, give events in order of time")
-        self._gaps.update(seconds, n)
-
-    @property
-    def value(self) -> float | None:
-        """Events per second; None also while all came at the same moment."""
-        gap = self._gaps.value
-        return 1 / gap if gap else None
-
-
-def _positive(name: str, x: float) -> float:
-    if not (isfinite(x) and x > 0):
-        raise InputError(f"{name}={x}; it must be finite and > 0, give a positive number")
-    return x

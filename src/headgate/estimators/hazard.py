@@ -50,9 +50,7 @@ class OutputHazard:
     mean 256 the first 500 to end average 32. So running requests can be counted as well, by age. The paper
     (arXiv 2606.00516, Algorithm 1) uses completed ones alone.
 
-    Parameters:
-        window: how many requests that left are remembered; at least one refill's worth, or some ages are
-            never seen.
+    A `window` should hold at least one refill's worth, or some ages are never seen.
 
     `at` is a count of decode iterations the engine has run so far. With it, exposure is counted only since
     the window opened (a request 300 iterations old in a window 50 iterations long was watched for 50), which
@@ -74,8 +72,6 @@ class OutputHazard:
 
     def update(self, tokens: int, finished: bool = True, at: int | None = None) -> None:
         """A request left after that many decode iterations; finished=False: it was cut short."""
-        if tokens < finished:
-            raise InputError(f"{tokens} decode iterations; need >= 1 of a request that finished, else >= 0")
         if len(self._points) == self._points.maxlen:
             self._forgot = True
             self._opened = self._points[0].at
@@ -83,28 +79,24 @@ class OutputHazard:
         if at is not None:
             self._now = at
 
-    def exposure(self, running: Sequence[int] = (), at: int | None = None) -> float | None:
-        """Endings by iterations watched: the maximum-likelihood rate if age does not matter.
+    def mean(self, running: Sequence[int] = (), at: int | None = None) -> float | None:
+        """Iterations watched by endings: one over the maximum-likelihood rate if age does not matter.
 
-        In a steady state its inverse is the mean output for every law, because each ending costs that many
-        iterations in the long run. `running` are the ages of requests that decode now.
+        In a steady state it is the mean output for every law, because each ending costs that many iterations
+        in the long run. `running` are the ages of requests that decode now.
         """
         lives = self._lives(running, at)
-        watched = int((lives.last - lives.first).sum())
-        return int(lives.known.sum()) / watched if lives.known.any() else None
-
-    def mean(self, running: Sequence[int] = (), at: int | None = None) -> float | None:
-        rate = self.exposure(running, at)
+        rate = int(lives.known.sum()) / int((lives.last - lives.first).sum()) if lives.known.any() else 0.0
         return 1 / rate if rate else None
 
     def survival(self, running: Sequence[int] = (), at: int | None = None) -> Survival | None:
         lives = self._lives(running, at)
         return life_table(lives.last, lives.known, lives.first) if lives.known.any() else None
 
-    def fit(self, running: Sequence[int] = (), at: int | None = None) -> LinearHazard | None:
-        """The weighted straight line of 4.1; None while fewer than two ages have been seen."""
-        lives = self._lives(running, at)
-        return _fit(lives) if lives.known.any() else None
+    def fit(self) -> LinearHazard | None:
+        """The weighted line of 4.1 through those that left; None while fewer than two ages have been seen."""
+        lives = self._lives((), None)
+        return _fit(lives.last, lives.known) if lives.known.any() else None
 
     def _lives(self, running: Sequence[int], at: int | None) -> _Lives:
         alive = [] if self._forgot and self._opened is None else list(running)
@@ -122,7 +114,7 @@ class OutputHazard:
 
 def fit_hazard(lengths: ArrayLike) -> LinearHazard:
     last = checked_lengths(lengths)
-    fit = _fit(_Lives(last, np.ones(len(last), dtype=np.bool_), np.zeros_like(last)))
+    fit = _fit(last, np.ones(len(last), dtype=np.bool_))
     if fit is None:
         raise InputError("outputs of one decode iteration; a line needs t95 >= 2, collect longer outputs")
     return fit
@@ -150,10 +142,6 @@ def guarded(fit: LinearHazard, mean: float) -> LinearHazard:
     These guards are ours: on the synthetic workloads of arXiv 2606.00516 (uniform outputs) the intercept is
     negative, and its Algorithm 1 as printed has no answer.
     """
-    if not mean >= 1:
-        raise InputError(
-            f"a mean output of {mean} decode iterations; need >= 1, leave out requests that never decode"
-        )
     return LinearHazard(max(fit.base, 1 / mean), max(fit.slope, 0.0), fit.through)
 
 
@@ -163,24 +151,19 @@ def _quantile(curve: NDArray[np.float64]) -> int:
     return int(low[0]) if len(low) else len(curve) - 1
 
 
-def _fit(lives: _Lives) -> LinearHazard | None:
+def _fit(last: NDArray[np.int64], known: NDArray[np.bool_]) -> LinearHazard | None:
     """Weighted least squares of ended(t) / at_risk(t) on t = 1 .. t95, weights at_risk(t).
 
     The paper names no weights. With these the variance is right to first order, fitted endings equal
-    observed ones, and the paper's Table 13 is reproduced. No histogram: a request watched over the ages
-    (first, last] adds one to at_risk at each, and the sums of t**0, t**1, t**2 over such a range are closed
-    forms. They are summed as whole numbers, so nothing is lost in the determinant.
+    observed ones, and the paper's Table 13 is reproduced. No histogram: a request adds one to at_risk at each
+    age up to its last, and the sums of t**0, t**1, t**2 over such a range are closed forms. They are summed
+    as whole numbers, so nothing is lost in the determinant.
     """
-    through = _quantile(life_table(lives.last, lives.known, lives.first).curve)
-    ends = lives.last[lives.known & (lives.last <= through)]
-    last, first = (_powers(np.minimum(age, through)) for age in (lives.last, lives.first))
-    moments = [int((high - low).sum()) for high, low in zip(last, first, strict=True)]
+    through = _quantile(life_table(last, known).curve)
+    ends = last[known & (last <= through)]
+    m = np.minimum(last, through)
+    moments = [int(x.sum()) for x in (m, m * (m + 1) // 2, m * (m + 1) * (2 * m + 1) // 6)]
     return _solve(moments, len(ends), int(ends.sum()), through)
-
-
-def _powers(m: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-    """Sums of t**0, t**1 and t**2 over t = 1 .. m."""
-    return m, m * (m + 1) // 2, m * (m + 1) * (2 * m + 1) // 6
 
 
 def _solve(moments: Sequence[float], d0: float, d1: float, through: int) -> LinearHazard | None:
@@ -230,17 +213,9 @@ class Survival(NamedTuple):
         known = float(self.curve[::phase].sum())
         if self.ending >= 1.0:
             return known
-        stay = 1 - self.ending
-        last = len(self.curve) - 1
+        stay, last = 1 - self.ending, len(self.curve) - 1
         first_beyond = (last // phase + 1) * phase
         return known + float(self.curve[-1]) * stay ** (first_beyond - last) / (1 - stay**phase)
-
-
-def geometric_survival(ending: float) -> Survival:
-    """Every iteration ends a request with the same probability, whatever its age (the paper's CFR)."""
-    if not 0 < ending < 1:
-        raise InputError(f"ending={ending}; need 0 < ending < 1, give one over the mean output")
-    return Survival(np.ones(1), ending)
 
 
 def sample_survival(lengths: ArrayLike) -> Survival:
@@ -346,16 +321,13 @@ def hazard_trend(survival: Survival) -> HazardTrend | None:
     left = float((weights * (hazard - line.base - line.slope * ages) ** 2).sum())
     error = sqrt(left / (line.through - 2) / lever)
     chance = 2 * float(stdtr(line.through - 2, -abs(line.slope) / error)) if error else 0.0
-    grouped = _grouped(curve[: line.through + 1])
-    return HazardTrend(line, mann_kendall(grouped), chance) if len(grouped) >= 3 else None
-
-
-def _grouped(curve: NDArray[np.float64]) -> NDArray[np.float64]:
+    curve = curve[: line.through + 1]
     ended = curve[0] - curve
     marks = np.linspace(0.0, ended[-1], GROUPS + 1)[1:]
     edges = np.unique(np.concatenate(([0], np.searchsorted(ended, marks * (1 - ROUNDING)))))
     run = np.concatenate(([0.0], np.cumsum(curve[:-1])))
-    return np.asarray(np.diff(ended[edges]) / np.diff(run[edges]), np.float64)
+    grouped = np.diff(ended[edges]) / np.diff(run[edges])
+    return HazardTrend(line, mann_kendall(grouped), chance) if len(grouped) >= 3 else None
 
 
 def mann_kendall(series: ArrayLike) -> RankTest:
@@ -365,8 +337,6 @@ def mann_kendall(series: ArrayLike) -> RankTest:
     """
     values = np.asarray(series, dtype=np.float64)
     count = len(values)
-    if count < 3:
-        raise InputError(f"a trend of {count} values; need >= 3, give more ages")
     later: list[float] = []
     score = 0
     for value in values[::-1].tolist():

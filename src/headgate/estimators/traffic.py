@@ -9,10 +9,9 @@ after every start or shift, because short requests end first.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import exp, isfinite, log
+from math import exp, log
 from typing import NamedTuple
 
-from headgate.core.errors import InputError
 from headgate.core.request import Request, uncached
 
 PRIOR = 10.0  # requests of a class that what is assumed of it counts for at the start; they fade like others
@@ -61,7 +60,7 @@ class WindowRate:
     __slots__ = ("_events", "_seconds", "_start", "count")
 
     def __init__(self, half_life: float) -> None:
-        self._seconds = _time_constant(half_life)
+        self._seconds = half_life / log(2)
         self._events = Decaying(self._seconds)
         self._start: float | None = None
         self.count = 0
@@ -85,7 +84,7 @@ class ClassTraffic:
     """One class. What is assumed of it counts as a few requests that were seen before the start."""
 
     def __init__(self, assumed: ClassEstimate, half_life: float, now: float, weight: float = PRIOR) -> None:
-        seconds = _time_constant(half_life)
+        seconds = half_life / log(2)
         self.assumed, self._half_life, self._began = assumed, half_life, now
         self._rate = WindowRate(half_life)
         self._prompts, self._came = Decaying(seconds), Decaying(seconds)
@@ -111,17 +110,10 @@ class ClassTraffic:
         self._rate.update(now)
         self._prompts.add(float(prompt), now)
         self._came.add(1.0, now)
-        self._queue(1, now)
-
-    def queued(self, now: float) -> None:
-        """One that had left the queue is in it again; it is no arrival."""
-        self._queue(1, now)
-
-    def started(self, now: float) -> None:
-        self._queue(-1, now)
+        self.queue(1, now)
 
     def gave_up(self, now: float) -> None:
-        self._queue(-1, now)
+        self.queue(-1, now)
         self._gave_up.add(1.0, now)
         self._exits += 1
 
@@ -139,7 +131,7 @@ class ClassTraffic:
 
     def seen(self, now: float) -> ClassEstimate:
         """The estimates; a rate is as assumed until enough came, or a half-life has passed."""
-        self._queue(0, now)
+        self.queue(0, now)
         rate, prompt, output, impatience, cached = self.assumed
         if self._rate.count >= ENOUGH or now - self._began >= self._half_life:
             rate = self._rate.value(now, self._began)
@@ -156,7 +148,8 @@ class ClassTraffic:
             cached = min(self._found.value(now) / asked, MOST_CACHED) * prompt
         return ClassEstimate(rate, prompt, max(output, 1.0), impatience, cached)
 
-    def _queue(self, change: int, now: float) -> None:
+    def queue(self, change: int, now: float) -> None:
+        """So many joined the queue or left it, whether they are arrivals or not."""
         self._waited.lasted(self._waiting, self._since, now)
         self._waiting += change
         self._since = now
@@ -179,7 +172,7 @@ class TrafficEstimator:
         kind = self._kind(request, now)
         if waits:
             self._waiting.add(request.id)
-            kind.queued(now)
+            kind.queue(1, now)
         else:
             self._running[request.id] = request, request.generated, now
 
@@ -187,7 +180,7 @@ class TrafficEstimator:
         """It was sent to an engine; again when its decode is sent to another."""
         if request.id in self._waiting:
             self._waiting.discard(request.id)
-            self.kinds[request.kind].started(now)
+            self.kinds[request.kind].queue(-1, now)
             self._running[request.id] = request, request.generated, now
 
     def returned(self, request: Request, now: float) -> None:
@@ -195,7 +188,7 @@ class TrafficEstimator:
         if request.id not in self._waiting:
             self._running.pop(request.id, None)
             self._waiting.add(request.id)
-            self.kinds[request.kind].queued(now)
+            self.kinds[request.kind].queue(1, now)
 
     def finished(self, request: Request, now: float) -> None:
         self.kinds[request.kind].found(request.prompt - uncached(request), request.prompt, now)
@@ -206,7 +199,7 @@ class TrafficEstimator:
         kind = self.kinds[request.kind]
         if request.id in self._waiting:
             self._waiting.discard(request.id)
-            (kind.gave_up if gave_up else kind.started)(now)
+            kind.gave_up(now) if gave_up else kind.queue(-1, now)
         else:
             self._count(request, now, False)
             self._running.pop(request.id, None)
@@ -229,9 +222,3 @@ class TrafficEstimator:
             tokens = request.generated
             self.kinds[request.kind].decoded(tokens - counted, since, now, ended)
             self._running[request.id] = request, tokens, now
-
-
-def _time_constant(half_life: float) -> float:
-    if not (isfinite(half_life) and half_life > 0):
-        raise InputError(f"half_life={half_life}; it must be finite and > 0, give seconds")
-    return half_life / log(2)

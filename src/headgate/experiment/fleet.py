@@ -27,7 +27,7 @@ from headgate.methods.fluid.plan import FluidPlan, Path, fluid_path
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.make import router_settings
 from headgate.methods.scaling import FIXED, Scaling, work_of
-from headgate.methods.split.staffing import best_split
+from headgate.methods.split.split import best_split
 from headgate.record.tables import Flags, Run
 from headgate.sim.engine.engine import Engine, Speculation
 from headgate.sim.engine.replica import Residents

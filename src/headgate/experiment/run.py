@@ -29,7 +29,7 @@ from headgate.experiment import build
 from headgate.experiment.fleet import FleetSetup, outcome_of, prices_of, transfer_time
 from headgate.experiment.settings import Experiment, at_once, experiment, renamed_promise, without_clients
 from headgate.experiment.workers import Workers, as_they_end
-from headgate.methods.make import current_names, make_policy, policy_parameters, router_parameters, split_name
+from headgate.methods.make import make_policy, policy_parameters, router_parameters, split_name
 from headgate.methods.scaling import read_scaling
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
@@ -494,15 +494,15 @@ def expand_policies(policies: Sequence[str], axes: Sequence[Axis]) -> list[str]:
         known = set(Experiment.model_fields)
         for text in policies:
             name, settings = split_name(text)
-            known |= set(policy_parameters(name))
-            (axis,) = current_names(name, {word: None})
-            if axis in current_names(name, settings):
+            parameters = set(policy_parameters(name))
+            known |= parameters
+            if word in settings:
                 raise InputError(f"policy {text!r} sets {word}, which is swept over; drop one of the two")
-            if axis not in policy_parameters(name):
+            if word not in parameters:
                 expanded.append(text)
                 continue
             join = "," if settings else ":"
-            expanded += [f"{text}{join}{axis}={value}" for value in values]
+            expanded += [f"{text}{join}{word}={value}" for value in values]
         if expanded == list(policies):
             raise unknown("setting of a run or parameter of these policies", word, known)
         policies = expanded

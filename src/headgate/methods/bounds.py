@@ -120,7 +120,7 @@ def tile_bound(
         prompt_attention=requests.mean(prompt_attention),
         output_attention=requests.mean(read),
         error=requests.error(each),
-        nodes=_nodes(nodes),
+        nodes=nodes,
     )
 
 
@@ -144,7 +144,7 @@ def linear_bound(
         prompt_attention=0.0,
         output_attention=prices.context * need.context,
         error=requests.error(each),
-        nodes=_nodes(nodes),
+        nodes=nodes,
     )
 
 
@@ -161,21 +161,17 @@ def engine_bound(
     raise InputError(f"no throughput bound for a cost of kind {type(cost).__name__}; use a card's cost")
 
 
-def ideal_bound(
-    cost: StepCost, requests: Requests, slots: int, budget: int, kv_tokens: float = inf, nodes: int = 1
-) -> Bound:
+def ideal_bound(cost: StepCost, requests: Requests, slots: int, budget: int, kv_tokens: float = inf) -> Bound:
     """λ* as the paper draws it: for tiles without the engine's limits; for lines there is only one bound."""
     if isinstance(cost, TileCost):
-        return tile_bound(cost.terms, requests, nodes)
-    return engine_bound(cost, requests, slots, budget, kv_tokens, nodes)
+        return tile_bound(cost.terms, requests)
+    return engine_bound(cost, requests, slots, budget, kv_tokens)
 
 
 def _token_price(terms: TileTerms, batch_tokens: int | None) -> float:
     columns = terms.tile[1]
     if batch_tokens is None:
         return terms.per_column / columns + terms.per_token
-    if batch_tokens < 1:
-        raise InputError(f"batch_tokens={batch_tokens}; a batch holds at least one token")
     sizes = {*range(columns, batch_tokens + 1, columns), batch_tokens}
     shares: list[float] = [
         (terms.constant + max(terms.floor, terms.per_column * ceil(size / columns))) / size for size in sizes
@@ -199,12 +195,6 @@ def decode_reads(terms: TileTerms, longest: int) -> Floats:
     place = np.arange(1, longest + 1)
     pairs = terms.width / columns * -(-place // rows) + -(-place // columns) * (terms.width / rows)
     return np.concatenate(([0.0], np.cumsum(terms.layers * terms.per_vector_pair * pairs)))
-
-
-def _nodes(nodes: int) -> int:
-    if nodes < 1:
-        raise InputError(f"{nodes} nodes; there must be at least one")
-    return nodes
 
 
 # -- prices that no step of a linear cost undercuts
@@ -248,23 +238,20 @@ def least_prices(cost: LinearCost, need: Need, room: StepRoom) -> LeastPrices:
     """
     shapes = _steps(room, np.array([1, room.slots]))
     for _ in range(ROUNDS):
-        prices = _best(need, shapes / np.maximum(_seconds(cost, shapes), INSTANT)[:, None])
+        # The prices worth most to the request that no step undercuts so far, scaled to numbers near one.
+        per_second = shapes / np.maximum(_seconds(cost, shapes), INSTANT)[:, None]
+        unit = per_second.max(axis=0)
+        unit[unit == 0] = 1.0
+        wanted = -np.array(need) / unit
+        limits, gain = np.ones(len(per_second)), wanted / -wanted.min()
+        optimum = linprog(gain, A_ub=per_second / unit, b_ub=limits, bounds=(0, None), method="highs")
+        prices = LeastPrices(*(optimum.x / unit).tolist())
         worst, ratio = _undercut(cost, room, prices)
         if ratio >= 1 - TINY:
             break
         shapes = np.concatenate((shapes, worst))
     scale = min(1.0, ratio)
     return LeastPrices(*(price * scale for price in prices))
-
-
-def _best(need: Need, per_second: Floats) -> LeastPrices:
-    """The prices worth most to the request that none of these steps undercuts; scaled to numbers near one."""
-    scale = per_second.max(axis=0)
-    scale[scale == 0] = 1.0
-    wanted = -np.array(need) / scale
-    limits, gain = np.ones(len(per_second)), wanted / -wanted.min()
-    optimum = linprog(gain, A_ub=per_second / scale, b_ub=limits, bounds=(0, None), method="highs")
-    return LeastPrices(*(optimum.x / scale).tolist())
 
 
 def _steps(room: StepRoom, decodes: NDArray[np.int64], inside: Floats | None = None) -> Floats:

@@ -219,11 +219,8 @@ class LatencyModel:
             low, high = np.where(fits, middle, low), np.where(fits, high, middle)
         return np.floor(low)
 
-    def _seconds(
-        self, decodes: Floats, context: Floats, prefill: Floats, behind: Floats, prompts: Floats
-    ) -> Floats:
-        gpu, host = self._parts(decodes, context, prefill, behind, prompts)
-        return np.maximum(gpu, host)
+    def _seconds(self, *shape: Floats) -> Floats:
+        return np.maximum(*self._parts(*shape))
 
     def _parts(
         self, decodes: Floats, context: Floats, prefill: Floats, behind: Floats, prompts: Floats

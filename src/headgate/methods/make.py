@@ -23,7 +23,6 @@ from headgate.cost.model import StepCost
 from headgate.methods.names import BATCH, ROUTE
 
 EXAMPLES = {"policy": "eb:refill=48", "router": "split:prefill=2"}
-FORMER = {("eb-online", "seats"): "slot_rule", ("eb+", "seats"): "slot_rule"}  # old names of parameters
 GIVEN = ("plan", "engines", "draw", "sharing")  # what the run itself gives to a router; the rest are settings
 KINDS: dict[str, tuple[Callable[[str], Any], str]] = {  # how a parameter is read, by its annotation
     "int": (int, "a whole number"),
@@ -70,7 +69,6 @@ def make_policy(
     name: str, settings: Mapping[str, Any], engine: EngineLimits
 ) -> tuple[BatchPolicy, dict[str, Any]]:
     values: dict[str, Any] = {}
-    settings = current_names(name, settings)
     limits = {"slots": engine.running, "budget": engine.batch_tokens}
     wanted = policy_parameters(name)
     for given in settings:
@@ -105,14 +103,6 @@ def _check_limits(name: str, values: Mapping[str, Any], engine: EngineLimits) ->
             f"policy {name}: budget={budget} is below {slots} slots of {engine.width} tokens each, drafts "
             "included; raise budget or lower slots or --speculate"
         )
-
-
-def current_names(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    renamed = {FORMER.get((name, key), key): value for key, value in settings.items()}
-    if len(renamed) < len(settings):
-        former = next(key for key in settings if (name, key) in FORMER)
-        raise InputError(f"policy {name}: {former} is the old name of {FORMER[name, former]}; drop {former}")
-    return renamed
 
 
 def policy_parameters(name: str) -> dict[str, inspect.Parameter]:
@@ -157,15 +147,13 @@ def router_class(name: str) -> type[RoutePolicy]:
 
 
 def is_router(name: str) -> bool:
-    try:
-        policy_class(name)
-    except InputError:
+    for is_one, find in ((False, policy_class), (True, router_class)):
         try:
-            router_class(name)
+            find(name)
+            return is_one
         except InputError:
-            return False  # neither: what is wrong is said of the policy
-        return True
-    return False
+            continue
+    return False  # neither: what is wrong is said of the policy
 
 
 def typed(about: str, parameter: inspect.Parameter, value: object) -> object:

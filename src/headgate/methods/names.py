@@ -47,8 +47,8 @@ BATCH: Names[BatchPolicy] = Names(
         "keep": "keep.policy:Keep",
         "fairbatching": "slack:FairBatching",
         "qoserve": "slack:QoServe",
-        "ppas": "mixed.paced:Ppas",
-        "prefill-interval": "mixed.paced:PrefillInterval",
+        "ppas": "mixed.sarathi:Ppas",
+        "prefill-interval": "mixed.sarathi:PrefillInterval",
     }
 )
 

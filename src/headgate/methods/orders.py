@@ -5,9 +5,8 @@ Tenants have accounts of what they were served; routers' queues use them too.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heappop, heappush, heapreplace
 from math import inf, isfinite
 from typing import ClassVar
@@ -22,21 +21,18 @@ Key = tuple[float, ...]  # compared; the last two are arrival and number, so tha
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class PromptOrder(ABC):
-    """Which waiting request enters next. Evicted requests come first in every order.
+class PromptOrder:
+    """Which waiting request enters next: here by arrival, as the view shows them.
 
-    Keys never change: ageing lowers all of them alike as time passes, so only the arrival counts, and nothing
-    is ever sorted again.
+    Evicted requests come first in every order.
     """
 
     # What may bring a head that fits, when this one does not.
-    blocked: ClassVar[Until] = Until(finishes=1, arrivals=1)
+    blocked: ClassVar[Until] = Until(finishes=1)
 
-    @abstractmethod
     def add(self, request: Request) -> None:
         """It has come and waits."""
 
-    @abstractmethod
     def drop(self, request: Request) -> None:
         """It waits no longer."""
 
@@ -45,6 +41,18 @@ class PromptOrder(ABC):
 
     def finished(self, request: Request) -> None:
         self.drop(request)
+
+    def waiting(self, view: View) -> Iterator[Request]:
+        return iter(view.waiting.values())
+
+
+@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
+class KeyedOrder(PromptOrder):
+    """By keys that never change: ageing lowers all of them alike as time passes, so only the arrival counts,
+    and nothing is ever sorted again.
+    """
+
+    blocked: ClassVar[Until] = Until(finishes=1, arrivals=1)
 
     def waiting(self, view: View) -> Iterator[Request]:
         waiting = view.waiting
@@ -59,32 +67,13 @@ class PromptOrder(ABC):
             if fresh is not None and id not in first:
                 yield fresh
 
-    @abstractmethod
     def _ids(self, view: View) -> Iterator[int]:
         """Those that were never evicted."""
+        raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class ByArrival(PromptOrder):
-    """First come, first served: the order in which the view shows them."""
-
-    blocked: ClassVar[Until] = Until(finishes=1)
-
-    def add(self, request: Request) -> None:
-        """Nothing to keep."""
-
-    def drop(self, request: Request) -> None:
-        """Nothing to keep."""
-
-    def waiting(self, view: View) -> Iterator[Request]:
-        return iter(view.waiting.values())
-
-    def _ids(self, view: View) -> Iterator[int]:
-        return iter(())
-
-
-@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class ShortestPrompt(PromptOrder):
+class ShortestPrompt(KeyedOrder):
     """The shortest prompt first; every second of waiting makes a prompt count as `ageing` tokens shorter.
 
     Of a prompt those tokens count that the prefix cache did not have when it came.
@@ -156,14 +145,12 @@ class EarliestDeadline(ShortestPrompt):
                 yield id
 
     def _start(self, request: Request) -> Key:
-        promise = request.slo.first_token
-        if promise is None:
-            promise = self._promise
-        return (request.arrival + promise - self._pace * uncached(request), request.arrival, request.id)
+        due = first_due(request, self._promise)
+        return (due - self._pace * uncached(request), request.arrival, request.id)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class DeadlineAndLength(PromptOrder):
+class DeadlineAndLength(KeyedOrder):
     """By the time a first token is due plus `alpha` seconds for each prompt token (QoServe).
 
     Requests that would be late even if they started now come after all others, in the same order. `promise`
@@ -187,15 +174,13 @@ class DeadlineAndLength(PromptOrder):
         self._late.drop(request)
         self._by_start.drop(request)
 
-    def due(self, request: Request) -> float:
-        promise = request.slo.first_token
-        return request.arrival + (self._promise if promise is None else promise)
-
     def key(self, request: Request) -> Key:
-        return (self.due(request) + self._alpha * uncached(request), request.arrival, request.id)
+        due = first_due(request, self._promise)
+        return (due + self._alpha * uncached(request), request.arrival, request.id)
 
     def _start(self, request: Request) -> Key:
-        return (self.due(request) - self._pace * uncached(request), request.arrival, request.id)
+        due = first_due(request, self._promise)
+        return (due - self._pace * uncached(request), request.arrival, request.id)
 
     def _ids(self, view: View) -> Iterator[int]:
         """Time does not go back, so a request that was once late stays so."""
@@ -206,6 +191,12 @@ class DeadlineAndLength(PromptOrder):
                 self._late.add(request)
         yield from self._in_time.ids()
         yield from self._late.ids()
+
+
+def first_due(request: Request, promise: float) -> float:
+    """When its first token is due, by `promise` where it has none of its own."""
+    own = request.slo.first_token
+    return request.arrival + (promise if own is None else own)
 
 
 @mypyc_attr(serializable=True)
@@ -448,7 +439,7 @@ class TenantQueues:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
-class LeastServed(PromptOrder):
+class LeastServed(KeyedOrder):
     """The tenant that was served least first, and of its requests the oldest."""
 
     def __init__(self) -> None:
@@ -483,7 +474,7 @@ def order_of(owner: str, name: str, ageing: float, promise: float, pace: float) 
     if not promise > 0:
         raise InputError(f"{owner}: first_token={promise} s; a promise must be above 0")
     if name == "arrival":
-        return ByArrival()
+        return PromptOrder()
     if name == "shortest":
         return ShortestPrompt(ageing)
     if name == "priority":
@@ -493,6 +484,17 @@ def order_of(owner: str, name: str, ageing: float, promise: float, pace: float) 
     if name in ("fair", "vtc"):
         return LeastServed()
     raise unknown(f"order of {owner}", name, ORDERS)
+
+
+def begun(prompts: Iterable[Request], tokens: int) -> tuple[list[int], int]:
+    """Those of which something runs in so many tokens, one after the other; and the tokens left over."""
+    ids: list[int] = []
+    for request in prompts:
+        if tokens <= 0:
+            break
+        ids.append(request.id)
+        tokens -= request.todo
+    return ids, tokens
 
 
 def entering(

@@ -12,6 +12,7 @@ from headgate.core.policy import BatchPolicy, End
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.estimators.averages import WindowMean
+from headgate.methods.mixed.mixed import NO_PLACE_LEFT, NONE_WAITS
 
 REMEMBERED = 500  # completions from which the expected output comes
 
@@ -76,23 +77,16 @@ class Rad(BatchPolicy):
             return self._alone(next(iter(view.prefilling)))
         if not view.decoding:
             self._started = 0
-        slots = min(self.slots, view.limits.running)
-        if not self._may_start(view, slots):
-            return Plan(ALL, until=self._decode_until(view, slots))
-        return self._alone(next(iter(view.waiting)))
-
-    def _may_start(self, view: View, slots: int) -> bool:
-        if not view.waiting or self._started >= self.cycle or len(view.decoding) >= slots:
-            return False
-        return not view.decoding or self.fits(view)
-
-    def _decode_until(self, view: View, slots: int) -> Until:
-        decodes = len(view.decoding)
+        slots, decodes = min(self.slots, view.limits.running), len(view.decoding)
         if self._started >= self.cycle:
-            return Until(finishes=decodes)
+            return Plan(ALL, until=Until(finishes=decodes))
         if decodes >= slots:
-            return Until(finishes=decodes - slots + 1)
-        return Until(finishes=1) if view.waiting else Until(arrivals=1)
+            return Plan(ALL, until=Until(finishes=decodes - slots + 1))
+        if not view.waiting:
+            return NONE_WAITS
+        if decodes and not self.fits(view):
+            return NO_PLACE_LEFT
+        return self._alone(next(iter(view.waiting)))
 
     def _alone(self, id: int) -> Plan:
         return Plan(NONE, (id,), chunk=self.chunk, until=Until(prefills=1))
@@ -152,25 +146,19 @@ class TwoPhaseRad(Rad):
             return self._piece(half_done)
         if not (view.decoding or view.prefilling):
             self._started, self._decode_phase = 0, False
-        if not self._decode_phase and self._another(view):
+        running = len(view.decoding) + len(view.prefilling)
+        another = view.waiting and running < view.limits.running
+        another = another and self._started + len(view.prefilling) < self.cycle
+        if not self._decode_phase and another and (not running or self.fits(view)):
             return self._piece(next(iter(view.waiting.values())))
         self._decode_phase = True
-        return self._decode(view, min(self.slots, view.limits.running))
-
-    def _another(self, view: View) -> bool:
-        running = len(view.decoding) + len(view.prefilling)
-        if not view.waiting or self._started + len(view.prefilling) >= self.cycle:
-            return False
-        return running < view.limits.running and (not running or self.fits(view))
-
-    def _piece(self, request: Request) -> Plan:
-        return Plan(NONE, (request.id,), chunk=min(self.chunk, max(1, request.todo - self._held_back)))
-
-    def _decode(self, view: View, slots: int) -> Plan:
-        decodes = len(view.decoding)
+        decodes, slots = len(view.decoding), min(self.slots, view.limits.running)
         if decodes > slots:
             return Plan(frozenset(islice(view.decoding, slots)), until=Until(finishes=1))
         entering = tuple(islice(view.prefilling, slots - decodes))
         if entering:
             return Plan(ALL, entering)
         return Plan(ALL, until=Until(finishes=1 if view.prefilling else max(1, decodes)))
+
+    def _piece(self, request: Request) -> Plan:
+        return Plan(NONE, (request.id,), chunk=min(self.chunk, max(1, request.todo - self._held_back)))

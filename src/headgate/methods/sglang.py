@@ -11,13 +11,12 @@ from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, End, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
+from headgate.methods.mixed.mixed import NO_PLACE_LEFT, NONE_WAITS
 
 INITIAL, LEAST, DECAY = 0.7, 0.14, 600  # new_token_ratio: at first, its floor as a share, steps down to it
 AFTER_RETRACTION = 20  # decode steps that the requests left over should have
 MATCHED = 128  # requests in the queue beyond which `lpm` is `fcfs`
 ORDERS = ("fcfs", "lpm")
-NONE_WAITS = Plan(ALL, until=Until(arrivals=1))
-ONE_MUST_LEAVE = Plan(ALL, until=Until(finishes=1))
 ONE_MUST_MOVE = Plan(ALL, until=Until(arrivals=1, finishes=1))
 
 
@@ -81,19 +80,10 @@ class SGLang(BatchPolicy):
     pages (`block` of the engine). Where decodes find no KV, the request with the shortest output is
     retracted, and goes to the end of the queue.
 
-    Parameters:
-        slots: --max-running-requests.
-        budget: --chunked-prefill-size, prompt tokens in a step; with `mixed_chunk` decodes count, too.
-        max_prefill_tokens: the flag of that name.
-        mixed_chunk: --enable-mixed-chunk, decodes run beside prompts.
-        min_free_slots_delay: prompts enter only when so many slots are free; 4 is `eb:refill=4` while
-            requests queue. 0: off.
-        prefill_decode_interval: so many decode steps between two steps with prompts.
-        interval_min_bs: --prefill-decode-interval-min-bs, no interval while fewer requests decode.
-        conservativeness: --schedule-conservativeness, a factor of the ratio.
-        clip: output tokens of a request that are counted at most (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION);
-            requests that name no max_tokens count so many.
-        order: --schedule-policy: fcfs, or lpm, the longest prefix in the cache first.
+    Parameters: docs/policies/published.md has SGLang's flag of each. Prompts enter only when
+    `min_free_slots_delay` slots are free; 4 is `eb:refill=4` while requests queue. There is no interval while
+    fewer than `interval_min_bs` requests decode. Of an output `clip` tokens are counted at most, and of
+    requests that name no max_tokens so many.
 
     Source: `Scheduler._get_new_batch_prefill_raw`, `PrefillAdder` and `ScheduleBatch.retract_decode` of
     SGLang 0.5.23. We differ: (a) an idle engine takes a prompt whose most output does not fit, which SGLang
@@ -234,7 +224,7 @@ class SGLang(BatchPolicy):
             return Plan(ALL, evict=retracted)
         if not view.waiting and not view.prefilling:
             return NONE_WAITS
-        return ONE_MUST_LEAVE if full or self.order == "fcfs" else ONE_MUST_MOVE
+        return NO_PLACE_LEFT if full or self.order == "fcfs" else ONE_MUST_MOVE
 
     def _admissions(self, view: View, full: bool) -> PromptStep:
         """The half-done prompt, then those of the queue, as far as tokens, slots and the estimate go."""

@@ -16,7 +16,7 @@ from headgate.core.view import View
 from headgate.cost.model import Chunk, Shape, StepCost
 from headgate.methods.keep.step import largest
 from headgate.methods.mixed.sarathi import OrderedPrompts
-from headgate.methods.orders import DeadlineAndLength, order_of
+from headgate.methods.orders import DeadlineAndLength, begun, first_due, order_of
 
 LEAST = 64  # prompt tokens of a step where no chunk fits, so that prompts move on
 NEAR = 32  # tokens: how exactly the largest chunk is found
@@ -54,16 +54,12 @@ class SlackPolicy(OrderedPrompts):
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
         self._in_flight = self._step if plan.prefill else 0.0
 
-    def first_due(self, request: Request) -> float:
-        own = request.slo.first_token
-        return request.arrival + (self.ttft if own is None else own)
-
     def between(self, request: Request) -> float:
         own = request.slo.between_tokens
         return self.tbt if own is None else own
 
     def next_due(self, request: Request) -> float:
-        return self.first_due(request) + request.generated * self.between(request)
+        return first_due(request, self.ttft) + request.generated * self.between(request)
 
     def begins(self, view: View, alone: float) -> float:
         """When a step composed now begins: after the one in flight, where steps are composed ahead."""
@@ -94,12 +90,7 @@ class SlackPolicy(OrderedPrompts):
         return fits or min(LEAST, most)
 
     def taking(self, prompts: Sequence[Request], chunk: int, budget: int) -> Plan:
-        ids, room = [], chunk
-        for request in prompts:
-            if room > 0:
-                ids.append(request.id)
-                room -= request.todo
-        return Plan(ALL, tuple(ids), budget, chunk)
+        return Plan(ALL, tuple(begun(prompts, chunk)[0]), budget, chunk)
 
 
 class FairBatching(SlackPolicy):

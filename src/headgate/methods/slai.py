@@ -10,21 +10,19 @@ from typing import NamedTuple
 
 from headgate.core.build import mypyc_attr, quick
 from headgate.core.errors import InputError, unknown
-from headgate.core.plan import ALL, EACH_STEP, Plan, Until, plan_of
+from headgate.core.plan import ALL, EACH_STEP, Plan, plan_of
 from headgate.core.policy import BatchPolicy, End, Steps
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import Shape, StepCost
 from headgate.estimators.averages import Ema, Mean
-from headgate.methods.orders import entering, order_of, share
+from headgate.methods.mixed.mixed import NO_PLACE_LEFT, NONE_WAITS
+from headgate.methods.orders import begun, entering, order_of, share
 
 AGEING = 0.01  # of the prefill rate: overtaken only within a hundred times its own prefill time
 SMALLEST = 64  # prompt tokens of a step whose promise cannot be kept at all; an eighth of a small budget
 TRUSTED = 0.95  # of the time there is: a prediction errs, if only because it takes contexts for equal
 COARSE = 32  # the largest chunk is found to this part of the budget
-NONE_WAITS = Until(arrivals=1)
-NO_SLOT = Until(finishes=1)
-ALL_UNTIL = {until: Plan(ALL, until=until) for until in (NONE_WAITS, NO_SLOT)}
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -63,7 +61,15 @@ class Slai(BatchPolicy):
         watermark: float = 0.01,
     ) -> None:
         decodes = max(1, min(slots, budget - 1)) if decodes is None else decodes
-        _check(slots, budget, decodes, between_tokens)
+        if slots < 1:
+            raise InputError(f"slai: slots={slots}; at least one request must be able to run")
+        if not 1 <= decodes < budget:
+            raise InputError(
+                f"slai: decodes={decodes}, budget={budget}; need 1 <= decodes < budget, "
+                "so that prompts make progress"
+            )
+        if not between_tokens > 0:
+            raise InputError(f"slai: between_tokens={between_tokens} s; a promise must be above 0")
         self.slots, self.budget, self.decodes, self.shrink = slots, budget, decodes, shrink
         self.margin = Margin(pace, offset, crowded_offset, crowded, relaxed, cost)
         self.watermark = share("slai", "watermark", watermark)
@@ -129,20 +135,16 @@ class Slai(BatchPolicy):
                 return self._all_decodes(view, NONE_WAITS)
             slots = self._slots(view)
             if slots <= 0:
-                return self._all_decodes(view, NO_SLOT)
+                return self._all_decodes(view, NO_PLACE_LEFT)
             if not entering(view, self.order, self.watermark, slots, 1)[0]:
-                return self._all_decodes(view, self.order.blocked)
+                return self._all_decodes(view, Plan(ALL, until=self.order.blocked))
         width, budget = view.limits.decode_width, min(self.budget, view.limits.batch_tokens)
         most = min(self.decodes, (budget - 1) // width)
         critical, latest, promised = self._critical(view, budget, most)
         must = len(view.decoding) if critical is None else len(critical)
         step = _Step(self._cost, view, latest, promised) if self.shrink else _Step(self._cost, view, inf, [])
-        chunk = room = step.most_tokens(must, budget - must * width)
-        prompts: list[int] = []
-        for request in view.prefilling.values():
-            if room > 0:
-                prompts.append(request.id)
-                room -= request.todo
+        chunk = step.most_tokens(must, budget - must * width)
+        prompts, room = begun(view.prefilling.values(), chunk)
         new, room = entering(view, self.order, self.watermark, self._slots(view), room)
         prompts += new
         if critical is None:
@@ -159,10 +161,10 @@ class Slai(BatchPolicy):
         decode = ALL if len(critical) == len(view.decoding) else frozenset(critical)
         return plan_of(decode, tuple(prompts), budget, chunk, EACH_STEP)
 
-    def _all_decodes(self, view: View, until: Until) -> Plan:
+    def _all_decodes(self, view: View, usual: Plan) -> Plan:
         most = min(self.decodes, self.budget // view.limits.decode_width)
         if len(view.decoding) <= most:
-            return ALL_UNTIL.get(until) or Plan(ALL, until=until)
+            return usual
         return Plan(frozenset(self._earliest(view, [*view.decoding], most)), budget=self.budget)
 
     def _slots(self, view: View) -> int:
@@ -208,18 +210,6 @@ class Slai(BatchPolicy):
         requests = [view.decoding[id] for id in ids]
         dues = [(LAST(request) + self._promise(request), request.arrival, request.id) for request in requests]
         return [id for _, _, id in nsmallest(most, dues)]
-
-
-def _check(slots: int, budget: int, decodes: int, between_tokens: float) -> None:
-    if slots < 1:
-        raise InputError(f"slai: slots={slots}; at least one request must be able to run")
-    if not 1 <= decodes < budget:
-        raise InputError(
-            f"slai: decodes={decodes}, budget={budget}; need 1 <= decodes < budget, "
-            "so that prompts make progress"
-        )
-    if not between_tokens > 0:
-        raise InputError(f"slai: between_tokens={between_tokens} s; a promise must be above 0")
 
 
 LAST: Callable[[Request], float] = attrgetter("last_token")  # of a decode: there is one

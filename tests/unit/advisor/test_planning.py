@@ -10,7 +10,7 @@ from headgate.advisor.settings import CostSettings
 from headgate.advisor.situation import Held, OfferedLoad, Situation, held, plain_cost, situation
 from headgate.advisor.threshold import ALIKE, _longest, plan_threshold, refill_gap
 from headgate.core.errors import InputError
-from headgate.estimators.hazard import LinearHazard, geometric_survival
+from headgate.estimators.hazard import LinearHazard, Survival
 from headgate.experiment.run import Prepared, carry_out
 from headgate.experiment.settings import experiment
 from headgate.methods.eb.costs import Lengths
@@ -33,7 +33,7 @@ def toy(**changes) -> Situation:
         workload="toy",
         cost=plain_cost(TOY),
         lengths=Lengths(512, 256),
-        survival=geometric_survival(1 / 256),
+        survival=Survival(np.ones(1), 1 / 256),
         hazard=LinearHazard(1 / 256, 0.0),
         held=Held(640.0, 100.0),
         slots=256,

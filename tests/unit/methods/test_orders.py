@@ -16,7 +16,6 @@ from headgate.methods.orders import (
     MOST_TENANTS,
     QUANTUM,
     SAVED,
-    ByArrival,
     ByPriority,
     EarliestDeadline,
     LeastServed,
@@ -54,7 +53,7 @@ PROMPTS = [{"prompt": p, "arrival": a} for p, a in ((50, 0.0), (20, 1.0), (20, 2
 
 
 def test_by_arrival_and_shortest():
-    assert queue(ByArrival(), PROMPTS) == [0, 1, 2, 3]
+    assert queue(PromptOrder(), PROMPTS) == [0, 1, 2, 3]
     assert queue(ShortestPrompt(), PROMPTS) == [3, 1, 2, 0]
 
 
@@ -77,7 +76,7 @@ def test_priority_goes_before_length():
 
 def test_evicted_requests_stand_before_all_others():
     rows = [*PROMPTS, {"prompt": 99, "evictions": 1}, {"prompt": 98, "evictions": 2}]
-    for order in (ByArrival(), ShortestPrompt(), ByPriority(), EarliestDeadline(1.0, 0.1)):
+    for order in (PromptOrder(), ShortestPrompt(), ByPriority(), EarliestDeadline(1.0, 0.1)):
         assert queue(order, rows)[:2] == [5, 4]
 
 

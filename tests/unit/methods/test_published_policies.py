@@ -12,7 +12,7 @@ from headgate.core.request import Slo
 from headgate.core.view import Limits
 from headgate.experiment.library import card_engine, simulate
 from headgate.methods.keep.step import largest
-from headgate.methods.mixed.paced import Ppas, PrefillInterval
+from headgate.methods.mixed.sarathi import Ppas, PrefillInterval
 from headgate.methods.slack import LEAST, NEAR, FairBatching, QoServe
 from headgate.workloads.workload import Workload
 from worlds import Line, admitted, batches, holding

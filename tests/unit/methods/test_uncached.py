@@ -91,9 +91,9 @@ def test_wait_keeps_the_type_a_request_had_when_it_came():
     ledger.arrive(entry)
     policy.arrived(entry, 0.0)
     entry.cached = 0  # evicted from the cache before its turn came
-    assert policy.track_of(entry).name == "256"
+    assert policy._on[entry.id].name == "256"
     policy.finished(entry, 1.0, End.ABORTED)
-    assert not policy._names
+    assert not policy._on
 
 
 class Watched(Mixed):

@@ -15,7 +15,7 @@ from headgate.advisor.capacity.traffic import SearchTraffic, measure
 from headgate.core.errors import RunError
 from headgate.experiment.library import simulate
 from headgate.experiment.workers import Workers
-from headgate.methods.make import current_names, make_policy, policy_parameters, split_name
+from headgate.methods.make import make_policy, policy_parameters, split_name
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 
@@ -71,8 +71,7 @@ class Contender(NamedTuple):
 def named_policy(text: str, common: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     name, own = split_name(text)
     known = policy_parameters(name)
-    shared = {key: value for key, value in current_names(name, common).items() if key in known}
-    return name, shared | current_names(name, own)
+    return name, {key: value for key, value in common.items() if key in known} | own
 
 
 def remembered(folder: Path | None, case: Case) -> AnswerFile[RateTrial, RateOutcome] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from headgate.core.errors import InputError
 from headgate.core.fleet import ENDLESS, Fleet, Move, Replica, RoutePolicy, Routing
 from headgate.core.policy import End
@@ -32,7 +34,7 @@ class KnowsPrefixes(Balance):
         self.draw, self.sharing = draw, sharing or UNKNOWN
         self.ttl, self.exact = ttl, exact
         self.now = 0.0
-        self.backlogs: dict[int, Backlog] = {engine: Backlog() for engine in range(engines)}
+        self.backlogs: defaultdict[int, Backlog] = defaultdict(Backlog)
         self._indices: dict[int, PrefixIndex] = {}
         self._new: dict[int, tuple[Request, bool]] = {}  # no engine yet; whether it goes before others
         self._fleet: Fleet | None = None
@@ -89,7 +91,7 @@ class KnowsPrefixes(Balance):
         super().moved(request, move, now)
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:
-        self._backlog(replica).done(request.id, now)
+        self.backlogs[replica].done(request.id, now)
         super().prefilled(request, replica, now)
 
     def finished(self, request: Request, replica: int, now: float) -> None:
@@ -123,7 +125,7 @@ class KnowsPrefixes(Balance):
         self._expect(request, engine)
 
     def _expect(self, request: Request, engine: int) -> None:
-        pieces, backlog = self.sharing.content(request), self._backlog(engine)
+        pieces, backlog = self.sharing.content(request), self.backlogs[engine]
         backlog.add(request.id, self.work(request, self.cached(request, pieces, engine)), self.now)
         backlog.context += request.prompt
         if pieces is not None and not self.exact:
@@ -133,13 +135,10 @@ class KnowsPrefixes(Balance):
             self._indices[engine].sent(pieces, self.sharing.measure(request), self.now)
 
     def _forget(self, request: Request, engine: int) -> None:
-        backlog = self._backlog(engine)
+        backlog = self.backlogs[engine]
         if request.id in backlog.prompts:
             backlog.done(request.id, self.now)
         backlog.context -= request.prompt
-
-    def _backlog(self, engine: int) -> Backlog:
-        return self.backlogs.setdefault(engine, Backlog())
 
 
 class PrefixAware(KnowsPrefixes):
@@ -162,7 +161,7 @@ class PrefixAware(KnowsPrefixes):
         self._outputs: dict[str, tuple[int, int]] = {}  # of each class: tokens and requests that finished
 
     def cost(self, request: Request, engine: int, cached: int) -> float:
-        backlog, own = self._backlog(engine), self.work(request, cached)
+        backlog, own = self.backlogs[engine], self.work(request, cached)
         output = self._output(request)
         others = self._decoding(backlog, self.loads.load[engine], output)
         if self.sharing.cost is None:
@@ -226,39 +225,25 @@ class Overlap(KnowsPrefixes):
         self.weight = weight
 
     def cost(self, request: Request, engine: int, cached: int) -> float:
-        backlog = self._backlog(engine)
+        backlog = self.backlogs[engine]
         prefill = backlog.waits + self.work(request, cached)
         return (self.weight * prefill + backlog.context + request.prompt) / self.sharing.block
+
+
+WEIGHTS = (3.0, 2.0, 2.0)  # of cached prompts, free KV and short queues
+LONGEST = 16_384  # tokens of a prompt that are looked at
 
 
 class Scored(KnowsPrefixes):
     """llm-d's rule: the highest weighted sum of three scores from 0 to 1, of equals one at random.
 
-    They are the share of the prompt that is cached there, of its first `longest` tokens; the share of the KV
+    They are the share of the prompt that is cached there, of its first `LONGEST` tokens; the share of the KV
     that is free; and how short its queue is, between the longest (0) and the shortest (1) of all. The weights
     are those that llm-d recommends. What engines report is true now here, and some milliseconds old there.
     Where the driver reports nothing, prompts without a first token and the tokens of all prompts there count.
     """
 
-    def __init__(
-        self,
-        engines: int,
-        draw: Draw,
-        sharing: Sharing | None = None,
-        prefix: float = 3.0,
-        kv: float = 2.0,
-        queue: float = 2.0,
-        longest: int = 16_384,
-        ttl: float = 0.0,
-        exact: bool = False,
-    ) -> None:
-        super().__init__(engines, draw, sharing, ttl, exact)
-        if not (prefix >= 0 and kv >= 0 and queue >= 0):
-            raise InputError(f"router llm-d: weights {prefix:g}, {kv:g} and {queue:g}; give 0 or more")
-        if longest < 1:
-            raise InputError(f"router llm-d: longest={longest} tokens; give at least 1")
-        self.weights, self.longest = (prefix, kv, queue), longest
-        self._queues = 0, 0  # shortest and longest
+    _queues = 0, 0  # shortest and longest
 
     def choose(self, request: Request) -> int:
         waiting = [self._waiting(engine) for engine in self.open]
@@ -267,18 +252,18 @@ class Scored(KnowsPrefixes):
 
     def cost(self, request: Request, engine: int, cached: int) -> float:
         shortest, longest = self._queues
-        matched = min(cached, self.longest) / max(1, min(request.prompt, self.longest))
+        matched = min(cached, LONGEST) / max(1, min(request.prompt, LONGEST))
         short = (longest - self._waiting(engine)) / (longest - shortest) if longest > shortest else 1.0
-        prefix, kv, queue = self.weights
+        prefix, kv, queue = WEIGHTS
         return -(prefix * matched + kv * self._free(engine) + queue * short)
 
     def _waiting(self, engine: int) -> int:
         replica = self._replica(engine)
-        return len(self._backlog(engine).prompts) if replica is None else replica.waiting
+        return len(self.backlogs[engine].prompts) if replica is None else replica.waiting
 
     def _free(self, engine: int) -> float:
         replica, whole = self._replica(engine), self.sharing.kv_tokens
-        free = whole - self._backlog(engine).context if replica is None else replica.kv_free
+        free = whole - self.backlogs[engine].context if replica is None else replica.kv_free
         return min(1.0, max(0.0, free / whole))
 
     def _replica(self, engine: int) -> Replica | None:

@@ -23,16 +23,17 @@ from headgate.methods.eb.thresholds import (
     Threshold,
     base_share,
     paper_plan,
-    paper_share,
     settle,
     stationary_plan,
 )
 
-MODES = ("stationary", "paper", "literal")
-GATES = ("forecast", "paper", "fit")
-SLOT_RULES = ("forecast", "planned", "fixed")
-GATE_OF, SLOT_RULE_OF = {"paper": "paper", "literal": "paper"}, {"paper": "planned", "literal": "fixed"}
+KNOWN = {
+    "mode": ("stationary", "paper"),
+    "gate": ("forecast", "paper", "fit"),
+    "slot_rule": ("forecast", "planned", "fixed"),
+}
 NEWEST = 0.3  # weight of the newest share in the smoothed one, as in the paper's public code
+MISS = 0.01  # the accepted chance that memory overflows
 LEARNED_AT_ONCE = 64  # requests that left
 LEAST_SLOTS = 16  # and a tenth of the most: fewer would starve the engine
 
@@ -49,19 +50,17 @@ class AdaptiveExclusive(Exclusive):
         slots: the most slots, N_max.
         cost: what steps cost.
         mode: "stationary" plans for the steady state of the estimated law (ours); "paper" is the paper's
-            θ0 + Δθ with guards, its gate (23) and its bound (6); "literal" has no guards and keeps its
-            threshold where the paper's formulas are undefined.
+            θ0 + Δθ with guards, its gate (23) and its bound (6).
         gate: which prompts may enter. "forecast": as many as fit now and, by a forecast over the next
             phase, at the peak of memory; "paper": equation (23), a refill only while a share of KV is free;
-            "fit": as many as fit now. Default: "forecast", in the modes of the paper "paper".
+            "fit": as many as fit now. Default: "forecast", in mode "paper" "paper".
         slot_rule: N. "forecast": as many as memory will hold by the same forecast, taken anew when a refill
             is complete; "planned": `safe_slots` (mode "paper": bound (6)) from the estimated lengths;
-            "fixed": `slots`. Default: "forecast", in mode "paper" "planned", in mode "literal" "fixed".
+            "fixed": `slots`. Default: "forecast", in mode "paper" "planned".
             With more slots than memory holds, slots are always idle and k means nothing.
         window, warm: completions remembered, and needed before the first plan.
         review: completions between two plans.
         prior: mean output expected before anything is known.
-        miss: the accepted chance that memory overflows.
         max_gap: as in `eb`.
 
     Source: arXiv 2606.00516, Algorithm 1. We differ as the modes say, and in the gate: (23) ignores the
@@ -79,18 +78,21 @@ class AdaptiveExclusive(Exclusive):
         warm: int = 100,
         review: int = 100,
         prior: float = 256.0,
-        miss: float = 0.01,
         max_gap: float | None = None,
     ) -> None:
         super().__init__(slots, 1, max_gap, cost)
-        gate, slot_rule = (
-            gate or GATE_OF.get(mode, "forecast"),
-            slot_rule or SLOT_RULE_OF.get(mode, "forecast"),
-        )
-        _check(mode, gate, slot_rule, warm, review, prior, miss)
+        gate = gate or ("paper" if mode == "paper" else "forecast")
+        slot_rule = slot_rule or ("planned" if mode == "paper" else "forecast")
+        for name, given in (("mode", mode), ("gate", gate), ("slot_rule", slot_rule)):
+            if given not in KNOWN[name]:
+                raise unknown(f"{name} of eb-online", given, KNOWN[name])
+        if warm < 1 or review < 1:
+            raise InputError(f"eb-online: warm={warm}, review={review}; both must be at least 1")
+        if not prior > 1:
+            raise InputError(f"eb-online: prior={prior} output tokens; it must be above 1")
         self.most = slots
         self.mode, self.gate, self.slot_rule = mode, gate, slot_rule
-        self.review, self.warm, self.miss = review, warm, miss
+        self.review, self.warm = review, warm
         self.cost = self._step_cost = cost  # of an iteration, and of a step: with speculation not the same
         self._tokens_per_step = 1.0
         self._hazard = OutputHazard(window)
@@ -100,12 +102,12 @@ class AdaptiveExclusive(Exclusive):
         # Not yet in these, which only a plan reads: iterations, whether it ended, when; prompt, computed.
         self._unlearned: list[tuple[int, bool, int, int, int]] = []
         self._running: dict[int, Request] = {}  # those that decode
-        self._clock = 0.0  # iterations so far
+        self._clock = 0.0  # iterations so far: tokens of a request that has decoded from the start
         self._left = 0  # completions since the last plan
         self._memory: tuple[int, int] | None = None  # KV tokens and block, once seen
         self._step_tokens = inf  # the most in a step, once seen
         self._slots_known = slot_rule != "forecast"
-        self._margin = NormalDist().inv_cdf(1 - miss)
+        self._margin = NormalDist().inv_cdf(1 - MISS)
         self.lengths = Lengths(prior, prior)
         self._share = base_share(self.costs(slots).overhead / prior)
         self._next: Threshold | None = settle(self._share, slots)
@@ -131,11 +133,6 @@ class AdaptiveExclusive(Exclusive):
         if steps.decodes:
             self._clock += len(steps.ends) * self._tokens_per_step
 
-    @property
-    def _iterations(self) -> int:
-        """Tokens of a request that has decoded from the start."""
-        return int(self._clock)
-
     def finished(self, request: Request, now: float, how: End) -> None:
         super().finished(request, now, how)
         self._running.pop(request.id, None)
@@ -143,7 +140,7 @@ class AdaptiveExclusive(Exclusive):
         if decoded < 1:
             return
         ended = how in COMPLETE
-        self._unlearned.append((decoded, ended, self._iterations, request.prompt, uncached(request)))
+        self._unlearned.append((decoded, ended, int(self._clock), request.prompt, uncached(request)))
         self._left += 1
         due = self._left >= self.review and self._memory is not None
         if due or len(self._unlearned) >= LEARNED_AT_ONCE:
@@ -166,10 +163,10 @@ class AdaptiveExclusive(Exclusive):
     def _plan_anew(self) -> None:
         """Estimate lengths, plan the share and the slots; they wait for the refill to be complete."""
         ages = [request.generated - 1 for request in self._running.values()]
-        mean = self._hazard.mean(ages, self._iterations)
+        mean = self._hazard.mean(ages, int(self._clock))
         if mean is None or self._memory is None:
             return
-        survival = self._hazard.survival(ages, self._iterations)
+        survival = self._hazard.survival(ages, int(self._clock))
         prompt, spread = self._prompts.value or 1.0, self._prompts.spread or 0.0
         output = max(mean, 1.0 + 1e-9)
         output_sd = output * survival.spread if survival else 0.0
@@ -177,7 +174,7 @@ class AdaptiveExclusive(Exclusive):
         self.lengths = Lengths(prompt, output, spread, output_sd, uncached)
         capacity, block = self._memory
         least = min(self.most, max(LEAST_SLOTS, self.most // 10))
-        bounds = SlotBounds(max(capacity, prompt + block + mean + 1), self.most, least, self.miss, block)
+        bounds = SlotBounds(max(capacity, prompt + block + mean + 1), self.most, least, MISS, block)
         planned = self._planned(survival, bounds)
         if planned is None:
             return
@@ -199,12 +196,7 @@ class AdaptiveExclusive(Exclusive):
         fit = self._completed.fit()
         if fit is None or fit.base >= 1:
             return None
-        if self.mode == "paper":
-            return paper_plan(costs, self.lengths, guarded(fit, self.lengths.output), bounds, self.slots)
-        if fit.base <= 0:
-            return None  # the paper's formulas have no answer here
-        share = paper_share(costs.overhead, fit, costs.load(self.slots), cap=inf)
-        return settle(share, self.slots)
+        return paper_plan(costs, self.lengths, guarded(fit, self.lengths.output), bounds, self.slots)
 
     def _refilled(self) -> None:
         super()._refilled()
@@ -293,19 +285,3 @@ class AdaptiveExclusive(Exclusive):
             spread = sqrt(alive * (1 - alive) * ((each + age) ** 2 + unlike))
             crests.append((alive * (each + age), self._margin * spread))
         return crests
-
-
-def _check(mode: str, gate: str, slot_rule: str, warm: int, review: int, prior: float, miss: float) -> None:
-    for name, given, known in (
-        ("mode", mode, MODES),
-        ("gate", gate, GATES),
-        ("slot_rule", slot_rule, SLOT_RULES),
-    ):
-        if given not in known:
-            raise unknown(f"{name} of eb-online", given, known)
-    if warm < 1 or review < 1:
-        raise InputError(f"eb-online: warm={warm}, review={review}; both must be at least 1")
-    if not prior > 1:
-        raise InputError(f"eb-online: prior={prior} output tokens; it must be above 1")
-    if not 0 < miss < 1:
-        raise InputError(f"eb-online: miss={miss}; it must lie between 0 and 1, 0.01 is usual")

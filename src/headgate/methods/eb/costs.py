@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -171,7 +171,7 @@ def phase_costs(cost: StepCost, lengths: Lengths, slots: int, refill: int = 1) -
     if not 1 <= refill <= slots:
         raise InputError(f"refill={refill}, slots={slots}; need 1 <= refill <= slots, choose k <= N")
     if not isinstance(cost, LinearCost):
-        return _nearest(cost, lengths, slots)
+        return nearest_costs(cost, lengths, slots)
     ends = (slots - refill, slots)
     decode, prefill, mixed = cost.decode, cost.prefill, cost.mixed
     fixed, each = _line(decode.constant, decode.per_decode, decode.free_decodes, ends)
@@ -186,22 +186,6 @@ def phase_costs(cost: StepCost, lengths: Lengths, slots: int, refill: int = 1) -
             decode_per_request=each + decode.per_context * lengths.context,
             mixed_fixed=together,
             mixed_by_share=(constant + mixed.per_prefill, linear + of_decodes - mixed.per_prefill, square),
-        )
-    )
-
-
-def _nearest(cost: StepCost, lengths: Lengths, slots: int) -> PhaseCosts:
-    """The same from any step cost, by the lines nearest to it."""
-    decode, prefill, mixed = nearest_lines(cost, lengths.computed, lengths.context, slots, lengths.cached)
-    together, per_token, beside = mixed
-    return checked_costs(
-        PhaseCosts(
-            prefill_fixed=prefill[0] + cost.switch,  # of the whole change, not of a kernel
-            prefill_per_token=prefill[1],
-            decode_fixed=decode[0],
-            decode_per_request=decode[1],
-            mixed_fixed=together,
-            mixed_by_share=(per_token, beside - per_token, 0.0),
         )
     )
 
@@ -221,24 +205,16 @@ PROMPTS = 8  # from one prompt to so many in a step
 POINTS = 16
 
 
-class Lines(NamedTuple):
-    """Seconds of steps: (fixed, per decode and its context), (fixed, per prompt token), and both together."""
-
-    decode: tuple[float, float]
-    prefill: tuple[float, float]
-    mixed: tuple[float, float, float]  # fixed, per prompt token, per decode
-
-
-def nearest_lines(cost: StepCost, prompt: float, context: float, slots: int, cached: float = 0.0) -> Lines:
+def nearest_costs(cost: StepCost, lengths: Lengths, slots: int) -> PhaseCosts:
     """Least-squares lines through steps of mean requests.
 
-    Decodes from half the slots to all of them, each with `context`; one to eight prompts of `prompt` tokens,
-    each behind `cached` ones, the last one cut so that tiles are met at all their sides. None of the numbers
-    is negative.
+    Decodes from half the slots to all of them, each with the mean context; one to eight mean prompts behind
+    their cached tokens, the last one cut so that tiles are met at all their sides. No price is negative.
     """
+    prompt, context = lengths.computed, lengths.context
     sizes = np.unique(np.linspace(max(1, slots // 2), slots, SIZES).round().astype(int)).tolist()
     totals = np.linspace(max(prompt, 1), PROMPTS * max(prompt, 1), POINTS).round().astype(int).tolist()
-    prompts = [mean_prompts(total, prompt, cached) for total in totals]
+    prompts = [mean_prompts(total, prompt, lengths.cached) for total in totals]
     decode = _nearest_line(sizes, [cost.seconds(Shape(n, round(n * context))) for n in sizes])
     prefill = _nearest_line(totals, [cost.seconds(shape) for shape in prompts])
     rows, times = [], []
@@ -247,7 +223,17 @@ def nearest_lines(cost: StepCost, prompt: float, context: float, slots: int, cac
             rows.append((1.0, shape.prefill, n))
             times.append(cost.seconds(shape._replace(decodes=n, context=round(n * context))))
     fixed, each, beside = np.linalg.lstsq(np.array(rows), np.array(times), rcond=None)[0].tolist()
-    return Lines(decode, prefill, (max(fixed, 0.0), max(each, 0.0), max(beside, 0.0)))
+    each = max(each, 0.0)
+    return checked_costs(
+        PhaseCosts(
+            prefill_fixed=prefill[0] + cost.switch,  # of the whole change, not of a kernel
+            prefill_per_token=prefill[1],
+            decode_fixed=decode[0],
+            decode_per_request=decode[1],
+            mixed_fixed=max(fixed, 0.0),
+            mixed_by_share=(each, max(beside, 0.0) - each, 0.0),
+        )
+    )
 
 
 def mean_prompts(tokens: float, prompt: float, cached: float = 0.0) -> Shape:
@@ -289,8 +275,8 @@ class MixedForm:
     """A mixed step takes alpha + beta(r) * tokens seconds at a decode share r; by_share is c0, c1, c2."""
 
     alpha: float
-    by_share: Polynomial
-    kappa: float | None  # None where the price at r = 1 is not positive, and no bend is defined
+    by_share: tuple[float, float, float]
+    kappa: float | None  # (11): negative if a mixed batch costs more than its parts; None: no price at r = 1
     r2: float
     sizes: int
 
@@ -303,9 +289,6 @@ class PaperForm:
     decode: PhaseLine | None
     mixed: MixedForm | None
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def lines(self) -> list[str]:
         text = ["in the form of the EB paper (least squares of median step times):"]
         for name, line, unit in (("prefill", self.prefill, "token"), ("decode", self.decode, "request")):
@@ -316,15 +299,13 @@ class PaperForm:
                 f"  {name}: alpha {1e3 * line.alpha:.4g} ms, beta {1e6 * line.beta:.4g} us per {unit}, "
                 f"R2 {line.r2:.4f} ({line.sizes} sizes)"
             )
-        return text + self._mixed_lines()
-
-    def _mixed_lines(self) -> list[str]:
         mixed = self.mixed
         if mixed is None:
-            return [f"  mixed: fewer than {FEWEST + 2} sizes measured"]
+            return [*text, f"  mixed: fewer than {FEWEST + 2} sizes measured"]
         c0, c1, c2 = (1e6 * price for price in mixed.by_share)
         kappa = "not defined" if mixed.kappa is None else f"{mixed.kappa:.3g}"
         return [
+            *text,
             f"  mixed: alpha {1e3 * mixed.alpha:.4g} ms, R2 {mixed.r2:.4f} ({mixed.sizes} sizes), at decode "
             "share r",
             f"    beta(r) {c0:.4g} {c1:+.4g} r {c2:+.4g} r^2 us per token, kappa {kappa}",
@@ -357,7 +338,8 @@ def _mixed(table: StepTable) -> MixedForm | None:
     share = different[:, 0] / tokens
     design = np.column_stack((np.ones(len(tokens)), tokens, share * tokens, share**2 * tokens))
     (alpha, c0, c1, c2), r2 = _solved(design, medians)
-    bend = curvature((c0, c1, c2)) if c0 + c1 + c2 > 0 else None
+    alone = c0 + c1 + c2
+    bend = 2 * c2 / alone if alone > 0 else None
     return MixedForm(alpha, (c0, c1, c2), bend, r2, len(different))
 
 
@@ -377,16 +359,3 @@ def _solved(design: Floats, seconds: Floats) -> tuple[list[float], float]:
     left = float(((seconds - design @ found) ** 2).sum())
     spread = float(((seconds - seconds.mean()) ** 2).sum())
     return found.tolist(), 1 - left / spread if spread else 1.0
-
-
-# -- the price of a token by the share of decodes
-
-Polynomial = tuple[float, float, float]  # c0 + c1 r + c2 r^2
-
-
-def curvature(by_share: Polynomial) -> float:
-    """The bend, kappa of (11): negative if a mixed batch costs more than its parts, most at half and half."""
-    c0, c1, c2 = by_share
-    if not c0 + c1 + c2 > 0:
-        raise InputError(f"by_share={list(by_share)}; need a price > 0 at r = 1, measure pure decodes")
-    return 2 * c2 / (c0 + c1 + c2)

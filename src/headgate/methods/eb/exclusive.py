@@ -13,9 +13,8 @@ from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import StepCost
 from headgate.methods.eb.refill import Pieces, refill_due
+from headgate.methods.mixed.mixed import NO_PLACE_LEFT, NONE_WAITS
 
-NONE_WAITS = Plan(ALL, until=Until(arrivals=1))
-ONE_MUST_LEAVE = Plan(ALL, until=Until(finishes=1))
 ONE_STEP = Plan(ALL, until=Until(steps=1))
 
 
@@ -100,12 +99,21 @@ class Exclusive(BatchPolicy):
         if self.pieces and self.pieces.decodes_are_due and view.decoding:
             return ONE_STEP
         if self.pieces and self._batch and view.decoding and not view.prefilling:
-            self._drop_what_no_longer_fits(view)
-            if not self._batch:
+            # Decodes between two pieces took KV that the rest of the refill was meant to have.
+            rest = [view.waiting[id] for id in self._batch]
+            kept = self._that_fit(view, rest)
+            if not kept:
+                self._batch = {}
+                self._refilled()
                 return ONE_STEP
-        if self._batch and view.decoding and not view.prefilling and not self._may_enter(view):
-            self._batch = {}
-            self._refilled()
+            if len(kept) < len(rest):
+                self._batch = dict.fromkeys(kept)
+        if self._batch and view.decoding and not view.prefilling:
+            # On one engine the next prompt has a slot and its KV; in a fleet others may have come meanwhile.
+            block, need = view.limits.block, view.waiting[next(iter(self._batch))].room
+            if len(view.decoding) >= view.limits.running or -(-need // block) * block > view.kv_free:
+                self._batch = {}
+                self._refilled()
         if not self._batch:
             self._batch = dict.fromkeys(self._next_batch(view))
             self._grows = self._grows and not self._batch
@@ -114,23 +122,6 @@ class Exclusive(BatchPolicy):
         if not view.waiting:
             return NONE_WAITS
         return self._decode(view)
-
-    def _drop_what_no_longer_fits(self, view: View) -> None:
-        """Decodes between two pieces took KV that the rest of the refill was meant to have."""
-        rest = [view.waiting[id] for id in self._batch]
-        kept = self._that_fit(view, rest)
-        if len(kept) < len(rest):
-            self._batch = dict.fromkeys(kept)
-            if not kept:
-                self._refilled()
-
-    def _may_enter(self, view: View) -> bool:
-        """Has the engine still a slot and the KV for the next prompt of the refill?
-
-        On one engine always; in a fleet others may have come meanwhile with KV of their own.
-        """
-        block, need = view.limits.block, view.waiting[next(iter(self._batch))].room
-        return len(view.decoding) < view.limits.running and -(-need // block) * block <= view.kv_free
 
     def _prefill(self, view: View) -> Plan:
         prompts = tuple(self._batch)
@@ -179,7 +170,7 @@ class Exclusive(BatchPolicy):
             return Plan(ALL, until=Until(finishes=max(1, by_queue), arrivals=1))
         if by_slots > 1:
             return Plan(ALL, until=Until(finishes=by_slots))
-        return ONE_MUST_LEAVE  # slots are there, memory is not
+        return NO_PLACE_LEFT  # slots are there, memory is not
 
     def _threshold(self, view: View) -> tuple[int, int]:
         slots = min(self.slots, view.limits.running)

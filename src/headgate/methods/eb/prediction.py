@@ -5,9 +5,8 @@ from __future__ import annotations
 from math import ceil, erfc, expm1, inf, log1p, sqrt
 from typing import NamedTuple
 
-from headgate.core.errors import InputError
 from headgate.cost.model import Shape, StepCost
-from headgate.methods.eb.costs import Lengths, PhaseCosts, checked_costs, checked_lengths, mean_prompts
+from headgate.methods.eb.costs import Lengths, PhaseCosts, checked_lengths, mean_prompts
 from headgate.methods.eb.thresholds import Threshold, base_share
 
 FEW = 1e-3  # steps that come about this rarely are not counted
@@ -21,8 +20,8 @@ def mixed_rate(cost: StepCost, lengths: Lengths, running: float, budget: int) ->
     1 - exp(-entering) of the steps holds prompts, and the others are pure decodes: the paper charges the
     price of a mixed token to every step. Where prompts do not fit into the budget, decodes wait for them.
     """
-    running = _checked(lengths, running, budget)
-    running = min(running, budget / (1 + lengths.computed / lengths.output))
+    checked_lengths(lengths)
+    running = min(max(1.0, running), budget / (1 + lengths.computed / lengths.output))
     entering = running / (lengths.output + 1)
     decodes = entering * lengths.output
     arriving = entering * lengths.computed  # prompt tokens per step
@@ -43,9 +42,8 @@ def exclusive_rate(cost: StepCost, lengths: Lengths, slots: float, share: float,
     short ones came 2 % late. Each refilled request decodes for its mean output of the phase.
     Unlike equation (4), every step is priced by the cost itself, knees and context included.
     """
-    slots = _checked(lengths, slots, budget)
-    if not 0 < share < 1:
-        raise InputError(f"share={share}; need 0 < share < 1, clip the threshold first")
+    checked_lengths(lengths)
+    slots = max(1.0, slots)
     refilled = min(max(1.0, share * slots) + slots / (2 * lengths.output), max(1.0, 0.99 * slots))
     phase = log1p(refilled / (slots - refilled + 0.5)) * (lengths.output - 0.5)
     decodes = min(refilled * lengths.output / phase, slots)
@@ -94,13 +92,6 @@ def whole_steps(plan: Threshold, lengths: Lengths, overhead: float, budget: floa
     return Threshold(refill / slots, refill, slots)
 
 
-def _checked(lengths: Lengths, batch: float, budget: int) -> float:
-    checked_lengths(lengths)
-    if not batch > 0 or budget < 1:
-        raise InputError(f"a batch of {batch} requests and a budget of {budget} tokens; both must be above 0")
-    return max(1.0, batch)
-
-
 # -- the paper's throughputs and EB+'s rule
 
 
@@ -114,8 +105,6 @@ class ModeComparison(NamedTuple):
 
     def gain(self, running: float) -> float:
         """Left minus right, s/token, with that many requests in the engine."""
-        if not running > 0:
-            raise InputError(f"running={running}; need > 0, there must be running requests")
         return self.gap - self.penalty / running
 
     @property
@@ -137,9 +126,6 @@ def exclusive_throughput(costs: PhaseCosts, lengths: Lengths, slots: float, refi
     0 at k = N, where the fluid phase never ends. The paper's, with p0 = 1 / mu_O; prompts take one prefill
     iteration whatever their number.
     """
-    _check(costs, lengths, slots)
-    if not 0 < refill <= slots:
-        raise InputError(f"refill={refill}, slots={slots}; need 0 < refill <= slots, choose k <= N")
     if refill == slots:
         return 0.0
     zeta = -log1p(-refill / slots)
@@ -149,7 +135,6 @@ def exclusive_throughput(costs: PhaseCosts, lengths: Lengths, slots: float, refi
 
 def mixed_throughput(costs: PhaseCosts, lengths: Lengths, running: float) -> float:
     """Requests per second of mixed batching with `running` requests in every batch."""
-    _check(costs, lengths, running)
     fixed = costs.mixed_fixed * (1 + lengths.output) / running
     return 1 / (fixed + costs.mixed_per_token(lengths.output / lengths.total) * lengths.total)
 
@@ -161,7 +146,6 @@ def compare(costs: PhaseCosts, lengths: Lengths) -> ModeComparison:
     without fixed prefill cost too. The paper mixes a fitted p0 and mu_O. A polynomial fitted to
     throughputs already holds the fixed cost of mixed batches: set mixed_fixed = 0 with it.
     """
-    _check(costs, lengths, 1)
     share = base_share(costs.overhead / lengths.output)
     decode = costs.decode_fixed * lengths.output / (1 - share)
     penalty = (decode - costs.mixed_fixed * (1 + lengths.output)) / lengths.total
@@ -177,10 +161,3 @@ def wants_exclusive(gain: float, margin: float, exclusive: bool) -> bool:
     27,000 tok/s a quarter of the whole cost.
     """
     return gain >= margin - 2 * abs(margin) if exclusive else gain > margin
-
-
-def _check(costs: PhaseCosts, lengths: Lengths, batch: float) -> None:
-    checked_costs(costs)
-    checked_lengths(lengths)
-    if not batch > 0:
-        raise InputError(f"a batch of {batch} requests; need > 0, give the slots or the mean number running")

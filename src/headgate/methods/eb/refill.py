@@ -17,8 +17,6 @@ def refill_due(slots: int, refill: int, decoding: int, waiting: int) -> bool:
     they would make, so that a threshold tuned for a full engine still makes sense in a half-empty one. An
     empty batch refills as soon as a request waits.
     """
-    if not 1 <= refill <= slots:
-        raise InputError(f"refill={refill}, slots={slots}; need 1 <= refill <= slots, choose k <= N")
     if decoding == 0:
         return waiting > 0
     fillable = min(waiting, max(0, slots - decoding))
@@ -31,8 +29,6 @@ def kv_reserve(slots: int, output: float, capacity: float) -> float:
     Room for half the output of every slot. The paper's rule; it ignores the prompts about to enter
     and starves the batch when outputs are long.
     """
-    if not (slots >= 1 and output > 0 and capacity > 0):
-        raise InputError(f"slots={slots}, output={output}, capacity={capacity}; need >= 1, > 0 and > 0")
     return min(0.6, max(0.05, slots * output * 0.5 / capacity))
 
 
@@ -54,10 +50,9 @@ class Pieces:
             raise InputError("eb: max_gap needs a cost to know how long a piece takes; give it a card's cost")
         self.max_gap = max_gap
         self.decodes_are_due = False
-        self._cost = cost
+        self._cost, self._host = cost, cost.host
         self._tokens = 0  # per step of the piece under way
         self._left = 0  # steps of it that are left; 0: none is under way
-        self._host = cost.host
         self._after_prompts = False  # the newest tokens of the decodes came with their prompts
 
     def next_piece(self, view: View, prompts: Iterable[int] = ()) -> tuple[int, int]:
@@ -79,17 +74,13 @@ class Pieces:
         decodes = len(view.decoding) + joining
         held = view.kv_total - view.kv_free + view.kv_shared + tokens  # what they read, less a token each
         after = self._cost.seconds(Shape(decodes, held + decodes))
-        return self._largest(self.max_gap - after - self._lag(view, after), view.limits.batch_tokens)
-
-    def _lag(self, view: View, after: float) -> float:
-        """By how much later than those before it the tokens of the next decode step are seen.
-
-        An asynchronous host looks at them only when it has launched the step with prompts that follows. After
-        decodes it did so the last time, too; after prompts of an empty engine it did not.
-        """
-        if self._host is None or not self._after_prompts:
-            return 0.0
-        return max(0.0, self._host.seconds(Shape(prefill=view.limits.batch_tokens)) - after)
+        budget, late = view.limits.batch_tokens, 0.0
+        if self._host is not None and self._after_prompts:
+            # An asynchronous host looks at the tokens of the next decode step only when it has launched the
+            # step with prompts that follows. After decodes it did so the last time, too; after prompts of an
+            # empty engine it did not.
+            late = max(0.0, self._host.seconds(Shape(prefill=budget)) - after)
+        return self._largest(self.max_gap - after - late, budget)
 
     def composed(self, plan: Plan) -> None:
         """Count the piece down; the decode step after it ends the debt.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, expm1, floor, inf, isfinite, log, log1p, sqrt
+from math import exp, expm1, floor, inf, log, log1p, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -34,10 +34,6 @@ def base_share(ratio: float) -> float:
     overshoot. The paper gives the equation and no solver.
     """
     gamma = ratio
-    if not (isfinite(gamma) and gamma >= 0):
-        raise InputError(
-            f"gamma={gamma}; need a finite number >= 0: costs and output rates are never negative"
-        )
     if gamma == 0:
         return 0.0
     zeta = log1p(gamma + sqrt(2 * gamma))
@@ -61,11 +57,7 @@ def share_correction(hazard: LinearHazard, share: float, load: float) -> float:
     to compare with the paper.
     """
     theta, rho = share, load
-    p0, eta = _checked_ending(hazard.base), hazard.slope
-    if not 0 < theta < 1:
-        raise InputError(f"share={theta}; need 0 < share < 1, give the root of (3)")
-    if not rho >= 0:
-        raise InputError(f"load={rho}; need >= 0, check the decode costs")
+    p0, eta = hazard.base, hazard.slope
     zeta = -log1p(-theta)
     bracket = zeta * (theta / (1 - theta) - zeta / 2) + rho * (zeta - theta)
     return eta * (1 - theta) ** 2 / (p0**2 * theta) * bracket
@@ -75,9 +67,9 @@ def paper_share(overhead: float, hazard: LinearHazard, load: float, cap: float =
     """Equation (3) at the hazard's base plus its correction (5), at most `cap` times as large; not clipped.
 
     With `guarded` hazards this is mode "paper"; with raw ones and cap=inf it is Algorithm 1 as
-    printed, which has no answer when the fitted base is not positive.
+    printed, which has no answer when the fitted base is not positive: give none of these.
     """
-    theta0 = base_share(_checked_ending(hazard.base) * overhead)
+    theta0 = base_share(hazard.base * overhead)
     if not theta0:
         return 0.0
     return theta0 + min(share_correction(hazard, theta0, load), cap * theta0)
@@ -88,21 +80,8 @@ def settle(share: float, slots: int, lowest: float = LOWEST, highest: float = HI
 
     The paper takes the floor. Rounding costs at most 0.05 % where the floor costs 0.6 %.
     """
-    if slots < 1:
-        raise InputError(f"slots={slots}; need >= 1, at least one request must be able to run")
-    if not share >= 0:
-        raise InputError(f"share={share}; need >= 0, give the best share as planned")
     clipped = min(max(share, lowest, 1 / slots), max(highest, 1 / slots))
     return Threshold(clipped, min(max(1, round(clipped * slots)), slots), slots)
-
-
-def _checked_ending(ending: float) -> float:
-    if not 0 < ending < 1:
-        raise InputError(
-            f"a chance to end per iteration of {ending}; need 0 < p0 < 1, use one over the mean output "
-            "(`guarded` does)"
-        )
-    return ending
 
 
 # -- the best share in a steady state
@@ -129,8 +108,6 @@ def stationary_share(survival: Survival, overhead: float) -> StationaryShare:
 
     Phase lengths that cannot win are ruled out first, by M(T) >= max(mean / T, its first terms).
     """
-    if not overhead >= 0:
-        raise InputError(f"overhead={overhead} decode iterations; need >= 0, check the costs")
     mean = survival.mean
     guess = max(1, round(sqrt(2 * overhead * mean)))
     best = (guess + overhead) * survival.renewals(guess)
@@ -147,8 +124,6 @@ def stationary_share(survival: Survival, overhead: float) -> StationaryShare:
 
 def phase_share(survival: Survival, phase: int) -> float:
     """The share of slots that end in a phase of that many iterations, in a steady state: 1 / M(T)."""
-    if phase < 1:
-        raise InputError(f"phase={phase}; need >= 1, a phase is at least one iteration")
     return 1 / survival.renewals(phase)
 
 
@@ -162,42 +137,18 @@ def _at(survival: Survival, ages: NDArray[np.int64]) -> NDArray[np.float64]:
 # -- how many requests memory holds
 
 
-class PaperSlots(NamedTuple):
-    """The bounds of equation (6), before any clamp; with little memory they are negative."""
-
-    per_slot: float  # D, KV tokens per slot when a phase begins
-    overshoot: float  # v-bar, the mean of the exponential bound on the excess, KV tokens
-    static: int
-    expected: int
-    overflow: int  # the paper's N*
-
-
-class SafeSlots(NamedTuple):
-    """`slots` that overflow memory in at most the given share of cycles, and how they come about."""
-
-    slots: int
-    exact: float  # before rounding down and clamping
-    peak: float  # KV tokens per slot at the worst moment of a phase, on average
-    spread: float  # their standard deviation per slot
-    peak_at: float  # that moment, in iterations after the phase begins
-
-
-def paper_slots(
-    share: float, ending: float, prompt: float, capacity: float, miss: float = 0.01
-) -> PaperSlots:
+def paper_slots(share: float, ending: float, prompt: float, capacity: float, miss: float = 0.01) -> int:
     """Equation (6): slots so that a cycle overflows `capacity` KV tokens with chance `miss`, or so it says.
 
     Here to compare: the claim does not hold (up to 88 % of cycles overflow at 1 %: docs/policies/eb.md),
-    because the spread at the phase start is left out and memory is taken to fall from there on.
+    because the spread at the phase start is left out and memory is taken to fall from there on. With little
+    memory the answer is negative.
     """
-    _check(share, ending, prompt, capacity, miss)
+    _check(ending, prompt, capacity)
     zeta = -log1p(-share)
-    per_slot = prompt + (1 - share) / (share * ending) * zeta
-    overshoot = 1 / (ending**2 * prompt)
-    static, expected, overflow = (
-        floor((capacity - overshoot * weight) / per_slot) for weight in (0.0, 1.0, log(1 / miss))
-    )
-    return PaperSlots(per_slot, overshoot, static, expected, overflow)
+    per_slot = prompt + (1 - share) / (share * ending) * zeta  # KV tokens when a phase begins
+    overshoot = 1 / (ending**2 * prompt)  # the mean of the exponential bound on the excess
+    return floor((capacity - overshoot * log(1 / miss)) / per_slot)
 
 
 def safe_slots(
@@ -209,21 +160,16 @@ def safe_slots(
     *,
     miss: float = 0.01,
     block: int = 0,
-    least: int = 1,
-    most: float = inf,
-) -> SafeSlots:
+) -> int:
     """Slots so that KV at its peak, plus as many deviations as `miss` asks for, fits: N_safe.
 
     Ours, with the inputs of (6). The peak is where the fluid memory of a phase is highest, which is inside
     the phase when outputs are long; the sum over slots is taken as normal. Simulated at 1 % it overflows in
     0 to 3.4 % of cycles. `ending` should be one over the mean output, not the fitted base of a rising hazard.
 
-    Half a `block` of KV is added to each prompt for rounding; 0 counts tokens. The answer is clamped to
-    `least` and `most`, the latter last; `least` above what fits breaks the promise, and the gate must hold.
+    Half a `block` of KV is added to each prompt for rounding; 0 counts tokens.
     """
-    _check(share, ending, prompt + block / 2, capacity, miss)
-    if not prompt_sd >= 0:
-        raise InputError(f"prompt_sd={prompt_sd}; need >= 0, a standard deviation is never negative")
+    _check(ending, prompt + block / 2, capacity)
     mean_prompt = prompt + block / 2
     length = -log1p(-share) / ending
     age = length * (1 - share) / share
@@ -235,18 +181,10 @@ def safe_slots(
     spread = sqrt(max(variance, 0.0))
     margin = -NormalDist().inv_cdf(miss) * spread
     exact = ((-margin + sqrt(margin**2 + 4 * peak * capacity)) / (2 * peak)) ** 2
-    return SafeSlots(int(min(max(floor(exact), 1, least), most)), exact, peak, spread, peak_at)
+    return max(floor(exact), 1)
 
 
-def _check(share: float, ending: float, prompt: float, capacity: float, miss: float) -> None:
-    if not 0 < share < 1:
-        raise InputError(f"share={share}; need 0 < share < 1, clip the threshold first")
-    if not 0 < ending < 1:
-        raise InputError(f"ending={ending}; need 0 < ending < 1, give one over the mean output")
-    if not prompt > 0:
-        raise InputError(f"prompt={prompt}; need > 0, give the mean prompt in tokens")
-    if not 0 < miss < 1:
-        raise InputError(f"miss={miss}; need 0 < miss < 1, 0.01 is usual")
+def _check(ending: float, prompt: float, capacity: float) -> None:
     if not capacity >= prompt + 1 / ending:
         raise InputError(
             f"capacity={capacity} KV tokens < {prompt + 1 / ending:.0f}, one mean request; give more memory "
@@ -268,9 +206,18 @@ class SlotBounds(NamedTuple):
 
 
 def stationary_plan(costs: PhaseCosts, lengths: Lengths, survival: Survival, bounds: SlotBounds) -> Threshold:
-    """Mode "stationary", our default: the steady-state share, and slots that are safe."""
+    """Mode "stationary", our default: the steady-state share, and slots that are safe.
+
+    `least` slots above what fits break the promise, and the gate must hold.
+    """
     share = stationary_share(survival, checked_costs(costs).overhead).share
-    return settle(share, _safe(settle(share, _checked(bounds).most).share, lengths, bounds))
+    clipped = settle(share, bounds.most).share
+    checked_lengths(lengths)
+    if clipped >= 1:  # one slot: no other request to wait for
+        return settle(share, 1)
+    ending, (capacity, most, least, miss, block) = 1 / lengths.output, bounds
+    found = safe_slots(clipped, ending, lengths.prompt, lengths.prompt_sd, capacity, miss=miss, block=block)
+    return settle(share, min(max(found, least), most))
 
 
 def paper_plan(
@@ -281,33 +228,10 @@ def paper_plan(
     Give a `guarded` hazard. The correction (5) contains the number of slots, which follows from the share;
     the paper uses that of the review before, `previous`, else the most.
     """
-    slots = _checked(bounds).most if previous is None else previous
+    slots = bounds.most if previous is None else previous
     share = paper_share(checked_costs(costs).overhead, hazard, costs.load(slots))
     clipped = settle(share, slots).share
-    if clipped >= 1:  # one slot: no other request to wait for
+    if clipped >= 1:  # one slot, as above
         return settle(share, 1)
     bound = paper_slots(clipped, hazard.base, checked_lengths(lengths).prompt, bounds.capacity, bounds.miss)
-    return settle(share, min(max(bound.overflow, 1, bounds.least), bounds.most))
-
-
-def _safe(share: float, lengths: Lengths, bounds: SlotBounds) -> int:
-    checked_lengths(lengths)
-    if share >= 1:  # one slot, as above
-        return 1
-    return safe_slots(
-        share,
-        1 / lengths.output,
-        lengths.prompt,
-        lengths.prompt_sd,
-        bounds.capacity,
-        miss=bounds.miss,
-        block=bounds.block,
-        least=bounds.least,
-        most=bounds.most,
-    ).slots
-
-
-def _checked(bounds: SlotBounds) -> SlotBounds:
-    if not 1 <= bounds.least <= bounds.most:
-        raise InputError(f"least={bounds.least}, most={bounds.most} slots; need 1 <= least <= most")
-    return bounds
+    return settle(share, min(max(bound, 1, bounds.least), bounds.most))

@@ -35,8 +35,8 @@ class EnginePace:
     """How fast one engine works, equations (1) to (4).
 
     Steps that hold a chunk of a prompt last `mixed_fixed + chunk * mixed_per_token`, steps without one
-    `1 / solo_speed`, however many decodes they hold. Differences, both off by default: `whole_chunks` counts
-    the chunks of a mean prompt instead of its tokens, `decodes_count` adds the decodes to the chunk.
+    `1 / solo_speed`, however many decodes they hold. `whole_chunks`, ours, counts the chunks of a mean prompt
+    instead of its tokens.
     """
 
     slots: int  # B, requests of any kind at once
@@ -45,12 +45,10 @@ class EnginePace:
     mixed_per_token: float  # β
     solo_speed: float  # γ, tokens per second and slot
     whole_chunks: bool = False
-    decodes_count: bool = False
 
     @property
     def mixed_step(self) -> float:
-        beside = self.slots - 1 if self.decodes_count else 0
-        return self.mixed_fixed + self.mixed_per_token * (self.chunk + beside)
+        return self.mixed_fixed + self.mixed_per_token * self.chunk
 
     @property
     def ratio(self) -> float:
@@ -62,10 +60,6 @@ class EnginePace:
         """Proposition 1: then the best bundled plan has no queue for decode slots."""
         return self.slots * self.ratio >= self.slots - 1
 
-    @property
-    def displaced(self) -> float:
-        return self.slots * self.solo_speed - (self.slots - 1) / self.mixed_step
-
     def prefill_seconds(self, flow: Flow) -> float:
         """1/μ_p, the time one prompt keeps an engine mixed."""
         if not self.whole_chunks:
@@ -76,7 +70,8 @@ class EnginePace:
 
     def decode_weight(self, flow: Flow) -> float:
         """D + ωP: decode tokens of capacity that one request takes, its prompt's share included."""
-        return flow.output + self.displaced * self.prefill_seconds(flow)
+        displaced = self.slots * self.solo_speed - (self.slots - 1) / self.mixed_step
+        return flow.output + displaced * self.prefill_seconds(flow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +115,10 @@ class Instance:
     def values(self) -> list[float]:
         return [self.prices.value(flow) for flow in self.flows]
 
-    def densities(self) -> list[float]:
-        """Value per decode token of capacity, w / (D + ωP): the knapsack's order of classes."""
-        return [self.prices.value(flow) / self.pace.decode_weight(flow) for flow in self.flows]
-
     def by_density(self) -> list[str]:
-        worth = zip(self.densities(), self.flows, strict=True)
-        return [flow.name for _, flow in sorted(worth, key=lambda pair: -pair[0])]
+        """The most value per decode token of capacity first, w / (D + ωP): the order of a knapsack."""
+        weigh, value = self.pace.decode_weight, self.prices.value
+        return [flow.name for flow in sorted(self.flows, key=lambda flow: -value(flow) / weigh(flow))]
 
 
 def _check_flow(flow: Flow) -> None:

@@ -20,7 +20,7 @@ Draw = Callable[[], float]  # uniform on [0, 1)
 
 class Gated(RoutePolicy):
     def __init__(
-        self, admission: Admission, placement: Placement | None, prompts_on: str, draw: Draw
+        self, admission: Admission, placement: SoloFirst | None, prompts_on: str, draw: Draw
     ) -> None:
         self.admission = admission
         self.placement = placement
@@ -93,7 +93,7 @@ class Gated(RoutePolicy):
 class Partitioned(Gated):
     """The first engines take prompts and decode beside them, the others only decode (static planning)."""
 
-    def __init__(self, plan: FluidPlan, admission: Admission, placement: Placement, slack: bool) -> None:
+    def __init__(self, plan: FluidPlan, admission: Admission, placement: SoloFirst, slack: bool) -> None:
         super().__init__(admission, placement, MIXED, placement.draw)
         self.plan, self.slack = plan, slack
 
@@ -110,15 +110,15 @@ class GateAndRoute(Partitioned):
     needs less than one engine's prefill time.
     """
 
-    def __init__(self, plan: FluidPlan, engines: int, draw: Draw, spill: bool = False) -> None:
-        super().__init__(plan, Occupancy(plan, engines, spill), SoloFirst(draw), slack=False)
+    def __init__(self, plan: FluidPlan, engines: int, draw: Draw) -> None:
+        super().__init__(plan, Occupancy(plan, engines), SoloFirst(draw), slack=False)
 
 
 class GateAndRoutePlus(Partitioned):
     """GG-SP+, ours: a few spare mixed engines, and throttled kinds wait for room behind the gate."""
 
-    def __init__(self, plan: FluidPlan, engines: int, draw: Draw, spill: bool = False) -> None:
-        super().__init__(plan, BackPressure(plan, engines, spill), SoloFirst(draw), slack=True)
+    def __init__(self, plan: FluidPlan, engines: int, draw: Draw) -> None:
+        super().__init__(plan, BackPressure(plan, engines), SoloFirst(draw), slack=True)
 
 
 class BucketAndRoute(Partitioned):
@@ -136,7 +136,7 @@ class PrioritizeAndRoute(Partitioned):
 
     def __init__(self, plan: FluidPlan, engines: int, draw: Draw) -> None:
         flows = sorted(plan.instance.flows, key=lambda flow: -flow.output / flow.computed)
-        super().__init__(plan, Strict([flow.name for flow in flows]), SoloFirst(draw), slack=False)
+        super().__init__(plan, Admission([flow.name for flow in flows]), SoloFirst(draw), slack=False)
 
 
 class ServiceLevelRoute(Partitioned):
@@ -146,21 +146,19 @@ class ServiceLevelRoute(Partitioned):
     default, is the token bucket.
     """
 
+    draws_kinds = False
+
     def __init__(self, plan: FluidPlan, engines: int, draw: Draw, gate: str = "token-bucket") -> None:
         if gate not in GATES:
             raise unknown("gate", gate, GATES)
-        placement = self.placement_of(plan, draw)
+        placement = ByPoolAndKind(plan, draw) if self.draws_kinds else ByPool(plan, draw)
         super().__init__(plan, GATES[gate](plan, engines), placement, slack=False)  # pools as planned
-
-    def placement_of(self, plan: FluidPlan, draw: Draw) -> ByPool:
-        return ByPool(plan, draw)
 
 
 class GeneralRoute(ServiceLevelRoute):
     """The same for plans with a queue before decode (EC.6): the kind that gets a slot is drawn."""
 
-    def placement_of(self, plan: FluidPlan, draw: Draw) -> ByPool:
-        return ByPoolAndKind(plan, draw)
+    draws_kinds = True
 
 
 class DensityFirst(Gated):
@@ -171,7 +169,7 @@ class DensityFirst(Gated):
     """
 
     def __init__(self, plan: FluidPlan, draw: Draw) -> None:
-        super().__init__(Strict(plan.instance.by_density()), None, ANY, draw)
+        super().__init__(Admission(plan.instance.by_density()), None, ANY, draw)
 
 
 # -- gates: whose prompt starts next
@@ -182,10 +180,19 @@ SHED_AFTER = 10.0  # seconds of its planned rate that may wait in a class that n
 
 
 class Admission:
+    """Kinds in a fixed order; those not named come last, in the fleet's order. Other gates know more."""
+
     closes = False  # are there kinds it never lets in?
 
+    def __init__(self, order: Sequence[str] = ()) -> None:
+        self.order = order
+
     def choose(self, fleet: Fleet) -> str | None:
-        raise NotImplementedError
+        queues = fleet.queues
+        for kind in self.order:
+            if queues.get(kind):
+                return kind
+        return next((kind for kind, queue in queues.items() if queue), None)
 
     def refuse(self, fleet: Fleet) -> tuple[int, ...]:
         return ()
@@ -214,19 +221,19 @@ class Occupancy(Admission):
     planned length most, then the plan's order. It never holds back a kind that the plan serves at all. A
     kind the plan does not serve (x* = 0, or not in the plan) is closed; those of it that never give up are
     turned away, and so is what a throttled kind of that sort has waiting beyond some seconds of its rate.
-    With `spill` a closed kind enters while no other could and decode slots are plenty.
 
     Ours: where engines take several prompts at once (real ones do), prompts of all kinds stand in one queue
     inside the engine and are in service equally long. Shares of engines would then give a kind with long
     prompts as many times more admissions as its prompts are longer. The planned rates take their place.
     """
 
-    def __init__(self, plan: FluidPlan, engines: int, spill: bool = False) -> None:
+    closes = True
+
+    def __init__(self, plan: FluidPlan, engines: int) -> None:
+        super().__init__()
         flows = plan.instance.flows
-        self.spill = spill
-        self.closes = not spill
         self.targets: dict[str, tuple[float, float]] = {}  # x*, and the planned queue of the whole fleet
-        self._shares: dict[str, tuple[float, float]] = {}  # the same by name, x* and planned rate
+        self._shares: dict[str, tuple[float, float]] = {}  # x*, and the planned rate
         self.throttled: dict[str, float] = {}  # admissions per second planned for kinds not served in full
         self._shed: dict[str, int] = {}  # the most that may wait of kinds that never give up
         self._patient = {flow.name for flow in flows if flow.impatience > 0}
@@ -261,7 +268,7 @@ class Occupancy(Admission):
             excess = len(queue) - planned
             if index < least or excess > longest:
                 chosen, least, longest = kind, index, excess
-        return self._closed_one(fleet) if chosen is None and self.spill else chosen
+        return chosen
 
     def lets_in(self, kind: str, fleet: Fleet) -> bool:
         return True
@@ -273,21 +280,14 @@ class Occupancy(Admission):
     def refuse(self, fleet: Fleet) -> tuple[int, ...]:
         """Closed kinds that would wait for ever, and the newest of throttled ones that never give up."""
         if self._watched is None:  # the fleet's kinds are known from the first question on
-            shut = [kind for kind in fleet.queues if kind not in self.targets and kind not in self._patient]
-            self._watched = [] if self.spill else shut
-            self._watched += self._shed
+            served = {*self.targets, *self._patient}
+            self._watched = [*(kind for kind in fleet.queues if kind not in served), *self._shed]
         refused: list[int] = []
         for kind in self._watched:
             queue, most = fleet.queues.get(kind, {}), self._shed.get(kind, 0)
             if len(queue) > most:
                 refused += [*queue][most:]
         return tuple(refused)
-
-    def _closed_one(self, fleet: Fleet) -> str | None:
-        """A kind the plan does not serve, while no request waits for a decode slot and enough are free."""
-        if fleet.handoff or fleet.free_slots <= sum(fleet.prefilling.values()):
-            return None
-        return next((k for k, queue in fleet.queues.items() if queue and k not in self.targets), None)
 
 
 class BackPressure(Occupancy):
@@ -308,8 +308,8 @@ class TokenBucket(Occupancy):
     licence to admit.
     """
 
-    def __init__(self, plan: FluidPlan, engines: int, spill: bool = False) -> None:
-        super().__init__(plan, engines, spill)
+    def __init__(self, plan: FluidPlan, engines: int) -> None:
+        super().__init__(plan, engines)
         self._level = {kind: (1.0, 0.0) for kind in self.throttled}  # tokens, and when there were so many
 
     def level(self, kind: str, now: float) -> float:
@@ -343,33 +343,24 @@ class TokenBucket(Occupancy):
 GATES = {"occupancy": Occupancy, "back-pressure": BackPressure, "token-bucket": TokenBucket}
 
 
-class Strict(Admission):
-    """Kinds in a fixed order; those not named come last, in the fleet's order."""
-
-    def __init__(self, order: Sequence[str]) -> None:
-        self.order = order
-
-    def choose(self, fleet: Fleet) -> str | None:
-        queues = fleet.queues
-        for kind in self.order:
-            if queues.get(kind):
-                return kind
-        return next((kind for kind, queue in queues.items() if queue), None)
-
-
 # -- placements: where a request decodes whose prompt is done
 
 POOLS = (SOLO, MIXED)
 
 
-class Placement:
-    """Which request decodes where next; asked only while one waits for that."""
+class SoloFirst:
+    """The greedy router (section 4.2): a free slot on a solo engine, else on a mixed one, else one queue."""
 
     def __init__(self, draw: Draw) -> None:
         self.draw = draw
 
     def next(self, fleet: Fleet) -> Move | None:
-        raise NotImplementedError
+        """Which request decodes where next; asked only while one waits for that."""
+        places = fleet.open[SOLO] or fleet.open[MIXED]
+        if not places:
+            return None
+        id = next(iter(fleet.handoff))
+        return Move(id, at_home(fleet, id, places, self.draw), Stage.DECODE)
 
     def prefilled(self, request: Request) -> None:
         """It waits for a place from now on."""
@@ -381,18 +372,7 @@ class Placement:
         """Engines came, went, or have another role or room."""
 
 
-class SoloFirst(Placement):
-    """The greedy router (section 4.2): a free slot on a solo engine, else on a mixed one, else one queue."""
-
-    def next(self, fleet: Fleet) -> Move | None:
-        places = fleet.open[SOLO] or fleet.open[MIXED]
-        if not places:
-            return None
-        id = next(iter(fleet.handoff))
-        return Move(id, at_home(fleet, id, places, self.draw), Stage.DECODE)
-
-
-class ByPool(Placement):
+class ByPool(SoloFirst):
     """The randomised router (section 5.2): each request draws its pool once and waits for a slot there.
 
     So the decodes of every kind come to stand where the plan wants them, which the greedy router only does
@@ -419,7 +399,9 @@ class ByPool(Placement):
             waiting = self._waiting[pool]
             if not waiting:
                 continue
-            places = fleet.open[pool] or (fleet.open[other] if not self._exists(fleet, pool) else ())
+            if self._roles is None:  # of engines that take decodes, looked up again when engines change
+                self._roles = {replica.role for replica in fleet.replicas if replica.room.decodes > 0}
+            places = fleet.open[pool] or (fleet.open[other] if pool not in self._roles else ())
             if places:
                 id = self.head(pool, waiting)
                 return Move(id, at_home(fleet, id, places, self.draw), Stage.DECODE)
@@ -427,12 +409,6 @@ class ByPool(Placement):
 
     def head(self, pool: str, waiting: OrderedDict[int, str]) -> int:
         return next(iter(waiting))
-
-    def _exists(self, fleet: Fleet, pool: str) -> bool:
-        """Has any engine that takes decodes that role? Looked up again when engines change."""
-        if self._roles is None:
-            self._roles = {replica.role for replica in fleet.replicas if replica.room.decodes > 0}
-        return pool in self._roles
 
     def engines_changed(self, fleet: Fleet) -> None:
         self._roles = None

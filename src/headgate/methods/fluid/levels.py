@@ -13,7 +13,6 @@ from headgate.methods.fluid.flows import EnginePace, Instance
 from headgate.methods.fluid.program import Builder, Floats
 
 SLOTS, TOKENS = "slots", "tokens"
-FIRST_TANGENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 WORDS = {
     "prefill_fairness": "prefill fairness",
     "decode_fairness": "decode fairness",
@@ -25,43 +24,29 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """What a plan must keep, or pays for: section 4 of the paper, (43) to (49).
+    """What a plan must keep: section 4 of the paper, (43) to (49).
 
-    The first three are caps; the next three, penalties subtracted from revenue for each unit of the same
-    thing. Differences: TPOT by `tokens` is the mean over tokens that users see, (47) averages over slots
-    as if all were busy; `served` and `prefilling` are ours.
+    Differences: TPOT by `tokens` is the mean over tokens that users see, (47) averages over slots as if all
+    were busy; `served` and `prefilling` are ours. The paper's penalties for the same things are left out.
     """
 
     prefill_fairness: float | None = None  # η1: largest difference of engines prefilling two classes
     decode_fairness: float | None = None  # η2: largest difference of solo decodes of two classes
     tpot: float | None = None  # η3, seconds
-    prefill_penalty: float = 0.0
-    decode_penalty: float = 0.0
-    tpot_penalty: float = 0.0
     tpot_over: str = SLOTS  # or TOKENS
     served: Mapping[str, float] = field(default_factory=dict)  # least share of a class's arrivals
     prefilling: float = 1.0  # most engines that prefill, as a share of all
-    decodes_may_wait: bool | None = None  # a planned queue before decode; None: only where nothing is asked
 
     @property
     def none(self) -> bool:
-        """Is no service asked for? Fewer engines that prefill are a limit, not a service."""
+        """Is no service asked for? Then requests may be planned to wait for a decode slot, which the paper's
+        service levels forbid. Fewer engines that prefill are a limit, not a service.
+        """
         caps = (self.prefill_fairness, self.decode_fairness, self.tpot)
-        penalties = (self.prefill_penalty, self.decode_penalty, self.tpot_penalty)
-        return not any(penalties) and not self.served and all(cap is None for cap in caps)
-
-    @property
-    def decode_queue(self) -> bool:
-        """May requests be planned to wait for a decode slot? The paper's service levels forbid it."""
-        return self.none if self.decodes_may_wait is None else self.decodes_may_wait
-
-    @property
-    def by_class(self) -> bool:
-        """Do they fix how each class's decodes are split? Then the solver's split is not ours to change."""
-        return self.decode_fairness is not None or self.decode_penalty > 0
+        return not self.served and all(cap is None for cap in caps)
 
     def checked(self, instance: Instance) -> Levels:
-        for level in fields(self)[:6]:
+        for level in fields(self)[:3]:
             value = getattr(self, level.name)
             if value is not None and not (value >= 0 and isfinite(value)):
                 raise InputError(f"{level.name.replace('_', ' ')} is {value:g}; give at least 0")
@@ -91,12 +76,6 @@ def slot_tpot(pace: EnginePace, prefilling: float) -> float:
     return busy / (slots - prefilling)
 
 
-def slot_tpot_slope(pace: EnginePace, prefilling: float) -> float:
-    """T'(X); T is convex when a mixed step is the longer one, and concave when it is the shorter."""
-    slots = pace.slots
-    return slots * (slots - 1) * (pace.mixed_step - 1 / pace.solo_speed) / (slots - prefilling) ** 2
-
-
 def add_rows(build: Builder, instance: Instance, levels: Levels, free: str = "") -> dict[str, int]:
     """Rows of all levels; the number of the row whose dual is the price of each.
 
@@ -107,16 +86,16 @@ def add_rows(build: Builder, instance: Instance, levels: Levels, free: str = "")
     rows: dict[str, int] = {}
     if levels.prefilling < 1 or free == "prefilling":
         rows["prefilling"] = _cap(build, {"x": ones}, levels.prefilling, free == "prefilling")
-    for name, block, penalty in (
-        ("prefill_fairness", "x", levels.prefill_penalty),
-        ("decode_fairness", "solo", levels.decode_penalty),
-    ):
+    for name, block in (("prefill_fairness", "x"), ("decode_fairness", "solo")):
         cap = getattr(levels, name)
-        if cap is not None or penalty or free == name:
-            _spread(build, count, name, block, penalty)
-            if cap is not None or free == name:
-                limit = inf if cap is None else cap
-                rows[name] = _cap(build, {f"{name}.ends": np.array([-1.0, 1.0])}, limit, free == name)
+        if cap is not None or free == name:
+            ends = f"{name}.ends"
+            build.columns(ends, np.zeros(2))  # the least and the largest of the block
+            for one in np.eye(count):
+                build.row({block: one, ends: np.array([-1.0, 0.0])}, low=0.0)
+                build.row({block: one, ends: np.array([0.0, -1.0])}, high=0.0)
+            limit = inf if cap is None else cap
+            rows[name] = _cap(build, {ends: np.array([-1.0, 1.0])}, limit, free == name)
     if levels.tpot is not None:
         rows["tpot"] = _tpot(build, instance.pace, levels, ones)
     for number, flow in enumerate(instance.flows):
@@ -124,25 +103,6 @@ def add_rows(build: Builder, instance: Instance, levels: Levels, free: str = "")
         if least > 0:
             rows[f"served.{flow.name}"] = _served(build, instance, number, least, free == "served")
     return rows
-
-
-def add_tangents(build: Builder, pace: EnginePace, penalty: float, count: int, points: list[float]) -> None:
-    """A column t that pays the TPOT penalty and lies above tangents of the convex T(X)."""
-    build.columns("t", np.array([-penalty]))
-    for point in points:
-        slope = slot_tpot_slope(pace, point)
-        height = slot_tpot(pace, point) - slope * point
-        build.row({"t": np.ones(1), "x": np.full(count, -slope)}, low=height)
-
-
-def _spread(build: Builder, count: int, name: str, block: str, penalty: float) -> None:
-    """Rows lo <= each of the block <= hi, and the penalty on hi - lo."""
-    build.columns(f"{name}.ends", np.array([penalty, -penalty]))
-    for number in range(count):
-        one = np.zeros(count)
-        one[number] = 1.0
-        build.row({block: one, f"{name}.ends": np.array([-1.0, 0.0])}, low=0.0)
-        build.row({block: one, f"{name}.ends": np.array([0.0, -1.0])}, high=0.0)
 
 
 def _cap(build: Builder, parts: dict[str, Floats], most: float, free: bool) -> int:
@@ -165,8 +125,7 @@ def _tpot(build: Builder, pace: EnginePace, levels: Levels, ones: Floats) -> int
 def _served(build: Builder, instance: Instance, number: int, least: float, free: bool) -> int:
     """Completions of one class; with `free`, only that share of what was asked for."""
     flow, pace = instance.flows[number], instance.pace
-    one = np.zeros(len(instance.flows))
-    one[number] = 1.0
+    one = np.eye(len(instance.flows))[number]
     done = {"mixed": one / (flow.output * pace.mixed_step), "solo": one * pace.solo_speed / flow.output}
     if free:
         return build.row(done | {"free": np.array([-least])}, low=0.0)

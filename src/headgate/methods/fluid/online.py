@@ -9,20 +9,20 @@ from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from headgate.core.errors import InputError, unknown
-from headgate.core.fleet import ANY, CLOSED, MIXED, STAY, Fleet, Move, Replica, RoutePolicy, Routing
+from headgate.core.fleet import ANY, CLOSED, MIXED, STAY, Fleet, Move, RoutePolicy, Routing
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.estimators.traffic import ClassEstimate, TrafficEstimator
 from headgate.methods.balance.balance import Loads
 from headgate.methods.fluid.flows import Flow, Instance
 from headgate.methods.fluid.gates import (
+    Admission,
     BucketAndRoute,
     DensityFirst,
     Draw,
     GateAndRoute,
     GateAndRoutePlus,
     Gated,
-    Strict,
     pick,
 )
 from headgate.methods.fluid.plan import FluidPlan
@@ -173,7 +173,9 @@ class Online(RoutePolicy):
         if not self._looks:
             self._made = fleet.now
         fleet.catch_up()
-        seen = whole(self.traffic.seen(fleet.now), self.share)
+        seen = self.traffic.seen(fleet.now)
+        if self.share != 1.0:  # this router sees as much of what comes as it has of the engines
+            seen = {kind: each._replace(rate=each.rate / self.share) for kind, each in seen.items()}
         self._looks += 1
         if not engines or not any(each.rate > 0 for each in seen.values()):
             return
@@ -214,13 +216,6 @@ def instance_of(like: Instance, seen: Mapping[str, ClassEstimate], engines: int)
         sized = replace(before, prompt=prompt, output=output, cached=cached)
         flows.append(replace(sized, rate=rate / engines, impatience=impatience))
     return replace(like, flows=tuple(flows))
-
-
-def whole(seen: Mapping[str, ClassEstimate], share: float) -> Mapping[str, ClassEstimate]:
-    """What comes to all routers, where this one has such a share of the engines and sees as much of it."""
-    if share == 1.0:
-        return seen
-    return {kind: estimate._replace(rate=estimate.rate / share) for kind, estimate in seen.items()}
 
 
 def _open(fleet: Fleet) -> int:
@@ -305,11 +300,9 @@ class RoleSteps:
             self.waiting = bool(spare)
             return ()
 
-        def in_the_way(engine: Replica) -> int:
-            """What the new role would not take: decodes before a prompt can start, or prompts."""
-            return sum((engine.decoding if role == MIXED else engine.prefilling).values())
-
-        chosen = min(settled, key=lambda engine: (in_the_way(engine), engine.id))
+        # in the way is what the new role would not take: decodes before a prompt can start, or prompts
+        in_the_way = {e.id: e.decoding if role == MIXED else e.prefilling for e in settled}
+        chosen = min(settled, key=lambda engine: (sum(in_the_way[engine.id].values()), engine.id))
         self._changed[chosen.id] = fleet.now
         return ((chosen.id, role),)
 
@@ -344,7 +337,7 @@ class DensityDeep(RoutePolicy):
         for name in asked:
             if name not in planned:
                 raise unknown("class in the order of router density-deep", name, planned)
-        self.admission = Strict([*asked, *(name for name in planned if name not in asked)])
+        self.admission = Admission([*asked, *(name for name in planned if name not in asked)])
         self.most = ceil(plan.instance.pace.slots * (1 + spare))
         self.draw = draw
         self._loads = Loads(range(engines))

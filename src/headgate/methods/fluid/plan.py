@@ -40,7 +40,6 @@ class FluidPlan:
 
     instance: Instance
     levels: Levels
-    objective: float  # revenue less penalties
     prefill: tuple[float, ...]  # x*
     mixed: tuple[float, ...]  # y_m*
     solo: tuple[float, ...]  # y_s*
@@ -140,8 +139,6 @@ def staff(plan: FluidPlan, engines: int, slack: bool = False) -> Staffing:
     A spare mixed engine loses one slot in B, because it decodes at solo speed while it has no prompt; a
     missing one makes prompts queue that should never wait. Ours; use it with a gate that can withhold.
     """
-    if engines < 1:
-        raise InputError(f"{engines} engines; give at least 1")
     needed = engines * plan.prefilling
     if plan.prefilling <= 0:
         return Staffing(engines, 0)

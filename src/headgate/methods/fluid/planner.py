@@ -11,7 +11,7 @@ import numpy as np
 
 from headgate.core.errors import InputError, unknown
 from headgate.methods.fluid.flows import BUNDLED, SEPARATE, Instance
-from headgate.methods.fluid.levels import FIRST_TANGENTS, WORDS, Levels, add_rows, add_tangents, slot_tpot
+from headgate.methods.fluid.levels import WORDS, Levels, add_rows, slot_tpot
 from headgate.methods.fluid.plan import LOST, NO_LEVELS, NOTHING, FluidPlan, Shadows
 from headgate.methods.fluid.program import Builder, Floats, Infeasible, Optimum, Solver
 
@@ -19,7 +19,6 @@ __all__ = ["NOTHING", "NO_LEVELS", "FluidPlan", "FluidPlanner", "Shadows", "plan
 
 SAME = 1e-6  # relative: two optima that must agree
 ON_FACE = 1e-9  # relative slack by which an alternative optimum may miss the best
-TANGENT = 1e-12  # seconds by which a tangent may lie below T(X)
 
 
 class FluidPlanner:
@@ -32,26 +31,18 @@ class FluidPlanner:
     def plan(self, instance: Instance) -> FluidPlan:
         levels = self.levels.checked(instance.checked())
         try:
-            if levels.tpot_penalty and instance.pace.ratio < 1:
-                return self._search(instance, levels)
             return self._solve(instance, levels)
         except Infeasible:
             raise InputError(nearest(instance, levels)) from None
 
-    def _solve(self, instance: Instance, levels: Levels, prefilling: float | None = None) -> FluidPlan:
-        waits = levels.decode_queue
-        tangents = [*FIRST_TANGENTS] if levels.tpot_penalty else []
-        while True:
-            form = Form(instance, levels, waits, tangents, prefilling)
-            answer = self._main.solve(form.program)
-            share = float(answer.values[form.x].sum())
-            if not tangents or slot_tpot(instance.pace, share) - float(answer.values[form.t][0]) < TANGENT:
-                break
-            tangents.append(share)
+    def _solve(self, instance: Instance, levels: Levels) -> FluidPlan:
+        waits = levels.none
+        form = Form(instance, levels, waits)
+        answer = self._main.solve(form.program)
         no_queue = instance.charging == BUNDLED and instance.pace.keeps_up
         if waits and no_queue and answer.values[form.decode_loss].sum() > NOTHING:
             free = answer.objective
-            form = Form(instance, levels, False, tangents, prefilling)
+            form = Form(instance, levels, False)
             answer = self._main.solve(form.program)
             assert answer.objective >= free - SAME * max(1.0, abs(free)), "Proposition 1"
         values = self._best_bundled(form, answer) if instance.charging == SEPARATE else answer.values
@@ -68,29 +59,6 @@ class FluidPlanner:
         face = program._replace(gain=gain, rows=rows, low=low, high=high)
         return self._face.solve(face).values
 
-    def _search(self, instance: Instance, levels: Levels) -> FluidPlan:
-        """A TPOT penalty when mixed steps are the shorter ones: -T(X) is convex, so look along X."""
-        plain = replace(levels, tpot_penalty=0.0, decodes_may_wait=levels.decode_queue)
-
-        def at(share: float) -> FluidPlan | None:
-            try:
-                found = self._solve(instance, plain, share)
-            except Infeasible:
-                return None
-            cost = levels.tpot_penalty * slot_tpot(instance.pace, found.prefilling)
-            return replace(found, levels=levels, objective=found.objective - cost)
-
-        shares, step, best = [number / 64 for number in range(65)], 1 / 64, None
-        while step > NOTHING:
-            found = [plan for plan in (best, *map(at, shares)) if plan]
-            if not found:
-                raise Infeasible
-            best = max(found, key=lambda plan: plan.objective)
-            step /= 8
-            shares = [min(1.0, max(0.0, best.prefilling + step * number)) for number in range(-8, 9)]
-        assert best is not None
-        return best
-
 
 def plan_fluid(instance: Instance, levels: Levels = NO_LEVELS) -> FluidPlan:
     return FluidPlanner(levels).plan(instance)
@@ -103,7 +71,7 @@ def _plan(levels: Levels, form: Form, answer: Optimum, values: Floats) -> FluidP
         return tuple(0.0 if value < NOTHING else float(value) for value in values[place])
 
     prefill, mixed, solo = map(block, (form.x, form.mixed, form.solo))
-    if not levels.by_class:
+    if levels.decode_fairness is None:  # else the split by class is not ours to change
         mixed, solo = pro_rata(instance, sum(prefill), mixed, solo)
     prefill_price, mixed_price, solo_price = (float(duals[row]) for row in form.capacity)
     shadows = Shadows(
@@ -122,7 +90,6 @@ def _plan(levels: Levels, form: Form, answer: Optimum, values: Floats) -> FluidP
     return FluidPlan(
         instance=instance,
         levels=levels,
-        objective=answer.objective,
         prefill=prefill,
         mixed=mixed,
         solo=solo,
@@ -164,8 +131,6 @@ class Form:
         instance: Instance,
         levels: Levels,
         decodes_wait: bool,
-        tangents: list[float],
-        prefilling: float | None = None,
         free: str = "",
     ) -> None:
         self.instance = instance
@@ -178,28 +143,23 @@ class Form:
             build.columns(name, none if free else gain, lost if name == "decode_loss" else inf)
         if free:
             build.columns("free", np.array([1.0 if free == "served" else -1.0]))
-        if tangents:
-            add_tangents(build, pace, levels.tpot_penalty, count, tangents)
         self.capacity = (
             build.row({"x": ones}, high=1.0),
             build.row({"x": ones * (1 - pace.slots), "mixed": ones}, high=0.0),
             build.row({"x": ones * pace.slots, "solo": ones}, high=float(pace.slots)),
         )
         self.arrivals, self.prefilled = self._balance(build)
-        if prefilling is not None:
-            build.row({"x": ones}, prefilling, prefilling)
         self.levels = add_rows(build, instance, levels, free)
         self.program = build.program()
-        self.x, self.mixed, self.solo, self.prefill_loss, self.decode_loss = map(build.block, BLOCKS)
-        self.t = build.block("t") if tangents else slice(0, 0)
+        columns = [build.blocks[name] for name in BLOCKS]
+        self.x, self.mixed, self.solo, self.prefill_loss, self.decode_loss = columns
 
     def _balance(self, build: Builder) -> tuple[list[int], list[int]]:
         """Rows φ and ψ: arrivals are prefilled or lost, prefilled requests are decoded or lost."""
         instance, arrivals, prefilled = self.instance, [], []
         step, speed = instance.pace.mixed_step, instance.pace.solo_speed
-        for number, (flow, seconds) in enumerate(zip(instance.flows, instance.seconds(), strict=True)):
-            one = np.zeros(len(instance.flows))
-            one[number] = 1.0
+        unit = np.eye(len(instance.flows))
+        for one, flow, seconds in zip(unit, instance.flows, instance.seconds(), strict=True):
             enters = {"x": one / seconds}
             leaves = {"mixed": -one / (flow.output * step), "solo": -one * speed / flow.output}
             arrivals.append(build.row(enters | {"prefill_loss": one}, flow.rate, flow.rate))
@@ -235,15 +195,14 @@ def gains(instance: Instance, charging: str) -> list[Floats]:
 
 
 def nearest(instance: Instance, levels: Levels) -> str:
-    waits = levels.decode_queue
-    bare = replace(levels, tpot_penalty=0.0, prefill_penalty=0.0, decode_penalty=0.0)
+    waits = levels.none
     for name in WORDS:
         asked = getattr(levels, name)
         if asked is None or asked == {} or (name == "prefilling" and asked == 1):
             continue
         dropped: dict[str, Any] = {} if name in ("served", "prefilling") else {name: None}
-        other = replace(bare, **dropped)
-        form = Form(instance, other, waits, [], free="" if name == "tpot" else name)
+        other = replace(levels, **dropped)
+        form = Form(instance, other, waits, free="" if name == "tpot" else name)
         try:
             answer = Solver().solve(form.program)
         except Infeasible:
@@ -255,21 +214,18 @@ def nearest(instance: Instance, levels: Levels) -> str:
 def _verdict(instance: Instance, levels: Levels, name: str, answer: Optimum, other: Levels) -> str:
     asked, said = getattr(levels, name), WORDS[name]
     if name == "tpot":
-        least = slot_tpot(instance.pace, _fewest_prefilling(instance, other))
+        form = Form(instance, other, other.none)
+        # The X with the least TPOT that the other levels allow: the smallest, or the largest when κ < 1.
+        gain = np.zeros(len(form.program.gain))
+        gain[form.x] = -1.0 if instance.pace.ratio >= 1 else 1.0
+        share = float(Solver().solve(form.program._replace(gain=gain)).values[form.x].sum())
+        least = slot_tpot(instance.pace, share)
         return f"{said} of {asked:g} s cannot be kept beside the rest; the least possible is {least:.6g} s"
     value = abs(answer.objective)
     if name == "served":
         shares = ", ".join(f"{kind} {share * value:.4g}" for kind, share in asked.items())
         return f"{said} cannot be kept; lower all of them to {100 * value:.1f} %: {shares}"
     return f"{said} of {asked:g} cannot be kept beside the rest; the nearest possible is {value:.6g}"
-
-
-def _fewest_prefilling(instance: Instance, levels: Levels) -> float:
-    """The X with the least TPOT that the other levels allow: the smallest, or the largest when κ < 1."""
-    form = Form(instance, levels, levels.decode_queue, [])
-    gain = np.zeros(len(form.program.gain))
-    gain[form.x] = -1.0 if instance.pace.ratio >= 1 else 1.0
-    return float(Solver().solve(form.program._replace(gain=gain)).values[form.x].sum())
 
 
 # -- sweeps of plans

@@ -33,14 +33,14 @@ class Optimum(NamedTuple):
 
 class Builder:
     def __init__(self) -> None:
-        self._blocks: dict[str, slice] = {}
+        self.blocks: dict[str, slice] = {}  # columns by name
         self._gain: list[float] = []
         self._most: list[float] = []
         self._rows: list[tuple[dict[str, Floats], float, float]] = []
 
     def columns(self, name: str, gain: Floats, most: float | Floats = inf) -> None:
         start = len(self._gain)
-        self._blocks[name] = slice(start, start + len(gain))
+        self.blocks[name] = slice(start, start + len(gain))
         self._gain += gain.tolist()
         self._most += np.broadcast_to(most, len(gain)).tolist()
 
@@ -48,15 +48,12 @@ class Builder:
         self._rows.append((parts, low, high))
         return len(self._rows) - 1
 
-    def block(self, name: str) -> slice:
-        return self._blocks[name]
-
     def program(self) -> Program:
         width = len(self._gain)
         matrix = np.zeros((len(self._rows), width))
         for number, (parts, _, _) in enumerate(self._rows):
             for name, values in parts.items():
-                matrix[number, self._blocks[name]] = values
+                matrix[number, self.blocks[name]] = values
         low, high = (np.array([row[place] for row in self._rows]) for place in (1, 2))
         return Program(np.array(self._gain), np.zeros(width), np.array(self._most), matrix, low, high)
 

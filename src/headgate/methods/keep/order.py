@@ -178,7 +178,10 @@ class Waiting:
             if not gone and not back:
                 return
             self._leave_out(gone)
-            self._come_back(back)
+            for job in back:
+                del self._due[bisect_left(self._due, job)]
+                insort(self._in, job)
+            _take(self._out, [self._keys[job.id] for job in back])
 
     def _rank_again(self, ahead: frozenset[str]) -> None:
         """Where a tenant is ahead now, or no longer, its requests left out and late have another rank."""
@@ -342,12 +345,6 @@ class Waiting:
         for job in jobs:
             self._keys[job.id] = self._key(job)
         _put(self._out, [self._keys[job.id] for job in jobs])
-
-    def _come_back(self, jobs: list[WaitingPrompt]) -> None:
-        for job in jobs:
-            del self._due[bisect_left(self._due, job)]
-            insort(self._in, job)
-        _take(self._out, [self._keys[job.id] for job in jobs])
 
 
 def on_time(

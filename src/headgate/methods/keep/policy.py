@@ -18,6 +18,7 @@ from headgate.methods.keep.learned import LearnedCost
 from headgate.methods.keep.order import Waiting
 from headgate.methods.keep.step import APART, DECODES, Chooser, DecodeLoad, Now, Prompts, Step, StepPrices
 from headgate.methods.mixed.mixed import NO_PLACE_LEFT, NONE_WAITS
+from headgate.methods.orders import begun
 
 DECODES_ALONE = Plan(ALL)
 UNPROMISED = 2.0  # seconds between tokens of decodes without a promise, where others have one
@@ -67,7 +68,11 @@ class Keep(BatchPolicy):
         fill: float = 0.7,
         reserve: float = 0.1,
     ) -> None:
-        _check(ttft, tbt, patience, watermark)
+        for name, promise in (("ttft", ttft), ("tbt", tbt)):
+            if promise is not None and not promise > 0:
+                raise InputError(f"keep: {name}={promise} s; a promise must be above 0, or left out")
+        if not (0 <= patience < 1 and 0 <= watermark < 1):
+            raise InputError(f"keep: patience={patience}, watermark={watermark}; both are shares below 1")
         if not (0 < fill <= 1 and 0 <= reserve < 1):
             raise InputError(f"keep: fill={fill}, reserve={reserve}; both are shares, fill above 0")
         if refuse not in REFUSE:
@@ -153,19 +158,13 @@ class Keep(BatchPolicy):
         if steps.decodes and self._promised:
             for end in steps.ends:
                 self.trust.tokens(end, self._gaps.items())
-            if not steps.prefill:
-                self._time_launch(steps)
-
-    def _time_launch(self, steps: Steps) -> None:
-        """If a step with prompts was composed while the last of these ran, that may have waited for it."""
-        step = self._step
-        if step is None:
-            return
-        self._prices.slow.overlaps = True
-        start = steps.ends[-2] if len(steps.ends) > 1 else steps.start
-        read = steps.context + (len(steps.ends) - 1) * steps.decodes
-        gpu = self._prices.decodes(quick(DecodeLoad, (steps.decodes, read)))
-        self._prices.slow.saw(steps.ends[-1] - start, step.launch, gpu)
+            if not steps.prefill and self._step is not None:
+                # A step with prompts was composed while the last of these ran, which may have waited for it.
+                self._prices.slow.overlaps = True
+                start = steps.ends[-2] if len(steps.ends) > 1 else steps.start
+                read = steps.context + (len(steps.ends) - 1) * steps.decodes
+                gpu = self._prices.decodes(quick(DecodeLoad, (steps.decodes, read)))
+                self._prices.slow.saw(steps.ends[-1] - start, self._step.launch, gpu)
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
         self.plain.planned(plan, now, gauges)
@@ -298,9 +297,8 @@ class Keep(BatchPolicy):
         half: list[Request] = []
         other: list[Request] = []
         for request in view.prefilling.values():
-            if request.id in gone:
-                continue
-            (other if self._waiting.promise(request) is None else half).append(request)
+            if request.id not in gone:
+                (other if self._waiting.promise(request) is None else half).append(request)
         return half, other
 
     def _compose(self, view: View, queue: Queue, now: Now, budget: int) -> Plan:
@@ -324,12 +322,7 @@ class Keep(BatchPolicy):
         if self._together >= LOOK and self._prices.sticks_out(now.load, step.launch):
             return DECODES_ALONE  # beside prompts no step waits for a launch, and nothing would be learned
         self._step = step
-        ids, room = [], step.tokens
-        for request in prompts:
-            if room <= 0:
-                break
-            ids.append(request.id)
-            room -= request.todo
+        ids, _ = begun(prompts, step.tokens)
         held = step.kind is APART and decodes
         return plan_of(NONE if held else ALL, tuple(ids), budget, step.tokens, EACH_STEP)
 
@@ -489,6 +482,15 @@ def _frees(request: Request, block: int) -> int:
     return (request.prompt + request.generated - request.todo - request.cached) // block * block
 
 
+def _without(load: DecodeLoad, view: View, gone: tuple[int, ...]) -> DecodeLoad:
+    decodes, context = load
+    for id in gone:
+        request = view.decoding.get(id)
+        if request is not None:
+            decodes, context = decodes - 1, context - request.prompt - request.generated
+    return quick(DecodeLoad, (decodes, max(decodes, context)))
+
+
 def _load(view: View) -> DecodeLoad:
     """Decodes and what they read: the KV held less that of half-done prompts, and half a block each."""
     decodes = len(view.decoding)
@@ -499,23 +501,6 @@ def _load(view: View) -> DecodeLoad:
         held -= request.prompt + request.generated - request.todo
     held -= decodes * (view.limits.block - 1) // 2
     return quick(DecodeLoad, (decodes, max(decodes, held + decodes)))
-
-
-def _without(load: DecodeLoad, view: View, gone: tuple[int, ...]) -> DecodeLoad:
-    decodes, context = load
-    for id in gone:
-        request = view.decoding.get(id)
-        if request is not None:
-            decodes, context = decodes - 1, context - request.prompt - request.generated
-    return quick(DecodeLoad, (decodes, max(decodes, context)))
-
-
-def _check(ttft: float | None, tbt: float | None, patience: float, watermark: float) -> None:
-    for name, promise in (("ttft", ttft), ("tbt", tbt)):
-        if promise is not None and not promise > 0:
-            raise InputError(f"keep: {name}={promise} s; a promise must be above 0, or left out")
-    if not (0 <= patience < 1 and 0 <= watermark < 1):
-        raise InputError(f"keep: patience={patience}, watermark={watermark}; both are shares below 1")
 
 
 LOWEST = 0.4
@@ -570,10 +555,7 @@ class Trust:
             if gap > promise:
                 self._missed += count
         self._steps += 1
-        self._review()
-
-    def _review(self) -> None:
-        """Lower trust as soon as the window cannot end well, raise it after a good one."""
+        # Lower trust as soon as the window cannot end well, raise it after a good one.
         allowed = self.late * self._gaps * max(1.0, REVIEW / self._steps)  # in the whole window
         if self._missed > allowed / 2:
             self.value = max(LOWEST, self.value * FEWER)

@@ -104,10 +104,13 @@ class Chooser:
                 return quick(Step, (DECODES, 0, prices.decodes(load), True, 0.0))
             if self._breaks(now, prompts.first(least)):
                 return self._wait(now, prompts, most)
-            alone, mixed = self._smallest(now, prompts, min(least, budget), max(0, min(least, beside)))
+            few_alone, few_mixed = min(least, budget), max(0, min(least, beside))
+            first = now._replace(gap=self._trust * now.promised)
+            alone = self._apart(first, prompts, few_alone, few_alone)
+            mixed = self._together(first, prompts, few_mixed, few_mixed)
             kept = bool(alone or mixed)
             if not kept:
-                alone, mixed = min(least, budget), max(0, min(least, beside))
+                alone, mixed = few_alone, few_mixed
             apart = not mixed or (alone > 0 and self._cheaper_apart(now, prompts, alone, mixed))
         else:
             apart = self._cheaper_apart(now, prompts, alone, mixed)
@@ -135,10 +138,6 @@ class Chooser:
         apart = prices.alone(cut) + before + lag(launch, launch, before, last)
         together = max(prices.together(load, cut), prices.launch(load.decodes, cut))
         return min(apart, together) > self._trust * now.promised
-
-    def _smallest(self, now: Now, prompts: Prompts, alone: int, mixed: int) -> tuple[int, int]:
-        first = now._replace(gap=self._trust * now.promised)
-        return self._apart(first, prompts, alone, alone), self._together(first, prompts, mixed, mixed)
 
     def _wait(self, now: Now, prompts: Prompts, most: int) -> Step:
         """Decodes alone keep a promise that no step with prompts keeps."""

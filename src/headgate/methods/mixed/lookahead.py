@@ -30,11 +30,9 @@ class LookAhead(Mixed):
     together also grow together, and the memory for their common end stays empty until then: that is
     what WAIT's staggered cohorts avoid.
 
-    Parameters:
-        slots, budget: as in `mixed`.
-        watermark: share of the KV to keep free, for predictions that are too short.
-        output: output tokens of a request without a prediction, until outputs have been seen; then their
-            mean. A request's own limit is never exceeded.
+    Parameters: docs/policies/published.md. The `watermark` is for predictions that are too short. `output` is
+    that of a request without a prediction, until outputs have been seen; then their mean, never above its own
+    limit.
 
     Source: the baseline "look-ahead" that WAIT is compared with: first come, first served, lengths known.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Final
 
 from headgate.core.build import mypyc_attr
@@ -25,7 +26,6 @@ from headgate.core.request import Request
 from headgate.methods.balance.balance import Assigned, Loads, one_move
 
 WHOLE: Final = Stage.WHOLE
-PROMPT_ONLY: Final = Stage.PREFILL
 DECODE_ONLY: Final = Stage.DECODE
 
 
@@ -120,7 +120,7 @@ class Split(RoutePolicy):
         """Decodes first, so that prefill engines get rid of their KV."""
         found, stage = self._decodes.next(fleet), DECODE_ONLY
         if found is None:
-            found, stage = self._prompts.next(fleet), WHOLE if self._alone else PROMPT_ONLY
+            found, stage = self._prompts.next(fleet), WHOLE if self._alone else Stage.PREFILL
         if found is not None:
             return one_move(*found, stage)
         if not self._wished:
@@ -219,3 +219,20 @@ class Split(RoutePolicy):
 def _open(replicas: Sequence[Replica], role: str, takes: Callable[[Replica], int]) -> Sequence[int]:
     mine = [each.id for each in replicas if each.role == role and takes(each)]
     return mine or [each.id for each in replicas if takes(each)] or range(len(replicas))
+
+
+def best_split(engines: int, prompt_seconds: float, output_seconds: float) -> int:
+    """The number of prefill engines with the highest rate, min(r_P/T_P, r_D/T_D); of equals the fewest.
+
+    `prompt_seconds` is what one request's prompt takes of a prefill engine, T_P of arXiv 2508.01002,
+    `output_seconds` what its output takes of a decode engine whose steps are full.
+    """
+    if engines < 2:
+        raise InputError(f"{engines} engine cannot be split into prefill and decode; give at least 2")
+    if prompt_seconds <= 0 and output_seconds <= 0:
+        raise InputError("neither prompts nor outputs take any time; the split of the engines is undefined")
+    rates: list[float] = []
+    for prefill in range(1, engines):
+        prompts = prefill / prompt_seconds if prompt_seconds > 0 else inf
+        rates.append(min(prompts, (engines - prefill) / output_seconds if output_seconds > 0 else inf))
+    return 1 + rates.index(max(rates))

@@ -155,9 +155,9 @@ def with_slack(parts: Sequence[MixPart], slacks: Sequence[float]) -> list[MixPar
 
 
 def least_thresholds(
-    lines: Lines, parts: Sequence[MixPart], capacity: float, slack: float = 0.0, strict: bool = True
+    lines: Lines, parts: Sequence[MixPart], capacity: float, slack: float = 0.0
 ) -> FilledSizes:
-    """The least whole thresholds that satisfy (9), strictly by default.
+    """The least whole thresholds that satisfy (9) strictly.
 
     Iterates n_j ← ⌊(1+ε) λ_j ΔT(n)⌋ + 1 from n = 1: the map is monotone, so the first fixed point is the
     smallest solution, or memory runs out first.
@@ -174,8 +174,7 @@ def least_thresholds(
         found = filled(lines, parts, sizes)
         if found.kv > capacity:
             break
-        wanted = [(1 + slack) * part.rate * found.seconds for part in parts]
-        least = [floor(x) + 1 if strict else ceil(x - ROUNDING) for x in wanted]
+        least = [floor((1 + slack) * part.rate * found.seconds) + 1 for part in parts]
         raised = [max(size, more) for size, more in zip(sizes, least, strict=True)]
         if raised == sizes:
             return found

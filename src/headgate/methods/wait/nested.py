@@ -105,7 +105,11 @@ def least_nested(
     come = come or (lambda seconds: segments.reach[0] * seconds)
     first = 1
     for _ in range(MOST_ROUNDS):
-        sizes = _followers(first, segments.stays, slack)
+        sizes: list[float] = [first]
+        for stay in segments.stays:
+            expected = sizes[-1] * stay
+            least = max(floor(expected + ROUNDING) + 1, ceil((1 + slack) * expected - ROUNDING))
+            sizes.append(min(least, sizes[-1]))
         found = filled(lines, parts, sizes)
         if found.kv > capacity:
             break
@@ -120,15 +124,6 @@ def least_nested(
     )
 
 
-def _followers(first: int, stays: Sequence[float], slack: float) -> list[float]:
-    sizes: list[float] = [first]
-    for stay in stays:
-        expected = sizes[-1] * stay
-        least = max(floor(expected + ROUNDING) + 1, ceil((1 + slack) * expected - ROUNDING))
-        sizes.append(min(least, sizes[-1]))
-    return sizes
-
-
 def busiest(rates: Sequence[tuple[float, float]]) -> Callable[[float], float]:
     """The most that come in any window of some length, with (seconds, rate) one after the other: (13).
 
@@ -136,8 +131,6 @@ def busiest(rates: Sequence[tuple[float, float]]) -> Callable[[float], float]:
     """
     edges, total = [0.0], [0.0]  # of the rates, and how many have come by then
     for lasts, rate in rates:
-        if not (lasts > 0 and rate >= 0):
-            raise InputError(f"a rate of {rate} for {lasts} s; need rate >= 0 for more than 0 s")
         edges.append(edges[-1] + lasts)
         total.append(total[-1] + lasts * rate)
 
@@ -330,8 +323,6 @@ def decay(ratio: float, stay: float) -> float:
     """
     from scipy.optimize import brentq  # type: ignore[import-untyped]
 
-    if not (0 <= stay <= 1 and ratio > 0):
-        raise InputError(f"ratio={ratio}, stay={stay}; need ratio > 0 and 0 <= stay <= 1")
     if ratio >= 1 or stay == 0:
         return inf
     if ratio <= stay:

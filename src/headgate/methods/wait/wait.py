@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import inf, isfinite
 from typing import NamedTuple
 
 from headgate.core.errors import InputError
-from headgate.core.plan import Plan
-from headgate.core.policy import End
+from headgate.core.plan import ALL, NONE, Decodes, Plan, Until
+from headgate.core.policy import BatchPolicy, End, Steps
 from headgate.core.request import Request, uncached
 from headgate.core.view import View
 from headgate.cost.model import StepCost
 from headgate.methods.wait.inventory import MixPart, with_slack
-from headgate.methods.wait.lockstep import WHOLE, Lockstep, Track
 from headgate.methods.wait.nested import compound
+from headgate.methods.wait.tracks import WHOLE, Track, TrackSegment
 from headgate.methods.wait.traffic import Census, SeenType, cuts, running_pace
 
 NESTED_SHARE = 0.9  # of memory that full segments may take; the rest is for the queues between them
 
 
-class Wait(Lockstep):
+class Wait(BatchPolicy):
     """Moves a type of requests only when `thresholds` of them wait for their prompt; then all its stages.
 
     A type whose queue is shorter stands still with its KV kept. So each type runs in cohorts of n requests,
     one per stage, and never holds more than n·w KV tokens: memory is known before, and none is evicted.
     Output lengths must be known well enough to separate types; the policy itself never reads them.
+
+    Rules that the paper leaves open: a batch, once formed, is run to its end, in several engine steps if its
+    prompts do not fit one, and its decodes go on beside them; short batches use up the quota of their step; a
+    segment whose requests have stood for `max_pause`, or a type whose first request has waited for
+    `max_wait`, moves with what is there; where a batch does not fit into memory no request enters and all
+    segments move, the deepest first, as far as they fit, and only if none does the youngest is evicted.
 
     Parameters: docs/policies/published.md, and here what is not said there:
         thresholds: types without one enter freely.
@@ -45,6 +51,7 @@ class Wait(Lockstep):
     """
 
     name = "wait"
+    reserve = 0.0  # of memory, to be left free by a batch that admits a request
 
     def __init__(
         self,
@@ -59,54 +66,86 @@ class Wait(Lockstep):
         review: int = 200,
         literal: bool = False,
     ) -> None:
-        super().__init__(self.name, slots, max_pause, max_wait, literal)
+        if slots < 1:
+            raise InputError(f"{self.name}: slots={slots}; at least one request must be able to run")
+        for word, seconds in (("max_pause", max_pause), ("max_wait", max_wait)):
+            if not seconds >= 0:
+                raise InputError(f"{self.name}: {word}={seconds}; give seconds, 0 or more")
         for word, value in (("window", window), ("warm", warm), ("review", review)):
             if value < 1:
                 raise InputError(f"{self.name}: {word}={value}; it must be at least 1")
         self.fixed = read_thresholds(self.name, thresholds)
         self.check_sizes()
+        self.slots, self.literal = slots, literal
+        self.max_pause, self.max_wait = max_pause, max_wait if max_pause else 0.0
+        if literal:
+            self.max_pause = self.max_wait = inf
+        self.tracks: dict[str, Track] = {}
+        self._on: dict[int, Track] = {}  # what a cache has of a prompt changes: it stays where it was put
+        self._asked: _Batch = NOTHING
+        self._ran: _Batch = NOTHING  # the newest batch that was begun
+        self._cohort: dict[int, None] = {}  # its prompts that are still to be done
         self.review, self.warm = review, warm
         self.pace: float | None = None  # seconds of an iteration that the learned thresholds are for
         self._cost = cost
         self._sorting = Sorting.read(self.name, split)
         self._census = Census(window)
         self._came = 0
-        self._names: dict[int, str] = {}  # types by request: what a cache has of a prompt changes
         self._memory: tuple[int, int] | None = None  # KV tokens and block, once seen
         self._burst = 1.0  # tokens that an iteration brings
 
-    def gauges(self) -> Mapping[str, float]:
-        return {**super().gauges(), "pace": self.pace or 0.0}
-
-    def plan(self, view: View) -> Plan:
-        self._memory, self._burst = (view.kv_total, view.limits.block), view.limits.tokens_per_step
-        return super().plan(view)
-
-    def track_of(self, request: Request) -> Track:
-        name = self._name(request)
+    def arrived(self, request: Request, now: float) -> None:
+        name = self._sorting.name(request)
         if name not in self.tracks:
             self.tracks[name] = self._new(name)
-        return self.tracks[name]
-
-    def arrived(self, request: Request, now: float) -> None:
-        super().arrived(request, now)
+        self._on[request.id] = self.tracks[name]
+        self.tracks[name].waiting[request.id] = request
         cached = request.prompt - uncached(request)
-        self._census.came(self._name(request), request.prompt, request.queued, cached)
+        self._census.came(name, request.prompt, request.queued, cached)
         self._came += 1
         if not self.fixed and self._came >= self.review and self._memory and self._census.ended >= self.warm:
             self._came = 0
             self._learn(now)
 
-    def finished(self, request: Request, now: float, how: End) -> None:
-        self._census.went(self._name(request), request.generated - 1, how)
-        super().finished(request, now, how)
-        self._names.pop(request.id, None)
+    def admitted(self, request: Request, now: float) -> None:
+        self._on[request.id].waiting.pop(request.id, None)
 
-    def _name(self, request: Request) -> str:
-        name = self._names.get(request.id)
-        if name is None:
-            name = self._names[request.id] = self._sorting.name(request)
-        return name
+    def prefilled(self, request: Request, now: float) -> None:
+        self._on[request.id].resident[request.id] = request
+        self._cohort.pop(request.id, None)
+
+    def evicted(self, request: Request, now: float) -> None:
+        """It waits again, before all others."""
+        track = self._on[request.id]
+        track.resident.pop(request.id, None)
+        self._cohort.pop(request.id, None)
+        track.waiting[request.id] = request
+        track.waiting.move_to_end(request.id, last=False)
+
+    def finished(self, request: Request, now: float, how: End) -> None:
+        track = self._on.pop(request.id)
+        self._census.went(track.name, request.generated - 1, how)
+        track.resident.pop(request.id, None)
+        track.waiting.pop(request.id, None)
+        self._cohort.pop(request.id, None)
+
+    def stepped(self, steps: Steps) -> None:
+        """The batch asked for has begun: its quotas are used up."""
+        asked, self._asked = self._asked, NOTHING
+        if asked is NOTHING:
+            return
+        for track, number, count in asked.steps:
+            if number < len(track.quotas):
+                track.quotas[number].advance(count)
+        self._ran, self._cohort = asked, {}
+        if steps.prefill:
+            left = (id for id in asked.prompts if id in self._on and id not in self._on[id].resident)
+            self._cohort = dict.fromkeys(left)
+        elif asked.prompts:  # the engine refused them: let all others go on
+            self._ran = NOTHING
+
+    def gauges(self) -> Mapping[str, float]:
+        return {"segments": len(self._ran.places), "pace": self.pace or 0.0}
 
     def check_sizes(self) -> None:
         for name, sizes in self.fixed.items():
@@ -137,6 +176,180 @@ class Wait(Lockstep):
         }
         block = self._memory[1] if self._memory else 1
         return self._census.seen(running, now, (block - 1) / 2)
+
+    # -- what it plans
+
+    def plan(self, view: View) -> Plan:
+        self._memory, self._burst = (view.kv_total, view.limits.block), view.limits.tokens_per_step
+        tracks = [track.places(view.limits.decode_width) for track in self.tracks.values()]
+        places = [place for track in tracks for place in track]
+        rest = self._under_way(view, places)
+        if rest is not None:
+            return rest
+        chosen, deadline = self._choose(tracks, view.now)
+        if not chosen:
+            self._asked = NOTHING
+            return Plan(NONE, until=Until(arrivals=1, time=deadline))
+        decodes, prompts = self._members(view, chosen)
+        if not self.literal and not self._fits(view, decodes, prompts):
+            if view.decoding or view.prefilling:
+                return self._rescue(view, places)
+            prompts = self._that_fit(view, prompts)
+        if not decodes and not prompts:
+            return self._rescue(view, places)
+        self._asked = _Batch(
+            tuple((place.track, place.number) for place in chosen),
+            tuple((place.track, place.number, 1 + place.skip) for place in chosen),
+            (*view.prefilling, *(request.id for request in prompts)),
+        )
+        return Plan(self._named(view, decodes), self._asked.prompts)
+
+    def _choose(self, tracks: Sequence[list[TrackSegment]], now: float) -> tuple[list[TrackSegment], float]:
+        """The ready segments of every track, from the first on; and when the first patience ends."""
+        chosen: list[TrackSegment] = []
+        deadline = inf
+        for places in tracks:
+            depth = next((place.number for place in places if not place.ready), len(places))
+            for place in places[depth:]:
+                end = self._patience(place)
+                if end <= now:
+                    depth = place.number + 1
+                else:
+                    deadline = min(deadline, end)
+            chosen += [place for place in places[:depth] if place.moving or place.queue]
+        return chosen, deadline
+
+    def _patience(self, place: TrackSegment) -> float:
+        end = place.since() + self.max_pause if self.max_pause < inf else inf
+        if place.number or not place.queue or self.max_wait == inf:
+            return end
+        return min(end, next(iter(place.entering)).queued + self.max_wait)
+
+    def _members(self, view: View, chosen: Iterable[TrackSegment]) -> tuple[list[Request], list[Request]]:
+        decodes: list[Request] = []
+        prompts: list[Request] = []
+        for place in chosen:
+            decodes += place.each_stage() if self.literal else place.moving
+            entrants = place.entrants(view.now, self.max_pause)
+            (decodes if place.number else prompts).extend(entrants)
+        slots = min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
+        return decodes, prompts[: max(0, slots)]
+
+    def _under_way(self, view: View, places: Sequence[TrackSegment]) -> Plan | None:
+        """The prompts of the newest batch that are not done, with its decodes; None when it is complete.
+
+        Its prompts may take many steps: requests paused for `max_pause` meanwhile go on as well.
+        """
+        if not view.prefilling and not self._cohort:
+            return None
+        moving = self._ran.places or [(place.track, place.number) for place in places]  # taken over half-way
+        decodes: list[Request] = []
+        for place in places:
+            if (place.track, place.number) in moving or place.since() + self.max_pause <= view.now:
+                decodes += place.moving
+            decodes += place.overdue(view.now, self.max_pause)
+        left = [view.waiting[id] for id in self._cohort if id in view.waiting]
+        slots = min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
+        left = left[: max(0, slots)]
+        if not self._fits(view, decodes, left, reserve=0.0):
+            if view.prefilling:
+                return self._rescue(view, places)
+            return None  # what is left does not fit any more: it waits for its next turn
+        if not view.prefilling and not left:
+            return None
+        self._asked = _Batch(self._ran.places, (), (*view.prefilling, *(r.id for r in left)))
+        return Plan(self._named(view, decodes), self._asked.prompts)
+
+    def _named(self, view: View, decodes: Sequence[Request]) -> Decodes | frozenset[int]:
+        if len(decodes) == len(view.decoding):
+            return ALL
+        return frozenset(request.id for request in decodes) if decodes else NONE
+
+    # -- memory
+
+    def _fits(
+        self, view: View, decodes: Sequence[Request], prompts: Sequence[Request], reserve: float | None = None
+    ) -> bool:
+        block, width, free = view.limits.block, view.limits.decode_width, view.kv_free
+        if prompts or view.prefilling:
+            free -= int((self.reserve if reserve is None else reserve) * view.kv_total)
+        free -= sum(_blocks(request.room, block) for request in prompts)
+        free -= sum(_more(request, request.todo, block) for request in view.prefilling.values())
+        if len(decodes) * _blocks(width + block - 1, block) <= free:
+            return True
+        return sum(_more(request, width, block) for request in decodes) <= free
+
+    def _that_fit(self, view: View, prompts: Sequence[Request]) -> list[Request]:
+        room = view.kv_free
+        fitting: list[Request] = []
+        for request in prompts:
+            room -= _blocks(request.room, view.limits.block)
+            if room < 0 and fitting:
+                break
+            fitting.append(request)
+        return fitting
+
+    def _rescue(self, view: View, places: Sequence[TrackSegment]) -> Plan:
+        """No new request; all segments, deepest first, as far as they fit; or the youngest is evicted."""
+        block, room = view.limits.block, view.kv_free
+        deepest = sorted(places, key=lambda place: -place.number)
+        half, standing = list(view.prefilling.values()), list(view.decoding.values())
+        out: list[int] = []
+        while True:
+            need = sum(_more(request, request.todo, block) for request in half)
+            chosen, decodes = self._growing(deepest, room - need, view, set(out))
+            if decodes or not (half or standing) or (half and need <= room):
+                break
+            victim = (half or standing).pop()
+            room += _blocks(_held(victim), block)
+            out.append(victim.id)
+        self._asked = _Batch(
+            tuple((place.track, place.number) for place in chosen),
+            tuple((place.track, place.number, 1) for place in chosen),
+            tuple(request.id for request in half),
+        )
+        named = frozenset(request.id for request in decodes) if decodes else NONE
+        return Plan(named, self._asked.prompts, evict=tuple(out))
+
+    def _growing(
+        self, deepest: Iterable[TrackSegment], room: int, view: View, out: set[int]
+    ) -> tuple[list[TrackSegment], list[Request]]:
+        chosen: list[TrackSegment] = []
+        decodes: list[Request] = []
+        for place in deepest:
+            entrants = place.entrants(view.now, self.max_pause) if place.number else []
+            those = [request for request in (*place.moving, *entrants) if request.id not in out]
+            need = sum(_more(request, view.limits.decode_width, view.limits.block) for request in those)
+            if those and need <= room:
+                room -= need
+                chosen.append(place)
+                decodes += those
+        return chosen, decodes
+
+
+class _Batch(NamedTuple):
+    """What a plan asks for: put on the books when the step has run."""
+
+    places: tuple[tuple[Track, int], ...]  # segments that move
+    steps: tuple[tuple[Track, int, int], ...]  # and by how many steps their quotas go on
+    prompts: tuple[int, ...]
+
+
+NOTHING = _Batch((), (), ())
+
+
+def _held(request: Request) -> int:
+    """KV tokens of a request with a slot: all it has but what is to be prefilled, or but its newest token."""
+    return request.prompt + request.generated - (request.todo or 1)
+
+
+def _blocks(tokens: int, block: int) -> int:
+    return -(-tokens // block) * block
+
+
+def _more(request: Request, tokens: int, block: int) -> int:
+    held = _held(request)
+    return _blocks(held + tokens, block) - _blocks(held, block)
 
 
 class NestedWait(Wait):

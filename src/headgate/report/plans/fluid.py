@@ -114,7 +114,7 @@ def _next(answer: FluidAnswer) -> str:
 def _router(answer: FluidAnswer) -> str:
     plan, engines = answer.plan, answer.engines
     flows = plan.instance.flows
-    if not plan.levels.none and plan.levels.by_class:
+    if plan.levels.decode_fairness is not None:
         return "Router: service-level (each decode draws its pool), with the token-bucket gate."
     if not any(plan.throttled):
         return "Router: any; no class has to be held back."

@@ -166,8 +166,6 @@ def test_llm_d_adds_three_weighted_scores():
     slots[1].inside = Reported(4, 250)
     assert front.send(request(1, 160)) == 1  # queues are equal: both score 1, the prefix decides
     assert front.router.cost(request(1, 32_768), 1, 16_384) == -(3 * 1.0 + 2 * 0.25 + 2 * 1.0)
-    with pytest.raises(InputError, match="weights 3, -1 and 2; give 0 or more"):
-        Front({}, Scored, kv=-1.0)
 
 
 def test_sessions_keep_to_one_engine_until_it_is_too_full():

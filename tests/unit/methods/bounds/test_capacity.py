@@ -28,7 +28,6 @@ from headgate.methods.bounds import (
     linear_bound,
     tile_bound,
 )
-from headgate.methods.split.staffing import split_rate
 from headgate.workloads.traces import bundled
 from headgate_papers.slai.bounds import cycle_requests, slowest_request
 from worlds import Line
@@ -93,11 +92,11 @@ def test_chat_requests_on_the_published_card_and_a_split(chat):
     found = (bound.seconds / MS, bound.prefill / MS, bound.decode / MS)
     assert found == pytest.approx((551.138, 215.63, 335.51), abs=5e-3)
     assert bound.rate == pytest.approx(1.8144, abs=1e-4)
-    assert split_rate(2, 1, bound.prefill, bound.decode) == pytest.approx(2.98, abs=5e-3)
-    shares = [
-        split_rate(p + d, p, bound.prefill, bound.decode) / (p + d) * bound.seconds
-        for p, d in ((1, 1), (1, 2), (2, 2), (2, 3), (3, 5))
-    ]
+    rates = {
+        (p, d): min(p / bound.prefill, d / bound.decode) for p, d in ((1, 1), (1, 2), (2, 2), (2, 3), (3, 5))
+    }
+    assert rates[1, 1] == pytest.approx(2.98, abs=5e-3)
+    shares = [rate / sum(pools) * bound.seconds for pools, rate in rates.items()]
     assert shares == pytest.approx([0.82, 0.85, 0.82, 0.99, 0.96], abs=5e-3)
 
 
@@ -243,11 +242,3 @@ def test_the_bound_by_kind_of_cost():
 def test_bad_lengths(prompts, decodes, weights, says):
     with pytest.raises(InputError, match=says):
         Requests.of(prompts, decodes, weights)
-
-
-def test_bad_numbers():
-    lengths = Requests.of([1], [1])
-    with pytest.raises(InputError, match="0 nodes"):
-        tile_bound(REF, lengths, nodes=0)
-    with pytest.raises(InputError, match="batch_tokens=0"):
-        tile_bound(REF, lengths, batch_tokens=0)

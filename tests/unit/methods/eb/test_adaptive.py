@@ -5,18 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headgate.advisor.capacity.trials import named_policy
 from headgate.core.errors import InputError
 from headgate.core.plan import check
 from headgate.core.policy import End, Steps
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.model import Shape, StepCost
-from headgate.experiment.run import Axis, expand_policies
 from headgate.methods.eb.adaptive import AdaptiveExclusive
 from headgate.methods.eb.costs import IterationCost, Lengths
 from headgate.methods.eb.prediction import prefill_steps, whole_steps
 from headgate.methods.eb.thresholds import Threshold, base_share
-from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 from worlds import holding, run
@@ -67,8 +64,6 @@ def test_nothing_is_planned_before_enough_have_left():
         ({"warm": 0}, "warm=0"),
         ({"review": 0}, "review=0"),
         ({"prior": 1.0}, "prior=1"),
-        ({"miss": 0.0}, "miss=0"),
-        ({"miss": 1.0}, "miss=1"),
         ({"window": 0}, "window=0"),
         ({"max_gap": 0.0}, "max_gap"),
         ({"slots": 0}, "slots=0"),
@@ -203,14 +198,12 @@ def test_the_papers_mode_fits_completed_outputs_in_full():
     )  # the correction for noise in the slope is part of it
 
 
-def test_literal_keeps_its_threshold_where_the_paper_has_no_answer():
-    """Uniform outputs: the fitted base is negative; the guarded mode goes on."""
+def test_the_guarded_mode_goes_on_where_the_paper_has_no_answer():
+    """Uniform outputs: the fitted base is negative."""
     outputs = np.random.default_rng(1).integers(64, 193, 1500)
-    literal = AdaptiveExclusive(64, HEAVY, mode="literal")
-    cold = literal.refill
-    serve(literal, outputs)
-    assert literal.refill == cold
-    serve(guarded := AdaptiveExclusive(64, HEAVY, mode="paper"), outputs)
+    guarded = AdaptiveExclusive(64, HEAVY, mode="paper")
+    cold = guarded.refill
+    serve(guarded, outputs)
     assert guarded.refill > cold
 
 
@@ -283,16 +276,6 @@ def test_the_policy_fills_whole_steps():
     serve(policy, geometric(256, 3000), slots=128, prompts=100, batch_tokens=1000)
     assert policy.refill == 9 or policy.refill % 10 in (8, 9)
     assert policy.refill != round(policy.gauges()["share"] * 128)
-
-
-def test_seats_is_still_the_name_of_its_rule():
-    engine = Engine(TOY, 10**6, 10**5, 4096, 64, 16)
-    for name in ("eb-online", "eb+"):
-        assert make_policy(name, {"seats": "fixed"}, engine)[1]["slot_rule"] == "fixed"
-        assert named_policy(f"{name}:seats=planned", {"seats": "fixed"})[1] == {"slot_rule": "planned"}
-        with pytest.raises(InputError, match="seats is the old name of slot_rule; drop seats"):
-            make_policy(name, {"seats": "fixed", "slot_rule": "fixed"}, engine)
-    assert expand_policies(["eb-online"], [Axis("seats", ("fixed",))]) == ["eb-online:slot_rule=fixed"]
 
 
 # -- speculation ---------------------------------------------------------------------------------------

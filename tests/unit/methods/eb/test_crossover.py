@@ -13,7 +13,8 @@ from headgate.cost.card import load_card
 from headgate.methods.eb.costs import (
     Lengths,
     PhaseCosts,
-    curvature,
+    checked_costs,
+    checked_lengths,
     phase_costs,
 )
 from headgate.methods.eb.prediction import (
@@ -228,30 +229,20 @@ def test_running_to_completion_has_no_fluid_throughput() -> None:
     assert exclusive_throughput(TOY, LENGTHS, 256, 256) == 0.0
 
 
-def test_curvature_of_measured_throughputs() -> None:
-    assert curvature((2.494e-5, 5.193e-5, 1.478e-5)) == pytest.approx(0.322509, abs=3e-5)  # four digits
-    assert curvature((6.2934e-5, 1.96893e-4, 9.899e-6)) == pytest.approx(0.073400, abs=6e-7)
-
-
 @pytest.mark.parametrize(
     ("call", "inequality"),
     [
         (
-            lambda: compare(TOY._replace(prefill_fixed=-0.1), LENGTHS),
+            lambda: checked_costs(TOY._replace(prefill_fixed=-0.1)),
             "prefill_fixed=-0.1; need a finite number >= 0",
         ),
-        (lambda: compare(TOY._replace(decode_fixed=0.0), LENGTHS), "> 0"),
-        (lambda: compare(TOY._replace(mixed_by_share=(0, inf, 0)), LENGTHS), "finite"),
-        (lambda: compare(TOY, Lengths(0, 10)), "> 0"),
-        (lambda: compare(TOY, Lengths(10, 0.5)), ">= 1"),
-        (lambda: compare(TOY, Lengths(10, 10, -1)), ">= 0"),
-        (lambda: compare(TOY, LENGTHS).gain(0), "> 0"),
-        (lambda: exclusive_throughput(TOY, LENGTHS, 0, 1), "> 0"),
-        (lambda: exclusive_throughput(TOY, LENGTHS, 10, 11), "0 < refill <= slots"),
-        (lambda: mixed_throughput(TOY, LENGTHS, -1), "> 0"),
+        (lambda: checked_costs(TOY._replace(decode_fixed=0.0)), "> 0"),
+        (lambda: checked_costs(TOY._replace(mixed_by_share=(0, inf, 0))), "finite"),
+        (lambda: checked_lengths(Lengths(0, 10)), "> 0"),
+        (lambda: checked_lengths(Lengths(10, 0.5)), ">= 1"),
+        (lambda: checked_lengths(Lengths(10, 10, -1)), ">= 0"),
         (lambda: exclusive_latency(TOY, LENGTHS, 10, 10, 100), "1 <= refill < slots"),
         (lambda: exclusive_latency(TOY, LENGTHS, 10, 5, 9), "clients >= slots"),
-        (lambda: curvature((1, 0, -1)), "> 0"),
     ],
 )
 def test_bad_input_names_the_inequality(call, inequality: str) -> None:
@@ -273,6 +264,5 @@ def test_where_a_batch_of_the_published_bend_is_as_dear_as_its_decodes(bend, emp
     """(10), (11): K(r) = K(1) again at 2 (K(0)/K(1) - 1) / kappa. Of Qwen3-4B, kappa = -11.6 (RTX PRO 6000)
     puts it at 17 % at most, kappa = -0.69 (H200) at 80 % where a prompt token costs 0.72 of a decode."""
     price = PhaseCosts(0, 0, 1, 1, 0, (empty, 1 - empty - bend / 2, bend / 2))
-    assert curvature(price.mixed_by_share) == pytest.approx(bend)
     assert 2 * (empty - 1) / bend == pytest.approx(share, abs=6e-4)
     assert price.mixed_per_token(2 * (empty - 1) / bend) == pytest.approx(price.mixed_per_token(1.0)) == 1.0

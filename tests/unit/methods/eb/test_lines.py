@@ -8,7 +8,7 @@ from headgate.cost.card import load_card
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.model import Chunk, Shape
 from headgate.experiment.library import card_engine, simulate
-from headgate.methods.eb.costs import Lengths, mean_prompts, nearest_lines, phase_costs
+from headgate.methods.eb.costs import Lengths, mean_prompts, nearest_costs, phase_costs
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.methods.make import make_policy
 from headgate.methods.names import BATCH
@@ -24,10 +24,12 @@ LINES = LinearCost(
 
 
 def test_lines_come_back():
-    found = nearest_lines(LINES, 300.0, 500.0, 64)
-    assert found.decode == pytest.approx((0.01, 2e-4 + 500e-7))
-    assert found.prefill == pytest.approx((0.02, 1e-4))
-    assert found.mixed == pytest.approx((0.03, 1.1e-4, 2e-4 + 500e-7))
+    found = nearest_costs(LINES, Lengths(300.0, 400.0), 64)  # a mean context of 500
+    assert (found.decode_fixed, found.decode_per_request) == pytest.approx((0.01, 2e-4 + 500e-7))
+    assert (found.prefill_fixed, found.prefill_per_token) == pytest.approx((0.02, 1e-4))
+    assert found.mixed_fixed == pytest.approx(0.03)
+    assert found.mixed_per_token(0.0) == pytest.approx(1.1e-4)
+    assert found.mixed_per_token(1.0) == pytest.approx(2e-4 + 500e-7)
 
 
 def test_stairs_become_the_line_through_their_middle():
@@ -47,9 +49,9 @@ def test_stairs_become_the_line_through_their_middle():
 
 
 def test_one_slot():
-    found = nearest_lines(load_card(ADA).cost, 100.0, 100.0, 1)
-    assert found.decode[1] == 0
-    assert found.decode[0] == load_card(ADA).cost.seconds(Shape(1, 100))
+    found = nearest_costs(load_card(ADA).cost, Lengths(90.0, 20.0), 1)
+    assert found.decode_per_request == 0
+    assert found.decode_fixed == load_card(ADA).cost.seconds(Shape(1, 100))
 
 
 def test_mean_prompts():

@@ -12,12 +12,12 @@ from fluid_worlds import CODE, EXTRACT, instance
 from headgate.core.errors import InputError
 from headgate.core.fleet import MIXED, SOLO, Room, Stage
 from headgate.methods.fluid.gates import (
+    Admission,
     BackPressure,
     ByPool,
     ByPoolAndKind,
     Occupancy,
     SoloFirst,
-    Strict,
     TokenBucket,
     pick,
     solo_shares,
@@ -111,15 +111,6 @@ def test_closed_classes_wait_or_are_turned_away():
     assert Occupancy(BASE, 10).refuse(stranger) == (4,)
 
 
-def test_spilling_lets_a_closed_class_in_when_slots_are_plenty():
-    gate = Occupancy(plan_fluid(instance(2, 2)), 10, spill=True)
-    assert gate.choose(fleet((0, 2), (5, 0), free=3)) == "class0"
-    assert gate.choose(fleet((0, 2), (5, 0), free=2)) is None
-    assert gate.choose(fleet((0, 2), (5, 0), handoff=1)) is None
-    assert gate.choose(fleet((0, 2), (5, 1))) == "class1"
-    assert gate.refuse(fleet(waiting=(5, 0))) == ()
-
-
 def test_a_throttled_class_that_never_gives_up_is_shed():
     plan = plan_fluid(instance(1, 1, impatience=0.0))  # C1: 0.217 of class 0 per engine
     gate = Occupancy(plan, 10)
@@ -157,9 +148,9 @@ def test_orders():
     assert FirstCome().choose(fleet(waiting=(0, 2))) == "class1"
     assert FirstCome().choose(fleet(waiting=(1, 2))) == "class0"
     assert FirstCome().choose(fleet(waiting=(0, 0))) is None
-    assert Strict(["class1", "class0"]).choose(fleet(waiting=(2, 2))) == "class1"
-    assert Strict(["class1"]).choose(fleet(waiting=(2, 0))) == "class0"
-    assert Strict([]).choose(fleet(waiting=(0, 0))) is None
+    assert Admission(["class1", "class0"]).choose(fleet(waiting=(2, 2))) == "class1"
+    assert Admission(["class1"]).choose(fleet(waiting=(2, 0))) == "class0"
+    assert Admission([]).choose(fleet(waiting=(0, 0))) is None
 
 
 def test_orders_of_the_routers():
@@ -255,7 +246,7 @@ def test_a_pool_without_engines_leaves_its_requests_to_the_other():
 
 
 def test_the_general_router_draws_kinds_by_their_planned_rate():
-    plan = plan_fluid(instance(1, 1, charging="separate"), Levels(decodes_may_wait=True))
+    plan = plan_fluid(instance(1, 1, charging="separate"))
     router = ByPoolAndKind(plan, draws(1))
     weights = router.weights[SOLO]
     assert weights["class0"] / weights["class1"] == pytest.approx(plan.solo[0] / plan.solo[1] * 400 / 1000)

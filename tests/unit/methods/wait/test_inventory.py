@@ -132,8 +132,6 @@ def test_other_least_thresholds():
         found = least_thresholds(lines, OTHER, 50_000, slack)
         assert (found.sizes, found.kv) == ((2, 1), 1872)
     assert found.seconds == pytest.approx(6.872e-3)
-    tiny = least_thresholds(lines_of(TINY_CARD, TINY, 9), TINY, 9, strict=False)
-    assert tiny == ((1, 1), 9, pytest.approx(1.0))
     with pytest.raises(InputError, match=r"\(9\)"):
         least_thresholds(lines_of(TINY_CARD, TINY, 9), TINY, 9)
 

@@ -108,8 +108,6 @@ def test_decay_at_its_ends():
     assert (decay(0.4, 0.4), decay(0.3, 0.4)) == (0.0, 0.0)
     assert (decay(1.0, 0.9), decay(0.5, 0.0)) == (inf, inf)
     assert tail(ResidueWalk(5, 5, 0.9), 5) == 0.0 and tail(ResidueWalk(5, 5, 0.9), 4) == 1.0
-    with pytest.raises(InputError, match="0 <= stay <= 1"):
-        decay(0.5, 1.2)
 
 
 def test_residue_stays_within_its_bounds():
@@ -271,8 +269,6 @@ def test_rates_that_change():
     assert burst.sizes[0] > 20 > steady.sizes[0]
     short, long = segments_of(10, [(5, 2), (1, 8)], (2, 8)), segments_of(10, [(1, 2), (3, 8)], (2, 8))
     assert worst([short, long]).reach == (6, 4.5)
-    with pytest.raises(InputError, match="rate >= 0"):
-        busiest([(0, 1.0)])
 
 
 def test_slack_by_part():

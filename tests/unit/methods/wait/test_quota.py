@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.methods.wait.lockstep import Quota
+from headgate.methods.wait.tracks import Quota
 
 
 def steps(quota: Quota, count: int) -> list[float]:

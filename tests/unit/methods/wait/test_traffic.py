@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headgate.estimators.hazard import geometric_survival, sample_survival
+from headgate.estimators.hazard import Survival, sample_survival
 from headgate.methods.wait.inventory import keeping_up, kind, kv_work, lines_of, offered
 from headgate.methods.wait.traffic import SeenType, cuts, running_pace
 from headgate_papers.kv_linear import kv_linear
@@ -26,10 +26,10 @@ def test_a_type_from_its_survival_curve():
 
 def test_a_geometric_tail_goes_on_beyond_the_curve():
     draws = np.random.default_rng(1).geometric(0.02, 200_000)
-    part = SeenType(1.0, 30, geometric_survival(0.02)).part()
+    part = SeenType(1.0, 30, Survival(np.ones(1), 0.02)).part()
     assert part.decodes == pytest.approx(50)
     assert part.work == pytest.approx(np.mean((draws + 1) * (30 + draws / 2)), rel=0.02)
-    assert SeenType(1.0, 30, geometric_survival(0.02)).end(0.5) == pytest.approx(np.median(draws), abs=1)
+    assert SeenType(1.0, 30, Survival(np.ones(1), 0.02)).end(0.5) == pytest.approx(np.median(draws), abs=1)
 
 
 def test_segments_count_whoever_is_alive():

@@ -8,14 +8,14 @@ import pytest
 from headgate.core.errors import InputError, RunError
 from headgate.core.ledger import Ledger
 from headgate.core.plan import ALL, NONE
-from headgate.core.policy import BatchPolicy, Observer
+from headgate.core.policy import Observer
 from headgate.core.view import Limits
 from headgate.cost.laws.speculation import Acceptance
 from headgate.cost.laws.terms import DraftTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.wait.inventory import kind
-from headgate.methods.wait.lockstep import Track
+from headgate.methods.wait.tracks import Track
 from headgate.methods.wait.wait import NestedWait, Wait
 from headgate.sim.engine.engine import Engine, Speculation
 from headgate.sim.engine.simulator import Simulator
@@ -62,15 +62,27 @@ WAIT = """
 """
 
 
-class Closing(Observer):
-    """Tells the policy when the last request has come, and writes down the KV of every step."""
+def drain(policy: Wait) -> None:
+    """No more requests will come, as in the paper's figures: all move whenever no segment is ready."""
+    choose = policy._choose
 
-    def __init__(self, policy: BatchPolicy, last: int) -> None:
+    def choose_all(tracks, now):
+        chosen, deadline = choose(tracks, now)
+        everyone = [place for track in tracks for place in track if place.moving or place.queue]
+        return chosen or everyone, deadline
+
+    policy._choose = choose_all
+
+
+class Closing(Observer):
+    """Drains the policy when the last request has come, and writes down the KV of every step."""
+
+    def __init__(self, policy: Wait, last: int) -> None:
         self.policy, self.last, self.kv = policy, last, []
 
     def arrived(self, request, now):
         if request.id == self.last:
-            self.policy.drain()
+            drain(self.policy)
 
     def stepped(self, steps):
         self.kv.append(steps.kv)
@@ -89,8 +101,8 @@ def stages(batch: Batch, prompt: int = 2) -> str:
     return " ".join(f"{stage}:{','.join(map(str, sorted(ids)))}" for stage, ids in sorted(found.items()))
 
 
-def trace(policy, cost, workload, drain=True):
-    watch = Closing(policy, len(workload) - 1 if drain else -1)
+def trace(policy, cost, workload, drained=True):
+    watch = Closing(policy, len(workload) - 1 if drained else -1)
     ran = batches(engine(cost), policy, workload, (watch,))
     rows = []
     for batch, kv in zip(ran, watch.kv, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headgate.estimators.least_squares import RelativeLeastSquares
+from headgate.methods.keep.learned import RelativeLeastSquares
 
 TRUE = np.array([2.0, 0.5, 0.01])
 PRIOR = (1.0, 1.0, 0.02)
