@@ -43,7 +43,6 @@ MODULES = (
     "sim/fleet/fleet_engine",
     "sim/fleet/kv_handover",
     "record/compiled_rows",
-    "record/fleet_recorder",
     "record/recorder",
     "methods/orders",
     "methods/mixed/mixed",

@@ -18,8 +18,7 @@ from headgate.methods.make import make_policy
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.names import BATCH
 from headgate.methods.split.split import Split
-from headgate.record.fleet_recorder import FleetRecorder
-from headgate.record.recorder import Recorder
+from headgate.record.recorder import FleetRecorder, Recorder
 from headgate.sim.engine.simulator import Simulator
 from headgate.sim.fleet.fleet import FleetSimulator
 

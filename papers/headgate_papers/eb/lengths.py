@@ -8,8 +8,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from headgate.workloads.columns import Whole
 from headgate.workloads.lengths import Fixed, LengthLaw, Uniform
+from headgate.workloads.workload import Whole
 
 FINE = 4000  # requests the moments were published for, and quantiles they are matched on
 Values = NDArray[np.float64]

@@ -19,7 +19,7 @@ NO_COLOR = "--no-color"
 INTERRUPTED = 130  # exit code, as shells have it
 
 # Typer brings its own copy of click from some version on; this is the base of all usage errors in either.
-UsageFault = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+UsageFault: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 # What `headgate --help` says of each. A command's module is imported when it runs.
 COMMANDS = {
@@ -49,7 +49,14 @@ COMMANDS = {
 
 
 # A command's module has its name, but for these.
-HOMES = {"advise": "plan", "calibrate": "card", "check": "doctor", "reproduce": "report", "top": "route"}
+HOMES = {
+    "advise": "plan",
+    "calibrate": "card",
+    "check": "doctor",
+    "reproduce": "report",
+    "trace": "report",
+    "top": "route",
+}
 HOMES |= {"warm-up": "serve", "predict": "emulate", "watch": "emulate"}
 HOMES |= dict.fromkeys(("compare", "sweep"), "simulate")
 
@@ -98,8 +105,7 @@ def version(
 
 def main() -> None:
     """Exit codes: 0 done, 1 the run failed, 2 the input was wrong."""
-    _replace_closed_streams()
-    _take_colours_off()
+    _prepare()
     try:
         code = app(prog_name="headgate", standalone_mode=False)
         sys.stdout.flush()
@@ -122,19 +128,14 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _other(error: Exception) -> int:
+def _other(error: Any) -> int:
     """A package that is not there, as in make demo's environment, or a wrong command line; else a defect."""
     if isinstance(error, ModuleNotFoundError) and not (error.name or "headgate").startswith("headgate"):
         package = str(error.name).partition(".")[0]
         return _say(f"this command needs package {package}; pip install headgate brings it", 2)
     if not isinstance(error, UsageFault):
         raise error
-    return _refuse(error)
-
-
-def _refuse(error: Any) -> int:
-    """A wrong command line, or a group without a command, which shows its help."""
-    if type(error).__name__ == "NoArgsIsHelpError":
+    if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command shows its help
         try:
             print(error.format_message(), flush=True)
         except BrokenPipeError:
@@ -144,15 +145,14 @@ def _refuse(error: Any) -> int:
     return _say(f"{error.format_message().rstrip('.')}; see {path} --help", 2)
 
 
-def _replace_closed_streams() -> None:
-    """Python has no stream where the shell closed one; printing to nowhere is what was asked for."""
+def _prepare() -> None:
+    """Python has no stream where the shell closed one; printing to nowhere is what was asked for.
+
+    `--no-color` may stand anywhere before a bare --; whatever prints looks at NO_COLOR.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-
-
-def _take_colours_off() -> None:
-    """`--no-color` may stand anywhere before a bare --; whatever prints looks at NO_COLOR."""
     own = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv
     if NO_COLOR in own[1:]:
         sys.argv.remove(NO_COLOR)

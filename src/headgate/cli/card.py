@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json as json_module
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from headgate.cli.help import Application
+from headgate.cli.help import Application, Text, Texts
 from headgate.cli.help import panelled as _option
-from headgate.cli.output import Json, bar, check_json, said_to, write_json
+from headgate.cli.output import Json, bar, json_option, said_to, write_json
 from headgate.core.errors import InputError, RunError, unknown
 from headgate.record.tables import write_whole
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 card = Application(help="Derive a cost card without measuring; list and show cards.")
+CardJson = Annotated[Text, json_option("the card as JSON, to a file or - for stdout")]
 
 
 @card.command()
@@ -29,8 +30,8 @@ def derive(
     gpu: Annotated[
         str, typer.Option(help="a GPU, such as h100-sxm (headgate card list), or 312tf-2.04tb-80gb")
     ],
-    model: Annotated[str | None, typer.Option(help="a model of the table; see headgate card list")] = None,
-    config: Annotated[str | None, typer.Option(help="or the config.json of any decoder")] = None,
+    model: Annotated[Text, typer.Option(help="a model of the table; see headgate card list")] = None,
+    config: Annotated[Text, typer.Option(help="or the config.json of any decoder")] = None,
     tp: Annotated[int, typer.Option(help="tensor parallel: 1, 2, 4 or 8 GPUs")] = 1,
     pp: Annotated[int, typer.Option(help="pipeline parallel; above 1 only with --approximate")] = 1,
     ep: Annotated[int, typer.Option(help="expert parallel: 1, or as many as --tp")] = 1,
@@ -39,12 +40,12 @@ def derive(
     utilisation: Annotated[float, typer.Option(help="vLLM's --gpu-memory-utilization")] = 0.92,
     graph: Annotated[int, typer.Option(help="tokens of the engine's largest CUDA graph")] = 512,
     correct: Annotated[
-        list[str] | None, typer.Option(help="a calibrated card of the same GPU (may be repeated)")
+        Texts, typer.Option(help="a calibrated card of the same GPU (may be repeated)")
     ] = None,
     approximate: Annotated[bool, typer.Option(help="derive also what the laws do not cover")] = False,
-    out: Annotated[str | None, typer.Option(help="the card to write (default: only show it)")] = None,
+    out: Annotated[Text, typer.Option(help="the card to write (default: only show it)")] = None,
     overwrite: Annotated[bool, typer.Option(help="replace a card that exists")] = False,
-    json: Annotated[str | None, typer.Option(help="the card as JSON, to a file or - for stdout")] = None,
+    json: CardJson = None,
 ) -> None:
     """Derive a cost card from a model's config, a GPU and parallelism.
 
@@ -62,7 +63,6 @@ def derive(
     from headgate.cost.card import load_card
     from headgate.cost.derive.derived_card import WantedCard, derive_card
 
-    check_json(json)
     if (model is None) == (config is None):
         raise InputError("card derive needs one of --model NAME and --config config.json")
     place = None if out is None else card_file(out, overwrite)
@@ -88,7 +88,6 @@ def list_all(json: Json = None) -> None:
     from headgate.cost.derive.gpus import GPUS, MEASURED
     from headgate.cost.derive.transformer import MODELS
 
-    check_json(json)
     cards = {name: load_card(name).description for name in list_cards()}
     models = {name: {"parameters": each.weights, "kv_bytes": each.kv_bytes} for name, each in MODELS.items()}
     gpus = {name: {"gpu": each.name, "efficiencies": each.origin} for name, each in GPUS.items()}
@@ -107,12 +106,11 @@ def list_all(json: Json = None) -> None:
 @card.command()
 def show(
     name: Annotated[str, typer.Argument(help="a card by name, path or derived:MODEL@GPU")],
-    json: Annotated[str | None, typer.Option(help="the card as JSON, to a file or - for stdout")] = None,
+    json: CardJson = None,
 ) -> None:
     """Show step times, limits, origin and expected error of a card."""
     from headgate.cost.card import load_card
 
-    check_json(json)
     found = load_card(name)
     print(*_lines(found), sep="\n", file=said_to(json))
     write_json(json, json_module.loads(found.text()))
@@ -129,14 +127,12 @@ def _lines(found: Any) -> list[str]:
 
     limits = f"{found.kv_tokens:,} KV tokens, at most {found.max_running:,} requests at once, "
     limits += f"{found.max_model_len:,} tokens each"
-    lines = [f"{found.name}: {found.model} on {found.gpu}", found.description, limits, ""]
-    lines.append("decodes  context of each  prompt tokens  step, ms (GPU)")
-    cost = found.cost.unhosted()
+    head = "decodes  context of each  prompt tokens  step, ms (GPU)"
+    lines = [f"{found.name}: {found.model} on {found.gpu}", found.description, limits, "", head]
     for decodes, context, prompt in STEPS:
-        if decodes * context > found.kv_tokens or decodes > found.max_running:
-            continue
-        seconds = cost.seconds(Shape(decodes, decodes * context, prompt))
-        lines.append(f"{decodes:>7}{context if decodes else '-':>17}{prompt:>15}{1000 * seconds:>16.2f}")
+        if decodes * context <= found.kv_tokens and decodes <= found.max_running:
+            step = 1000 * found.cost.unhosted().seconds(Shape(decodes, decodes * context, prompt))
+            lines.append(f"{decodes:>7}{context if decodes else '-':>17}{prompt:>15}{step:>16.2f}")
     lines.append("")
     if numbers := found.provenance.numbers:
         counts = Counter(number.origin for number in numbers.values())
@@ -156,13 +152,9 @@ def _write(place: Path, text: str) -> None:
 # -- calibrate
 
 FILES = ("--from-trace", "--from-steps", "--from-bench", "--from-passes")
-GRIDS = ("full", "quick")
-SEARCHED = 3  # passes at most
-PAPER = "paper"
 
 
-@dataclass(frozen=True)
-class _MeasuredSteps:
+class _MeasuredSteps(NamedTuple):
     table: StepTable
     about: About
     notes: tuple[str, ...] = ()
@@ -173,9 +165,7 @@ ENGINE, FROM, SAYS = "Measure an engine", "Or take steps that exist", "What the 
 
 
 def calibrate(
-    model: Annotated[
-        str | None, typer.Argument(help="a model vLLM knows, a folder, or a config.json")
-    ] = None,
+    model: Annotated[Text, typer.Argument(help="a model vLLM knows, a folder, or a config.json")] = None,
     out: Annotated[str, typer.Option(help="the card to write")] = "card.json",
     seconds: Annotated[float, _option("time to measure for, without the start", ENGINE)] = 180.0,
     grid: Annotated[str, _option("full or quick", ENGINE)] = "full",
@@ -184,27 +174,25 @@ def calibrate(
     longest: Annotated[int, _option("tokens of one request, your --max-model-len", ENGINE)] = 16384,
     dummy: Annotated[bool, _option("make weights up (a config.json is enough)", ENGINE, "--dummy")] = False,
     seed: Annotated[int, _option("of the order of the grid", ENGINE)] = 0,
-    engine: Annotated[list[str] | None, _option("more for vLLM's engine, NAME=VALUE", ENGINE)] = None,
-    from_trace: Annotated[str | None, _option("a trace of `headgate serve --trace`", FROM)] = None,
-    from_steps: Annotated[list[str] | None, _option("CARD.steps.npz, once for each", FROM)] = None,
-    from_bench: Annotated[str | None, _option("a `vllm bench serve --save-detailed` result", FROM)] = None,
-    from_passes: Annotated[str | None, _option("SGLang's forward passes, recorded", FROM)] = None,
-    like: Annotated[
-        str | None, _option("a card of the same engine, for what the file does not say", FROM)
-    ] = None,
+    engine: Annotated[Texts, _option("more for vLLM's engine, NAME=VALUE", ENGINE)] = None,
+    from_trace: Annotated[Text, _option("a trace of `headgate serve --trace`", FROM)] = None,
+    from_steps: Annotated[Texts, _option("CARD.steps.npz, once for each", FROM)] = None,
+    from_bench: Annotated[Text, _option("a `vllm bench serve --save-detailed` result", FROM)] = None,
+    from_passes: Annotated[Text, _option("SGLang's forward passes, recorded", FROM)] = None,
+    like: Annotated[Text, _option("a card of the same engine, for what the file does not say", FROM)] = None,
     rescale: Annotated[
         bool | None,
         _option(
             "scale --like's prices instead of fitting (default: if it is derived, but not for steps)", FROM
         ),
     ] = None,
-    name: Annotated[str | None, _option("name of the card (default: from --out)", SAYS)] = None,
-    gpu: Annotated[str | None, _option("name of the GPU (default: asked from the driver)", SAYS)] = None,
+    name: Annotated[Text, _option("name of the card (default: from --out)", SAYS)] = None,
+    gpu: Annotated[Text, _option("name of the GPU (default: asked from the driver)", SAYS)] = None,
     as_form: Annotated[
-        str | None, _option("paper: also alpha, beta, kappa and R2 as the EB paper has them", SAYS, "--as")
+        Text, _option("paper: also alpha, beta, kappa and R2 as the EB paper has them", SAYS, "--as")
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="replace a card that exists")] = False,
-    json: Annotated[str | None, typer.Option(help="quality and steps as JSON, to a file or -")] = None,
+    json: Annotated[Text, json_option("quality and steps as JSON, to a file or -")] = None,
 ) -> None:
     """Measure how long steps take on your GPU and write a cost card.
 
@@ -223,45 +211,42 @@ def calibrate(
       headgate calibrate --from-passes passes.jsonl --gpu H200 --out sglang.json
       headgate calibrate --from-steps card.steps.npz --as paper
     """
+    from headgate.cost.card import load_card
+    from headgate.live.calibrate.steps import PASS_LIMITS, steps_of_passes
+
     sources = zip(FILES, (from_trace, from_steps, from_bench, from_passes), strict=True)
     named = [*(["MODEL"] if model else []), *(flag for flag, value in sources if value)]
     if len(named) != 1:
         what = " and ".join(named) if named else "nothing to measure"
         raise InputError(f"{what}: give one of MODEL, {', '.join(FILES[:-1])} and {FILES[-1]}")
-    check_json(json)
-    if as_form not in (None, PAPER):
-        raise unknown("form for --as", str(as_form), (PAPER,))
+    if as_form not in (None, "paper"):
+        raise unknown("form for --as", str(as_form), ("paper",))
     card = card_file(out, overwrite)
     if model:
-        if grid not in GRIDS:
-            raise InputError(f"--grid {grid}: choose from {', '.join(GRIDS)}")
-        ground = (slots, budget, longest, grid == "quick")
-        found = _measured(model, ground, seconds, seed, _engine_words(engine), dummy, card)
+        if grid not in ("full", "quick"):
+            raise InputError(f"--grid {grid}: choose from full, quick")
+        words, ground = _engine_words(engine), (slots, budget, longest, grid == "quick")
+        found = _measured(model, card, ground=ground, seconds=seconds, seed=seed, dummy=dummy, more=words)
     elif from_trace:
         found = _traced(from_trace, like)
     elif from_bench:
         found = _benched(from_bench, budget, like)
     elif from_passes:
-        found = _passed(from_passes, like)
+        table = steps_of_passes(from_passes)
+        source = f"forward passes of SGLang {Path(from_passes).name}"
+        found = _MeasuredSteps(table, replace(_facts(table, like), source=source), PASS_LIMITS)
     else:
         found = _saved(from_steps or [], like)
-    about = replace(found.about, name=name or card.stem, gpu=gpu or found.about.gpu)
-    found = replace(found, about=about)
-    derived = _derived(like)
-    if rescale and derived is None:
+    found = found._replace(about=replace(found.about, name=name or card.stem, gpu=gpu or found.about.gpu))
+    derived = load_card(like) if like else None
+    is_derived = derived is not None and bool(derived.expected_error and derived.work)
+    if rescale and not is_derived:
         raise InputError("--rescale needs --like with a derived card, such as --like derived:qwen3-14b@h200")
-    by_itself = derived is not None and not from_steps  # steps of a grid are enough for a fit
+    by_itself = is_derived and not from_steps  # steps of a grid are enough for a fit
     if derived is not None and (by_itself if rescale is None else rescale):
         _rescale(found, derived, card, json)
-        return
-    _write_calibrated(found, card, json, as_form == PAPER)
-
-
-def _derived(like: str | None) -> Card | None:
-    from headgate.cost.card import load_card
-
-    found = None if like is None else load_card(like)
-    return found if found is not None and found.expected_error and found.work else None
+    else:
+        _write_calibrated(found, card, json, as_form == "paper")
 
 
 def _write_calibrated(found: _MeasuredSteps, card: Path, json: str | None, paper: bool) -> None:
@@ -333,30 +318,16 @@ def _engine_words(given: list[str] | None) -> dict[str, Any]:
     return words
 
 
-def _measured(
-    model: str,
-    ground: tuple[int, int, int, bool],
-    seconds: float,
-    seed: int,
-    words: dict[str, Any],
-    dummy: bool,
-    card: Path,
-) -> _MeasuredSteps:
+def _measured(model: str, card: Path, **how: Any) -> _MeasuredSteps:
     from headgate.live.calibrate.campaign import measured
 
     file = card.with_suffix(".steps.npz")
     with bar("measuring", 1000) as progress:
-        table, about, outcome, failed = measured(
-            model,
-            ground=ground,
-            seconds=seconds,
-            passes=SEARCHED,
-            seed=seed,
-            dummy=dummy,
-            more=words,
-            steps_file=file,
-            report=lambda done, total, doing: progress(round(1000 * done / max(1, total))),
-        )
+
+        def report(done: float, total: float, doing: str) -> None:
+            progress(round(1000 * done / max(1, total)))
+
+        table, about, outcome, failed = measured(model, passes=3, steps_file=file, report=report, **how)
     card.with_suffix(".about.json").write_text(json_module.dumps(asdict(about), indent=2) + "\n")
     notes = (f"{len(table)} steps in {file}: {outcome}",)
     return _MeasuredSteps(table, about, notes, outcome if failed else None)
@@ -388,21 +359,12 @@ def _benched(file: str, budget: int, like: str | None) -> _MeasuredSteps:
     return _MeasuredSteps(table, replace(about, date=str(words.get("date") or "unknown")), LIMITS)
 
 
-def _passed(file: str, like: str | None) -> _MeasuredSteps:
-    from headgate.live.calibrate.steps import PASS_LIMITS, steps_of_passes
-
-    table = steps_of_passes(file)
-    about = replace(_facts(table, like), source=f"forward passes of SGLang {Path(file).name}")
-    return _MeasuredSteps(table, about, PASS_LIMITS)
-
-
 def _saved(files: list[str], like: str | None) -> _MeasuredSteps:
     from headgate.cost.fit.fit import METHOD
     from headgate.cost.fit.steps import StepTable, concat
 
     table = concat(StepTable.load(file) for file in files)
-    first = None if like is not None else _beside(files[0])
-    about = _facts(table, like) if first is None else first
+    about = (None if like else _beside(files[0])) or _facts(table, like)
     for file in files:
         with suppress(InputError):  # it is asked for one word only
             other = _beside(file)

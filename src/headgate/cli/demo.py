@@ -68,7 +68,6 @@ def demo(
     from headgate.report.runs.scenes import scene_of
     from headgate.report.terminal import show
 
-    output.check_report(report)
     with output.run_folder(out, "demo", overwrite=False) as folder:
         load = folder / "rising.csv"
         count = write_rising(load)
@@ -102,31 +101,35 @@ def write_rising(place: Path) -> int:
     drawn = np.sort(rng.uniform(0.0, seconds, count)) / seconds
     shares = np.concatenate([[0.0], np.cumsum(STAIRS)]) / sum(STAIRS)
     arrival = np.interp(drawn, shares, np.linspace(0.0, seconds, len(STAIRS) + 1))
+    columns = (arrival, trace.prompt[rows], trace.output[rows])
     with place.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["arrival", "prompt", "output"])
-        writer.writerows(
-            zip(arrival.tolist(), trace.prompt[rows].tolist(), trace.output[rows].tolist(), strict=True)
-        )
+        writer.writerows(zip(*(column.tolist() for column in columns), strict=True))
     return count
 
 
 def story(kept: dict[str, Measured], served: dict[str, Measured]) -> Chapter:
     from headgate.report import document as doc
 
-    shares = {policy: shares_kept(kept[policy]) for policy in RISING.values()}
+    shares = {}
+    for policy in RISING.values():
+        promises = kept[policy].promises
+        assert promises is not None
+        shares[policy] = [float(promises.met[counts].mean()) for counts in _counted(kept[policy])]
     rows = []
     for place, rate in enumerate(STAIRS):
         both = [(100 * shares[policy][place], KEPT[policy][place]) for policy in RISING.values()]
         rows.append((*doc.row(rate), *(doc.valued(f"{one:.0f}", one) for pair in both for one in pair)))
-    heads = [f"{label}\n{where}" for label in RISING for where in ("simulated", "H200")]
-    heads = ["requests\nper s", *heads]
+    heads = ["requests\nper s", *(f"{label}\n{where}" for label in RISING for where in ("simulated", "H200"))]
     title = "Requests with both promises kept, %"
-    promises = doc.Grid(title, tuple(heads), tuple(rows), (POLICIES,), joined=True)
+    rising = doc.Grid(title, tuple(heads), tuple(rows), (POLICIES,), joined=True)
     rows = []
     for label, policy in SATURATED.items():
         pairs = ((served[name].metrics.request_rate.value, SERVED[name]) for name in (policy, "mixed"))
-        cells = [f"{ours:.1f}" + _gain(ours, vllm) for ours, vllm in zip(*pairs, strict=True)]
+        cells = []
+        for ours, vllm in zip(*pairs, strict=True):
+            cells.append(f"{ours:.1f}" + (f" ({100 * (ours / vllm - 1):+.1f} %)" if ours != vllm else ""))
         rows.append(doc.row(label, *cells))
     full = doc.Grid("Saturated, requests/s", ("policy", "simulated", "H200"), tuple(rows), (IN_PROCESS,))
     said = []
@@ -142,19 +145,10 @@ def story(kept: dict[str, Measured], served: dict[str, Measured]) -> Chapter:
         f"{light['mixed']:.0f} ms with vLLM and {light['keep']:.0f} ms with headgate (median; "
         f"H200: {FIRST['mixed']:.0f} and {FIRST['keep']:.0f} ms)."
     )
-    verdict, blocks = doc.sentence("; ".join(said)), (ABOUT, promises, full, nothing)
+    verdict, blocks = doc.sentence("; ".join(said)), (ABOUT, rising, full, nothing)
     return doc.Chapter(TITLE, verdict, (doc.Section("", blocks),), answer_first=True)
-
-
-def shares_kept(run: Measured) -> list[float]:
-    assert run.promises is not None
-    return [float(run.promises.met[counts].mean()) for counts in _counted(run)]
 
 
 def _counted(run: Measured) -> list[Any]:
     within = [run.run.requests["arrival"] - STAIR * place for place in range(len(STAIRS))]
     return [(since >= BEGIN) & (since <= END) for since in within]
-
-
-def _gain(ours: float, vllm: float) -> str:
-    return f" ({100 * (ours / vllm - 1):+.1f} %)" if ours != vllm else ""

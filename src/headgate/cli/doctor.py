@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, entry_points, version
@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headgate.cli.output import Json, bar, check_json, write_json
+from headgate.cli.help import Texts
+from headgate.cli.output import Json, bar, write_json
 from headgate.core.build import build_name
 from headgate.core.errors import InputError, RunError
 from headgate.core.version import VERSION
@@ -37,7 +38,7 @@ def check(
     policy: Annotated[
         str, typer.Argument(help="of a policy or router: FILE.py:CLASS, or NAME:PARAMETER=VALUE,...")
     ],
-    set: Annotated[list[str] | None, typer.Option(help="a parameter of the policy, NAME=VALUE")] = None,
+    set: Annotated[Texts, typer.Option(help="a parameter of the policy, NAME=VALUE")] = None,
     worlds: Annotated[int, typer.Option(help="how many worlds", min=1)] = 100,
     seed: Annotated[int, typer.Option(help="number of the first world", min=0)] = 0,
     seconds: Annotated[float, typer.Option(help="give up when one world takes longer", min=0.1)] = 30,
@@ -61,7 +62,6 @@ def check(
     from headgate.experiment.laws import try_laws, try_router_laws
     from headgate.methods.make import is_router, split_name
 
-    check_json(json)
     name, settings = split_name(policy)
     settings = {**named_values(set or []), **settings}
     what = "router" if is_router(name) else "policy"
@@ -160,7 +160,6 @@ def doctor(
 
     Example: headgate doctor --json -
     """
-    check_json(json)
     found = _findings() | {"vllm": checkup(seams), "sglang": sglang_checkup()}
     write_json(json, found)
     if json != "-":
@@ -198,51 +197,45 @@ def _findings() -> dict[str, Any]:
     problems: list[str] = []
     policies = _offered("policy", BatchPolicy, BATCH, problems)
     routers = _offered("router", RoutePolicy, ROUTE, problems)
-    packages = {name: _installed(name) for name in NEEDED}
-    packages |= {name: f"{_installed(name)} - {use}" for name, use in OPTIONAL.items()}
+    packages = {}
+    for name in (*NEEDED, *OPTIONAL):
+        try:
+            packages[name] = version(name) if find_spec(name) else "not installed"
+        except PackageNotFoundError:
+            packages[name] = "installed, version unknown"
+        packages[name] += f" - {OPTIONAL[name]}" if name in OPTIONAL else ""
     return {
         "headgate": VERSION,
         "build": build_name(),
         "python": platform.python_version(),
         "machine": platform.platform(),
         "packages": packages,
-        "policies": {name: _first_line(kind) for name, kind in BATCH.items()} | policies,
-        "routers": {name: _first_line(kind) for name, kind in ROUTE.items()} | routers,
+        "policies": policies,
+        "routers": routers,
         "cards": {name: load_card(name).description for name in list_cards()},
         "traces": dict(BUNDLED),
         "problems": problems,
     }
 
 
-def _offered(what: str, base: type, ours: Collection[str], problems: list[str]) -> dict[str, str]:
+def _offered(what: str, base: type, ours: Mapping[str, type], problems: list[str]) -> dict[str, str]:
     from headgate.methods.make import installed_class, offers, origin
 
-    found: dict[str, str] = {}
+    def first_line(kind: type) -> str:
+        return ((kind.__doc__ or "").strip().splitlines() or ["no docstring"])[0]
+
+    found = {name: first_line(kind) for name, kind in ours.items()}
     for point in offers(what):
         if point.name in ours:
             problems.append(f"{what} {point.name} of {origin(point)} is hidden by headgate's own; rename it")
             continue
         try:
-            about = _first_line(installed_class(point.name, what, base, ours))
+            about = first_line(installed_class(point.name, what, base, ours))
+            found[point.name] = f"{about} [{origin(point)}]"
         except InputError as error:
             problems.append(str(error))
-        else:
-            found[point.name] = f"{about} [{origin(point)}]"
     problems[:] = dict.fromkeys(problems)
     return found
-
-
-def _first_line(kind: type) -> str:
-    return ((kind.__doc__ or "").strip().splitlines() or ["no docstring"])[0]
-
-
-def _installed(name: str) -> str:
-    if find_spec(name) is None:
-        return "not installed"
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "installed, version unknown"
 
 
 # -- the installed vLLM, and headgate in it
@@ -255,20 +248,30 @@ AS_EXPECTED = "as expected"
 
 def checkup(seams: bool = True) -> dict[str, Any]:
     from headgate.cli.serve import executable
-    from headgate.live.vllm.seams import installed
+    from headgate.live.vllm.seams import TESTED, installed, release_numbers, unsupported, untested
 
     problems: list[str] = []
     release = installed()
-    version = _version(release, problems)
+    told = release or "not installed; needed for headgate serve only"
+    numbers = release_numbers(release or "")
+    if release and (why := unsupported(numbers)):
+        problems.append(why)
+        told += ", not supported"
+    elif release:
+        told += f", not tested ({TESTED} are)" if untested(numbers) else ", supported"
     hold = _seams(release, problems) if release and seams else "not looked at"
-    return {
-        "version": version,
-        "command": executable() or "no vllm command beside this Python or on the path",
-        "seams": hold,
-        "meaning": _meaning(release, hold, bool(problems)),
-        **_settings(problems),
-        "problems": problems,
-    }
+    if release is None:
+        meaning = "headgate serve cannot run here"
+    elif problems:
+        meaning = "policies do not run in it: see the problems below"
+    elif hold != AS_EXPECTED:
+        meaning = "unknown; without --no-seams the doctor looks whether policies run in it"
+    else:
+        warned = ", with a warning: all they rely on is there, but it is not tested"
+        meaning = f"policies run in it{warned if untested(numbers) else ''}"
+    command = executable() or "no vllm command beside this Python or on the path"
+    found: dict[str, Any] = {"version": told, "command": command, "seams": hold, "meaning": meaning}
+    return found | _settings(problems) | {"problems": problems}
 
 
 def sglang_checkup() -> dict[str, Any]:
@@ -283,42 +286,14 @@ def sglang_checkup() -> dict[str, Any]:
         standing = f"{release}, not supported"
     else:
         standing = f"{release}, {'not tested' if seams.doubt() else 'supported'}"
-    names = [point.name for point in entry_points(group="sglang.srt.plugins")]
     chosen = os.environ.get("SGLANG_PLUGINS")
     plug_in = "found by SGLang (entry point headgate)"
-    if "headgate" not in names:
+    if all(point.name != "headgate" for point in entry_points(group="sglang.srt.plugins")):
         plug_in = "not found: headgate is not installed as a package here"
     elif chosen and "headgate" not in [name.strip() for name in chosen.split(",")]:
         plug_in = "left out by SGLANG_PLUGINS"
         problems.append("SGLANG_PLUGINS does not name headgate, so SGLang would not load it; add it")
     return {"version": standing, "plug-in": plug_in, "problems": problems if release else []}
-
-
-def _version(release: str | None, problems: list[str]) -> str:
-    from headgate.live.vllm.seams import TESTED, release_numbers, unsupported, untested
-
-    if release is None:
-        return "not installed; needed for headgate serve only"
-    numbers = release_numbers(release)
-    why = unsupported(numbers)
-    if why:
-        problems.append(why)
-        return f"{release}, not supported"
-    return f"{release}, not tested ({TESTED} are)" if untested(numbers) else f"{release}, supported"
-
-
-def _meaning(release: str | None, seams: str, refused: bool) -> str:
-    from headgate.live.vllm.seams import release_numbers, untested
-
-    if release is None:
-        return "headgate serve cannot run here"
-    if refused:
-        return "policies do not run in it: see the problems below"
-    if seams != AS_EXPECTED:
-        return "unknown; without --no-seams the doctor looks whether policies run in it"
-    if untested(release_numbers(release)):
-        return "policies run in it, with a warning: all they rely on is there, but it is not tested"
-    return "policies run in it"
 
 
 def _seams(release: str, problems: list[str]) -> str:
@@ -364,17 +339,16 @@ def _settings(problems: list[str]) -> dict[str, str]:
     from headgate.live.vllm import VLLM
 
     path = file_of()
-    if path is None:
-        active = "nothing by itself; headgate serve sets a policy"
-        return {"settings": "HEADGATE_CONFIG is not set", "active": active}
-    try:
-        settings = read_settings()
-        check_policy(settings, VLLM)
-    except InputError as error:
-        problems.append(str(error))
-        active = "nothing; vLLM would refuse to start with our scheduler"
-        return {"settings": f"{FILE}={path}, wrong", "active": active}
-    name, words = settings.named()
-    parameters = ", ".join(f"{word}={value}" for word, value in words.items())
-    active = f"policy {name}({parameters}), card {settings.card or 'none'}"
-    return {"settings": f"{FILE}={path}, valid", "active": active}
+    told, active = "HEADGATE_CONFIG is not set", "nothing by itself; headgate serve sets a policy"
+    if path is not None:
+        try:
+            settings = read_settings()
+            check_policy(settings, VLLM)
+            name, words = settings.named()
+            parameters = ", ".join(f"{word}={value}" for word, value in words.items())
+            told, active = "valid", f"policy {name}({parameters}), card {settings.card or 'none'}"
+        except InputError as error:
+            problems.append(str(error))
+            told, active = "wrong", "nothing; vLLM would refuse to start with our scheduler"
+        told = f"{FILE}={path}, {told}"
+    return {"settings": told, "active": active}

@@ -46,11 +46,13 @@ def takes_settings(command: Command, fleet: bool = False) -> Command:
     tables: dict[str, tuple[Table, bool]] = {}
     own: list[inspect.Parameter] = []
     for each in inspect.signature(command).parameters.values():
-        table = _table(hints[each.name])
+        hint = hints[each.name]
+        kinds = (kind for kind in (hint, *getattr(hint, "__metadata__", ())) if isinstance(kind, type))
+        table = next((kind for kind in kinds if issubclass(kind, SettingsModel)), None)
         if table is None:
-            own.append(each.replace(kind=KEYWORD, annotation=hints[each.name]))
+            own.append(each.replace(kind=KEYWORD, annotation=hint))
         else:
-            tables[each.name] = table, hints[each.name] is table
+            tables[each.name] = table, hint is table
 
     @functools.wraps(command)
     def with_settings(**values: Any) -> None:
@@ -73,13 +75,6 @@ def takes_settings(command: Command, fleet: bool = False) -> Command:
 
 
 takes_fleet_settings = functools.partial(takes_settings, fleet=True)
-
-
-def _table(hint: Any) -> Table | None:
-    for each in (hint, *getattr(hint, "__metadata__", ())):
-        if isinstance(each, type) and issubclass(each, SettingsModel):
-            return each
-    return None
 
 
 def _fields(table: Table, fleet: bool) -> Iterator[tuple[str, FieldInfo]]:
@@ -152,10 +147,10 @@ def _given(table: Table, values: dict[str, Any], fleet: bool) -> dict[str, Any]:
     known = {one: field for own, field in _fields(table, fleet) for one in (own, *also(field))}
     for name, field in known.items():
         value = values.pop(name)
+        if value and get_origin(field.annotation) is dict:
+            value = named_values(value, flag_of(name), _extra(field, "example"))
         if value is not None and value != []:
-            table_of_values = get_origin(field.annotation) is dict
-            example = _extra(field, "example")
-            found[name] = named_values(value, flag_of(name), example) if table_of_values else value
+            found[name] = value
     return found
 
 
@@ -165,18 +160,14 @@ def gather(file: str | None, mix: str | None, flags: dict[str, Any]) -> Experime
     where = "" if file is None else f"experiment file {file}: "
     experiment(settings, where, written=True)  # so that a mistake in the file is not blamed on the flags
     if mix is not None:
-        settings |= _classes(mix)
+        classes = read_toml(mix, "mix file")
+        if set(classes) != {"classes"}:
+            raise InputError(f"mix file {mix}: must hold [[classes]] tables and nothing else; correct it")
+        experiment(classes, f"mix file {mix}: ", written=True)
+        settings |= classes
     for name, value in flags.items():
         settings[name] = {**settings.get(name, {}), **value} if isinstance(value, dict) else value
     return experiment(settings, written=True)
-
-
-def _classes(mix: str) -> dict[str, Any]:
-    settings = read_toml(mix, "mix file")
-    if set(settings) != {"classes"}:
-        raise InputError(f"mix file {mix}: must hold [[classes]] tables and nothing else; correct it")
-    experiment(settings, f"mix file {mix}: ", written=True)
-    return settings
 
 
 def named_values(texts: list[str], flag: str = "--set", example: str = "refill=48") -> dict[str, str]:

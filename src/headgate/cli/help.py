@@ -14,17 +14,19 @@ from typer.core import TyperCommand, TyperGroup
 VERBATIM = "Examples:\n"  # begins a paragraph that is not filled
 EXAMPLE = re.compile(r"  headgate .*")
 CONTINUED = re.compile(r"\n {4,}")
-DEEPER = " " * 6
 LONGEST = 24  # letters of a label; the text of longer ones begins further right
 WIDEST = 100  # columns, also on wider terminals
 VALUES = re.compile("int|float", re.IGNORECASE)  # names of numbers in any release of typer
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Text = str | None  # options that may be left out
+Texts = list[str] | None
+Number = int | None
 
 
-def panelled(help: str, panel: str, *flags: str) -> Any:
-    return typer.Option(*flags, help=help, rich_help_panel=panel)
+def panelled(help: str, panel: str, flag: str = "", **more: Any) -> Any:
+    return typer.Option(*filter(None, [flag]), help=help, rich_help_panel=panel, **more)
 
 
 class Application(typer.Typer):
@@ -69,24 +71,24 @@ class GroupPage(TyperGroup):
 
 def examples(text: str, width: int) -> str:
     """Long ones are broken before an option, so that a shell reads them as they are."""
-    return EXAMPLE.sub(lambda found: _folded(found[0], width), CONTINUED.sub(" ", text))
 
+    def folded(found: re.Match[str]) -> str:
+        first, *options = re.split(r" (?=--)", found[0])
+        lines = [first]
+        for option in options:
+            if len(lines[-1]) + len(f" {option} \\") > width:
+                lines.append(" " * 6 + option)
+            else:
+                lines[-1] += f" {option}"
+        return " \\\n".join(lines)
 
-def _folded(example: str, width: int) -> str:
-    first, *options = re.split(r" (?=--)", example)
-    lines = [first]
-    for option in options:
-        if len(lines[-1]) + len(f" {option} \\") > width:
-            lines.append(DEEPER + option)
-        else:
-            lines[-1] += f" {option}"
-    return " \\\n".join(lines)
+    return EXAMPLE.sub(folded, CONTINUED.sub(" ", text))
 
 
 def _filled(text: str, width: int, first: str, others: str) -> str:
-    whole: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
-    words = " ".join(text.split())
-    return textwrap.fill(words, width, initial_indent=first, subsequent_indent=others, **whole) + "\n"
+    how: dict[str, Any] = {"initial_indent": first, "subsequent_indent": others}
+    how |= {"break_on_hyphens": False, "break_long_words": False}
+    return textwrap.fill(" ".join(text.split()), width, **how) + "\n"
 
 
 def _write_options(command: Any, ctx: Any, formatter: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from headgate.cli.output import Outputs, Report, bar, check_report, said_to, save_page
+from headgate.cli.output import Report, bar, report_option, said_to, save_page
 from headgate.core.errors import InputError
 
 BOARD = "leaderboard/policies.toml"
@@ -24,9 +24,7 @@ def leaderboard(
     seeds: Annotated[int | None, typer.Option(min=1, max=100, help="likewise")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="processes (default: one per core)")] = None,
     known: Annotated[bool, typer.Option(help="run nothing, show the lines that are there")] = False,
-    page: Annotated[
-        str | None, typer.Option(help="also write the tables of all policies as Markdown")
-    ] = None,
+    page: Annotated[str | None, report_option("also write the tables of all policies as Markdown")] = None,
     report: Report = None,
 ) -> None:
     """Compare policies by several promises, with the bound.
@@ -47,8 +45,6 @@ def leaderboard(
     from headgate.report.plans.leaderboard import RESULTS, into_markdown, leaderboard_page
     from headgate.report.terminal import show
 
-    outputs = Outputs(None, report).checked()
-    check_report(page, "--page")
     before = Path(page).read_text(encoding="utf-8") if page and Path(page).exists() else ""
     if before and RESULTS not in before:
         raise InputError(f"--page {page} has no line {RESULTS}; add it where the tables are to stand")
@@ -65,7 +61,7 @@ def leaderboard(
     show(leaderboard_page(words, lines, policies, sys.argv[1:]), say)
     if page or report:
         whole = leaderboard_page(words, lines, list(words.settings.policies), sys.argv[1:])
-        save_page(whole, outputs.report, say)
+        save_page(whole, report, say)
         if page:
             Path(page).write_text(into_markdown(whole, before), encoding="utf-8")
             print(f"page: {page}", file=say)

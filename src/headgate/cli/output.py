@@ -55,10 +55,10 @@ def run_folder(out: str | None, name: str, overwrite: bool) -> Iterator[Path]:
 
 
 def _asked(out: str, overwrite: bool) -> tuple[Path, bool]:
-    folder = Path(out)
-    fresh = not folder.exists()
     if not out:
         raise InputError("--out is empty; name a folder")
+    folder = Path(out)
+    fresh = not folder.exists()
     if not fresh and not folder.is_dir():
         raise InputError(f"--out {folder} is a file; name a folder")
     if not fresh and any(folder.iterdir()) and not overwrite:
@@ -88,51 +88,54 @@ def _next(name: str) -> Path:
             claim.rmdir()
 
 
-def check_json(target: str | None) -> None:
-    if target not in (None, "-"):
-        _check_target(str(target), "--json", "name a file, or - for stdout")
+def file_option(help: str, free: str, remedy: str) -> Any:
+    """An option for a file to write, or the word `free`. A place that cannot be written to is refused before
+    the work is done.
+    """
+
+    def checked(option: typer.CallbackParam, target: str | None) -> str | None:
+        if target is None or target == free:
+            return target
+        path, flag = Path(target), option.opts[0]
+        try:
+            if path.is_dir():
+                raise InputError(f"{flag} {target or chr(34) * 2} is a folder; {remedy}")
+            if not path.resolve().parent.is_dir():
+                raise InputError(f"{flag} {target}: its folder does not exist; create it or name another")
+            if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
+                raise InputError(f"{flag} {target}: no permission to write there; name another")
+        except OSError as error:
+            raise InputError(f"{flag} {target}: {error.strerror or error}; name another file") from None
+        return target
+
+    return typer.Option(help=help, callback=checked)
 
 
-def check_report(target: str | None, flag: str = "--report") -> None:
-    if target not in (None, NO_REPORT):
-        _check_target(str(target), flag, f"name a file, or {NO_REPORT} for no report")
+def json_option(help: str = "as JSON, to a file or - for stdout") -> Any:
+    return file_option(help, "-", "name a file, or - for stdout")
 
 
-def _check_target(target: str, flag: str, remedy: str) -> None:
-    path = Path(target)
-    try:
-        if path.is_dir():
-            raise InputError(f"{flag} {target or chr(34) * 2} is a folder; {remedy}")
-        if not path.resolve().parent.is_dir():
-            raise InputError(f"{flag} {target}: its folder does not exist; create it or name another")
-        if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
-            raise InputError(f"{flag} {target}: no permission to write there; name another")
-    except OSError as error:
-        raise InputError(f"{flag} {target}: {error.strerror or error}; name another file") from None
+def report_option(help: str) -> Any:
+    return file_option(help, NO_REPORT, f"name a file, or {NO_REPORT} for no report")
+
+
+Json = Annotated[str | None, json_option()]
+Report = Annotated[
+    str | None, report_option(f"HTML report to this file; {NO_REPORT}: not even beside the runs")
+]
 
 
 def write_json(target: str | None, document: dict[str, Any]) -> None:
     if target is None:
         return
-    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    text = json.dumps(document, indent=2, allow_nan=False)
     if target == "-":
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        print(text, flush=True)
         return
     try:
-        write_whole(target, text)
+        write_whole(target, text + "\n")
     except OSError as error:
         raise InputError(f"--json {target}: {error.strerror}; name a file that can be written") from None
-
-
-def save(run: Run | Measured, folder: Path, overwrite: bool) -> None:
-    from headgate.stats.measured import Measured
-    from headgate.stats.vllm_bench import bench_result
-
-    found = Measured.of(run)
-    with _undisturbed(folder):
-        figures = json.dumps(bench_result(found), indent=2, allow_nan=False) + "\n"
-        found.run.save(folder, overwrite, {"bench.json": figures})
 
 
 def ended_early(run: Run, what: str, folder: Path) -> RunError:
@@ -141,37 +144,29 @@ def ended_early(run: Run, what: str, folder: Path) -> RunError:
     return kind(f"{what} ended early ({outcome}); its results so far are in {folder}")
 
 
-@contextmanager
-def _undisturbed(folder: Path) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    heard: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+def save(run: Run | Measured, folder: Path, overwrite: bool) -> None:
+    from headgate.stats.measured import Measured
+    from headgate.stats.vllm_bench import bench_result
+
+    found, heard = Measured.of(run), list[int]()
+    alone = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number)) if alone else None
     try:
-        yield
+        figures = json.dumps(bench_result(found), indent=2, allow_nan=False) + "\n"
+        found.run.save(folder, overwrite, {"bench.json": figures})
     finally:
-        signal.signal(signal.SIGINT, before)
+        if alone:
+            signal.signal(signal.SIGINT, before)
     if heard:
         raise RunInterruptedError(f"interrupted; what there is stands in {folder}")
 
 
 # -- plans, reports and JSON
 
-Report = Annotated[
-    str | None, typer.Option(help=f"HTML report to this file; {NO_REPORT}: not even beside the runs")
-]
-Json = Annotated[str | None, typer.Option(help="as JSON, to a file or - for stdout")]
-
 
 class Outputs(NamedTuple):
     json: str | None
     report: str | None
-
-    def checked(self) -> Outputs:
-        check_json(self.json)
-        check_report(self.report)
-        return self
 
 
 def tell(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -21,14 +21,13 @@ from headgate.advisor.settings import (
     WaitSettings,
 )
 from headgate.cli.flags import takes_settings
-from headgate.cli.help import Application, panelled
+from headgate.cli.help import Application, Number, Text, Texts, panelled
 from headgate.cli.output import Json, Outputs, Report, bar, resting_on, said_to, save_page, tell, write_json
 from headgate.core.durations import duration
 from headgate.core.errors import InputError, unknown
 from headgate.experiment.settings import NAMED, POLICY, Experiment
 
 if TYPE_CHECKING:
-    from headgate.advisor.capacity.plan import CapacityPlan
     from headgate.advisor.capacity.traffic import Level
     from headgate.advisor.fewest_engines import EnginesPlan, Way
     from headgate.advisor.set_up import OtherTimes, SearchPlan
@@ -43,7 +42,7 @@ plan = Application(help="Plan thresholds, flags of vLLM or SGLang, capacity and 
 def threshold(
     words: Experiment,
     costs: CostSettings,
-    max_gap: Annotated[str | None, typer.Option(help="also plan for gaps no longer than this")] = None,
+    max_gap: Annotated[Text, typer.Option(help="also plan for gaps no longer than this")] = None,
     json: Json = None,
     report: Report = None,
 ) -> None:
@@ -63,19 +62,17 @@ def threshold(
     from headgate.experiment.run import MIXED, SATURATED, arrivals_said, assumed, outside_said
     from headgate.report.plans.threshold import threshold_page
 
-    outputs = Outputs(json, report).checked()
     bound = None if max_gap is None else duration(max_gap)
     if bound is not None and not bound > 0:
         raise InputError(f"--max-gap {max_gap}: it must be above 0, or left out for no bound")
     found = plan_threshold(situation(words, costs), bound)
-    if costs.model_fields_set:
-        setup = outside = ""
-    else:
+    setup = outside = ""
+    if not costs.model_fields_set:
         setup = assumed(words, arrivals_said(words, SATURATED), run=False)
         offered = found.situation.load.rate
         outside = outside_said(words, MIXED, min(offered or inf, found.mixed.rate))
     page, lost = threshold_page(found, sys.argv[1:]), found.situation.lost
-    tell(page, found.as_dict(), outputs, setup, lost, [outside])
+    tell(page, found.as_dict(), Outputs(json, report), setup, lost, [outside])
 
 
 @plan.command()
@@ -96,19 +93,20 @@ def speculation(words: Experiment, json: Json = None, report: Report = None) -> 
     from headgate.experiment.run import arrivals_said, assumed
     from headgate.report.plans.flags import drafts_page
 
-    outputs = Outputs(json, report).checked()
     found = plan_drafts(words)
-    tell(drafts_page(found, sys.argv[1:]), found.as_dict(), outputs, assumed(words, arrivals_said(words)))
+    tell(
+        drafts_page(found, sys.argv[1:]),
+        found.as_dict(),
+        Outputs(json, report),
+        assumed(words, arrivals_said(words)),
+    )
 
 
 # -- what commands that search have in common
 
 
-def flag(help: str, panel: str = SEARCH) -> Any:
-    return panelled(help, panel)
-
-
-Levels = Annotated[list[str] | None, flag("service levels, such as ttft=500ms@p50,tbt=100ms@p99:paying")]
+LEVELS = "service levels, such as ttft=500ms@p50,tbt=100ms@p99:paying"
+Levels = Annotated[Texts, panelled(LEVELS, SEARCH)]
 
 
 @plan.command()
@@ -141,9 +139,8 @@ def flags(
     from headgate.report.plans.flags import check_section, flags_page
     from headgate.report.terminal import show
 
-    outputs = Outputs(json, report).checked()
     if slo and words.engine == "vllm":
-        _promised(words, search, slo, check, outputs)
+        _promised(words, search, slo, check, Outputs(json, report))
         return
     gap = promised_gap(parse_levels(slo)) if slo else None
     if slo and gap is None:
@@ -190,15 +187,10 @@ def _promised(
 
 RATE, ENGINES, BATCH = "rate", "engines", "batch"
 BESIDE = ("keep", "mixed")  # policies that share an engine with batch unless others are named
-Find = Annotated[
-    str, flag("rate: of one engine; engines: how few bear the load; batch: what fits beside --rate")
-]
-EnginesShared = Annotated[
-    int | None, typer.Option(min=1, help="with --find batch (default: 1)", rich_help_panel=SEARCH)
-]
-Routers = Annotated[list[str] | None, flag("with --find engines (default: least-loaded); may be repeated")]
-Policies = Annotated[list[str] | None, flag(f"{NAMED} or all; may be repeated", POLICY)]
-Cache = Annotated[str | None, flag("folder of answers from before; none: use none")]
+FIND = "rate: of one engine; engines: how few bear the load; batch: what fits beside --rate"
+ROUTERS = "with --find engines (default: least-loaded); may be repeated"
+Policies = Annotated[Texts, panelled(f"{NAMED} or all; may be repeated", POLICY)]
+Cache = Annotated[Text, panelled("folder of answers from before; none: use none", SEARCH)]
 
 
 @plan.command()
@@ -208,9 +200,9 @@ def capacity(
     search: SearchSettings,
     slo: Levels = None,
     policy: Policies = None,
-    find: Find = RATE,
-    engines: EnginesShared = None,
-    router: Routers = None,
+    find: Annotated[str, panelled(FIND, SEARCH)] = RATE,
+    engines: Annotated[Number, panelled("with --find batch (default: 1)", SEARCH, min=1)] = None,
+    router: Annotated[Texts, panelled(ROUTERS, SEARCH)] = None,
     cache: Cache = None,
     json: Json = None,
     report: Report = None,
@@ -241,7 +233,7 @@ def capacity(
     """
     from headgate.advisor.flags import with_graphs
 
-    outputs = Outputs(json, report).checked()
+    outputs = Outputs(json, report)
     asks = asked("plan capacity", words, search, slo, policy, cache, needed=find != BATCH)
     if find == BATCH:
         _find_batch(words.model_copy(update={"engines": engines}), router or [], asks, outputs)
@@ -250,41 +242,33 @@ def capacity(
         raise InputError("--engines is about --find batch; --find engines says how many are needed")
     words = with_graphs(words, asks.levels)
     asks = asks._replace(policies=asks.policies or [words.policy])
-    if find not in (RATE, ENGINES):
-        raise unknown("thing to --find", find, (RATE, ENGINES, BATCH))
     if find == ENGINES:
-        find_engines(words, router or [], asks, outputs)
-        return
-    if router:
+        _find_engines(words, router or [], asks, outputs)
+    elif find != RATE:
+        raise unknown("thing to --find", find, (RATE, ENGINES, BATCH))
+    elif router:
         raise InputError("--router is about fleets; say --find engines, or drop it")
-    _find_rate(words, asks, outputs)
-
-
-def _other_times(words: Experiment, asks: SearchQuestion, found: CapacityPlan) -> OtherTimes | None:
-    from headgate.advisor.capacity.plan import choose
-    from headgate.advisor.set_up import other_question, other_rate
-
-    best = found.best
-    if best is None or not best.rate.value or found.interrupted or found.declined:
-        return None
-    question = other_question(words, asks.options, found.traffic.requests)
-    if question is None:
-        return None
-    chosen, _ = choose([best.policy], words, found.start.engine)
-    named = best.policy, best.rate.value
-    return other_rate(question, asks.levels, named, chosen[best.policy], bar, asks.folder)
+    else:
+        _find_rate(words, asks, outputs)
 
 
 def _find_rate(words: Experiment, asks: SearchQuestion, outputs: Outputs) -> None:
-    from headgate.advisor.capacity.plan import plan_capacity
+    from headgate.advisor.capacity.plan import choose, plan_capacity
+    from headgate.advisor.set_up import other_question, other_rate
     from headgate.experiment.run import assumed, outside_said, tried_arrivals
     from headgate.report.plans.capacity import apart_said, capacity_page
 
     found = plan_capacity(words, asks.policies, asks.levels, asks.options, bar, asks.folder)
-    other = _other_times(words, asks, found)
     setup = assumed(words, tried_arrivals(asks.options.as_recorded))
-    best = None if found.declined else found.best
-    outside = outside_said(words, best.policy, best.rate.value) if best else ""
+    best, other, outside = None if found.declined else found.best, None, ""
+    if best is not None:
+        outside = outside_said(words, best.policy, best.rate.value)
+        known = best.rate.value and not found.interrupted
+        question = other_question(words, asks.options, found.traffic.requests) if known else None
+        if question is not None:
+            chosen, _ = choose([best.policy], words, found.start.engine)
+            named = best.policy, best.rate.value
+            other = other_rate(question, asks.levels, named, chosen[best.policy], bar, asks.folder)
     alarms = apart_said(other, "sustains"), outside
     _tell_search(found, other, capacity_page(found, sys.argv[1:]), outputs, setup, alarms)
 
@@ -325,7 +309,7 @@ def _tell_search(
 # -- plan capacity --find engines
 
 
-def find_engines(words: Experiment, routers: list[str], asks: SearchQuestion, outputs: Outputs) -> None:
+def _find_engines(words: Experiment, routers: list[str], asks: SearchQuestion, outputs: Outputs) -> None:
     from headgate.advisor.fewest_engines import Serving, make_ways, out_of_reach, plan_engines
     from headgate.experiment.run import DEFAULT_ROUTER, assumed, outside_said, tried_arrivals
     from headgate.report.plans.capacity import apart_said, engines_page
@@ -354,10 +338,10 @@ def _engines_at_other_times(
     if question is None or best is None or best.engines is None:
         return None
     settings, others, own = question
-    way, rate = {best.name: ways[best.name]}, {"rate": found.rate, "scale_rate": None}
-    settings = settings.model_copy(update=rate)  # its first requests alone may be faster or slower
-    plan = plan_engines(settings, way, asks.levels, others, Serving.of(words), bar, folder=asks.folder)
-    (again,) = plan.found
+    # its first requests alone may be faster or slower
+    settings = settings.model_copy(update={"rate": found.rate, "scale_rate": None})
+    way, serving = {best.name: ways[best.name]}, Serving.of(words)
+    (again,) = plan_engines(settings, way, asks.levels, others, serving, bar, folder=asks.folder).found
     if again.engines is None:
         return None
     return OtherTimes(best.name, others.as_recorded, best.engines, again.engines, found.rate / own)
@@ -367,13 +351,7 @@ class SearchQuestion(NamedTuple):
     levels: tuple[Level, ...]
     policies: list[str]
     options: SearchSettings
-    cache: str | None = None
-
-    @property
-    def folder(self) -> Path | None:
-        from headgate.advisor.capacity.memory import chosen_folder
-
-        return chosen_folder(self.cache)
+    folder: Path | None
 
 
 def asked(
@@ -385,12 +363,14 @@ def asked(
     cache: str | None = None,
     needed: bool = True,
 ) -> SearchQuestion:
+    from headgate.advisor.capacity.memory import chosen_folder
     from headgate.advisor.capacity.traffic import parse_levels
 
     if not slo and needed:
         raise InputError(f"{command} needs a promise, such as --slo ttft=1s@p95,tbt=100ms@p99")
     options = search.model_copy(update={"jobs": search.jobs or os.cpu_count() or 1})
-    return SearchQuestion(parse_levels(slo) if slo else (), list(policies or words.policies), options, cache)
+    levels, folder = parse_levels(slo) if slo else (), chosen_folder(cache)
+    return SearchQuestion(levels, list(policies or words.policies), options, folder)
 
 
 # -- plan fluid, plan wait
@@ -426,13 +406,12 @@ def fluid(
     from headgate.experiment.run import MIXED, arrivals_said, assumed, outside_said
     from headgate.report.plans.fluid import fluid_page
 
-    outputs = Outputs(json, report).checked()
     found = make_fluid_plan(words, fleet, steps, levels)
     setup = "" if steps.costs else assumed(words, arrivals_said(words, "rates of the classes"), run=False)
     described = not (steps.costs or fleet.classes or fleet.from_log)  # by settings that a run can take
     outside = outside_said(words, MIXED, found.per_engine) if described else ""
     page, lost = fluid_page(found, levels.frontier, sys.argv[1:]), found.demand.lost
-    tell(page, found.as_dict(), outputs, setup, lost, [outside])
+    tell(page, found.as_dict(), Outputs(json, report), setup, lost, [outside])
 
 
 @plan.command()
@@ -453,7 +432,7 @@ def wait(words: Experiment, wishes: WaitSettings, json: Json = None, report: Rep
     from headgate.experiment.run import MIXED, arrivals_said, assumed, outside_said
     from headgate.report.plans.wait import wait_page
 
-    outputs = Outputs(json, report).checked()
+    outputs = Outputs(json, report)
     found = plan_wait(words, wishes)
     setup = assumed(words, arrivals_said(words, "a share of what the card carries"), run=False)
     outside = outside_said(words, MIXED, min(found.mix.rate, found.most))
@@ -464,10 +443,7 @@ def wait(words: Experiment, wishes: WaitSettings, json: Json = None, report: Rep
 # -- advise
 
 
-EnginesAtMost = Annotated[
-    int | None, typer.Option(min=1, help="look no further (default: 32)", rich_help_panel=SEARCH)
-]
-Model = Annotated[str | None, typer.Option(help="the model, for the lines to paste (default: the card's)")]
+MODEL = "the model, for the lines to paste (default: the card's)"
 MOST_ENGINES = 32
 
 
@@ -477,8 +453,8 @@ def advise(
     search: SearchSettings,
     slo: Levels = None,
     policy: Policies = None,
-    engines_at_most: EnginesAtMost = None,
-    model: Model = None,
+    engines_at_most: Annotated[Number, panelled("look no further (default: 32)", SEARCH, min=1)] = None,
+    model: Annotated[Text, typer.Option(help=MODEL)] = None,
     cache: Cache = None,
     json: Json = None,
     report: Report = None,
@@ -502,11 +478,10 @@ def advise(
     from headgate.experiment.run import assumed, tried_arrivals
     from headgate.report.plans.advise import advice_page, other_said
 
-    outputs = Outputs(json, report).checked()
     asks = asked("advise", words, search, slo, policy, cache)
     told = search.most_engines if "most_engines" in search.model_fields_set else MOST_ENGINES
     options = asks.options.model_copy(update={"most_engines": engines_at_most or told})
     found = find(words, asks.policies or list(POLICIES[words.engine]), asks.levels, options, bar, asks.folder)
     setup = assumed(words, tried_arrivals(search.as_recorded), limits=False)
     page = advice_page(found, model, sys.argv[1:])
-    tell(page, found.as_dict(), outputs, setup, found.start.traffic.lost, [other_said(found)])
+    tell(page, found.as_dict(), Outputs(json, report), setup, found.start.traffic.lost, [other_said(found)])

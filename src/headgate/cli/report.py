@@ -1,4 +1,4 @@
-"""Commands that show results: `report` of runs that exist, `reproduce` a published experiment."""
+"""Commands that show what there is: `report` of runs, `reproduce` of papers, `trace` of a live engine."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headgate.cli import output
+from headgate.cli.flags import option
+from headgate.cli.help import Text, Texts
 from headgate.core.errors import InputError, unknown
+from headgate.experiment.settings import Experiment, experiment
 
 if TYPE_CHECKING:
+    from headgate.record.tables import Run
     from headgate.report.runs.scenes import Scene
 
 
 def report(
     runs: Annotated[list[str], typer.Argument(help="run folders, folders of them, or live traces")],
-    out: Annotated[str, typer.Option(help="the file to write")] = output.REPORT,
-    baseline: Annotated[
-        str | None, typer.Option(help="the policy or router others are compared with")
-    ] = None,
+    out: Annotated[str, output.report_option("the file to write")] = output.REPORT,
+    baseline: Annotated[Text, typer.Option(help="the policy or router others are compared with")] = None,
     title: Annotated[str, typer.Option(help="heading of the report")] = "",
-    json: Annotated[str | None, typer.Option(help="verdicts and comparisons as JSON, to a file or -")] = None,
+    json: Annotated[Text, output.json_option("verdicts and comparisons as JSON, to a file or -")] = None,
 ) -> None:
     """Show runs in one HTML file that needs nothing but a browser.
 
@@ -42,14 +44,11 @@ def report(
     from headgate.report.runs.scenes import gather
     from headgate.report.terminal import show
 
-    output.check_json(json)
-    output.check_report(out, "--out")
-    places = [place for run in runs for place in find_runs(run)]
+    places, loaded = [place for run in runs for place in find_runs(run)], list[Run]()
     with output.bar("reading runs", len(places)) as progress:
-        loaded = []
-        for number, place in enumerate(places, 1):
+        for place in places:
             loaded.append(Run.load(place))
-            progress(number)
+            progress(len(loaded))
     scenes = gather(loaded)
     if baseline is not None:
         for scene in scenes:
@@ -81,25 +80,28 @@ def _document(out: str, scenes: list[Scene]) -> dict[str, Any]:
     from headgate.report.runs.verdict import scene_verdict
     from headgate.stats.comparison import Comparison
 
-    found = []
-    for scene in scenes:
-        result = scene.comparison
-        one: dict[str, Any] = {"title": scene.title, "load": scene.load.text, "verdict": scene_verdict(scene)}
-        one["bound"] = scene.bound.rate if scene.bound else None
-        one["comparison"] = result.as_dict() if isinstance(result, Comparison) else result
-        one["runs"] = {name: metrics.as_dict() for name, metrics in scene.metrics.items()}
-        found.append(one)
-    return {"report": out, "scenes": found}
+    def one(scene: Scene) -> dict[str, Any]:
+        found = scene.comparison
+        return {
+            "title": scene.title,
+            "load": scene.load.text,
+            "verdict": scene_verdict(scene),
+            "bound": scene.bound.rate if scene.bound else None,
+            "comparison": found.as_dict() if isinstance(found, Comparison) else found,
+            "runs": {name: metrics.as_dict() for name, metrics in scene.metrics.items()},
+        }
+
+    return {"report": out, "scenes": [one(scene) for scene in scenes]}
 
 
 # -- reproduce
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="the experiment, such as eb-table3")] = None,
+    name: Annotated[Text, typer.Argument(help="the experiment, such as eb-table3")] = None,
     quick: Annotated[bool, typer.Option(help="a tenth of the requests: to try it, not to quote it")] = False,
     seed: Annotated[int, typer.Option(min=0, help="one number for all randomness")] = 0,
-    json: Annotated[str | None, typer.Option(help="all numbers as JSON, to a file or - for stdout")] = None,
+    json: Annotated[Text, output.json_option("all numbers as JSON, to a file or - for stdout")] = None,
     report: output.Report = None,
 ) -> None:
     """Run a published experiment; print published and our numbers.
@@ -112,7 +114,6 @@ def reproduce(
       headgate reproduce eb-table3
       headgate reproduce eb-table10 --quick --json -
     """
-    outputs = output.Outputs(json, report).checked()
     point = next(iter(metadata.entry_points(group="headgate.papers")), None)
     if point is None:
         raise InputError(
@@ -120,20 +121,118 @@ def reproduce(
         )
     papers = point.load()
     if name is None:
-        if json is not None:
-            output.write_json(json, {key: experiment.about for key, experiment in papers.EXPERIMENTS.items()})
-        if json != "-":
-            for source in dict.fromkeys(experiment.source for experiment in papers.EXPERIMENTS.values()):
-                print(f"Experiments of {source}:")
-                for key, experiment in papers.EXPERIMENTS.items():
-                    if experiment.source == source:
-                        print(f"  {key:11} {experiment.about}")
+        every = papers.EXPERIMENTS
+        output.write_json(json, {key: experiment.about for key, experiment in every.items()})
+        for source in dict.fromkeys(experiment.source for experiment in every.values() if json != "-"):
+            print(f"Experiments of {source}:")
+            own = (item for item in every.items() if item[1].source == source)
+            print(*(f"  {key:11} {experiment.about}" for key, experiment in own), sep="\n")
         return
     options = papers.Options(seed, quick)
     jobs = papers.find(name).jobs(options)
     with output.bar(name, len(jobs)) as progress:
         found = papers.reproduce(name, options, jobs, progress)
     document = {"seed": seed, "quick": quick, "interrupted": found.interrupted, **found.as_dict()}
-    output.tell(papers.published_page(found, sys.argv[1:], quick), document, outputs)
+    page = papers.published_page(found, sys.argv[1:], quick)
+    output.tell(page, document, output.Outputs(json, report))
     if found.interrupted:
         raise KeyboardInterrupt
+
+
+# -- trace
+
+
+def trace(
+    file: Annotated[str, typer.Argument(help="a trace that `headgate serve --trace FILE` wrote, or convert")],
+    files: Annotated[Texts, typer.Argument(help="with convert: IN OUT.jsonl")] = None,
+    out: Annotated[Text, typer.Option(help="run folder (default: runs/NNNN-...)")] = None,
+    overwrite: Annotated[bool, typer.Option(help="replace a run folder that exists")] = False,
+    json: Annotated[Text, output.json_option("figures as JSON, to a file or - for stdout")] = None,
+    detailed: Annotated[bool, typer.Option(help="with --json: every request's TTFT and ITLs")] = False,
+    format: Annotated[Text, option(Experiment, "format")] = None,
+    columns: Annotated[Text, option(Experiment, "columns")] = None,
+    times: Annotated[Text, option(Experiment, "times")] = None,
+    slice: Annotated[Text, option(Experiment, "slice")] = None,
+    skip_bad_rows: Annotated[bool, option(Experiment, "skip_bad_rows")] = False,
+    sort: Annotated[bool, option(Experiment, "sort")] = False,
+) -> None:
+    """Read the step trace of a live engine and say what happened.
+
+    The run folder has the same tables, so whatever reads simulated runs reads it too. A trace that is still
+    being written, or whose last line was cut off, is read as far as it goes. A trace of `headgate route` is
+    read as well; it tells of requests, not of steps.
+
+    `headgate trace convert IN OUT` writes any trace that headgate reads as Mooncake's JSON lines.
+
+    Examples:
+      headgate trace serve.jsonl --out live
+      headgate trace convert mine.csv mine.jsonl --columns arrival=ts,prompt=input,output=out
+    """
+    given: dict[str, Any] = {"format": format, "columns": columns, "times": times, "slice": slice}
+    given |= {"skip_bad_rows": skip_bad_rows, "sort": sort}
+    if file == "convert":
+        named = {name: value for name, value in given.items() if value}
+        convert(files or [], experiment({"trace": "", **named}), overwrite)
+        return
+    if files or any(given.values()):
+        raise InputError(
+            "headgate trace reads one step trace; write headgate trace convert IN OUT to convert"
+        )
+    from headgate.record.live_trace import is_route_trace, read_live_trace, read_route_trace
+    from headgate.record.tables import refuse_full
+    from headgate.report.runs.page import scene_chapter
+    from headgate.report.runs.scenes import scene_of
+    from headgate.report.terminal import show
+    from headgate.stats.measured import Measured
+    from headgate.stats.vllm_bench import bench_result
+
+    if detailed and json is None:
+        raise InputError("--detailed is about --json; give --json FILE or drop it")
+    run = read_route_trace(file) if is_route_trace(file) else read_live_trace(file)
+    found = Measured(run)
+    say = output.said_to(json)
+    with output.run_folder(out, f"trace-{Path(file).stem}"[:100], overwrite) as folder:
+        refuse_full(folder, overwrite)
+        output.save(found, folder, overwrite)
+    where = f"{run.meta['label']} on vLLM, {len(run.requests['id'])} requests"
+    show(scene_chapter(scene_of({run.meta["label"]: [found]}, where)), say)
+    for note in notes(run):
+        print(f"note: {note}", file=say)
+    print(f"run folder: {folder}", file=say)
+    output.write_json(json, {**bench_result(found, detailed), "headgate": found.metrics.as_dict()})
+
+
+def notes(run: Run) -> list[str]:
+    meta, steps = run.meta, run.steps
+    found = [f"the trace is {meta['outcome']}"] if meta["outcome"] != "finished" else []
+    found += ["policy {policy} took over at {at:.1f} s".format(**line) for line in meta["policies"]]
+    found += ["the policy was disabled at {at:.1f} s: {reason}".format(**line) for line in meta["fallbacks"]]
+    if ranks := meta.get("lockstep"):
+        found.append(f"{ranks} data-parallel ranks stepped together: prompts of any lengthen gaps of all")
+    if "queries" in steps:
+        decodes = max(1, (steps["decodes"] * steps["count"]).sum())
+        queries = (steps["queries"] * steps["count"]).sum()
+        firsts = (run.requests["first_token"] > 0).sum() + (run.stays["gap"] > 0).sum()  # came with prompts
+        got = run.requests["output"].sum() - firsts
+        found.append(
+            f"a decode computed {queries / decodes:.2f} tokens in a step, drafts included, and got "
+            f"{got / decodes:.2f}; gaps (ITL) are between deliveries, TPOT is per token"
+        )
+    return found
+
+
+def convert(names: list[str], settings: Experiment, overwrite: bool) -> None:
+    if len(names) != 2:
+        raise InputError("trace convert takes two files; write headgate trace convert IN OUT.jsonl")
+    source, target = names
+    if Path(target).exists() and not overwrite:
+        raise InputError(f"{target} exists; choose another name or pass --overwrite")
+    from headgate.experiment.build import make_workload
+    from headgate.workloads.traces import write_mooncake
+
+    workload, bad = make_workload(settings.model_copy(update={"trace": source}))
+    write_mooncake(workload, target)
+    if "times" in workload.origin:
+        print(f"note: {workload.origin['times']}", file=sys.stderr)
+    left = f", {bad.count} bad rows left out" if bad.count else ""
+    print(f"{target}: {len(workload):,} requests in Mooncake's format{left}")

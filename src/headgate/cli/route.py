@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from time import localtime, strftime
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -84,7 +85,8 @@ async def _top(url: str, once: bool, as_json: bool, page: str | None) -> None:
 
     async with _session() as session:
         engine = await _engine_at(session, url)
-        frames = _of_router(session, url) if engine is None else _of_engine(session, url, engine)
+        of_router = partial(_of_router, session, url)
+        frames = of_router if engine is None else partial(_of_engine, session, url, engine)
         if page is not None:
             if engine is None:
                 raise InputError(f"{url} is a router, which has this page itself: open it in a browser")
@@ -150,7 +152,7 @@ async def _drain(url: str, engine: int, act: str, yes: bool) -> None:
     async with _session() as session:
         if await _engine_at(session, url) is not None:
             raise InputError(f"{url} is an engine; give the address of its router's --admin")
-        shown = (await anext(_of_router(session, url)())).shown
+        shown = (await anext(_of_router(session, url))).shown
         found = [each for each in shown["engines"] if each["id"] == engine]
         if not found:
             raise InputError(f"the router has no engine {engine}; see headgate top {url}")
@@ -214,38 +216,32 @@ async def follow(frames: Frames) -> AsyncIterator[Frame]:
         await asyncio.sleep(RETRY)
 
 
-def _of_router(session: aiohttp.ClientSession, url: str) -> Frames:
-    async def frames() -> AsyncIterator[Frame]:
-        event, history = "", []
-        async with session.get(f"{url}/events") as answer:
-            answer.raise_for_status()
-            async for line in answer.content:
-                word, _, data = line.decode(errors="replace").strip().partition(": ")
-                if word == "event":
-                    event = data
-                elif word == "data" and event == "history":
-                    history = json.loads(data)["rows"]
-                elif word == "data":
-                    shown = json.loads(data)
-                    if shown["headgate"] != 1:
-                        raise InputError(f"{url} has another version of the view; update headgate")
-                    if shown["point"] and (not history or shown["point"][0] > history[-1][0]):
-                        history = [*history, shown["point"]][-POINTS:]
-                    yield Frame(shown, history)
-
-    return frames
+async def _of_router(session: aiohttp.ClientSession, url: str) -> AsyncIterator[Frame]:
+    event, history = "", []
+    async with session.get(f"{url}/events") as answer:
+        answer.raise_for_status()
+        async for line in answer.content:
+            word, _, data = line.decode(errors="replace").strip().partition(": ")
+            if word == "event":
+                event = data
+            elif word == "data" and event == "history":
+                history = json.loads(data)["rows"]
+            elif word == "data":
+                shown = json.loads(data)
+                if shown["headgate"] != 1:
+                    raise InputError(f"{url} has another version of the view; update headgate")
+                if shown["point"] and (not history or shown["point"][0] > history[-1][0]):
+                    history = [*history, shown["point"]][-POINTS:]
+                yield Frame(shown, history)
 
 
-def _of_engine(session: aiohttp.ClientSession, url: str, engine: EngineView) -> Frames:
-    async def frames() -> AsyncIterator[Frame]:
-        while True:
-            engine.read(await _metrics(session, url), asyncio.get_running_loop().time())
-            shown = engine.snapshot(engine.at)
-            if shown["over_s"][0] > 0:  # rates need two looks
-                yield Frame(shown, engine.history()["rows"])
-            await asyncio.sleep(EVERY)
-
-    return frames
+async def _of_engine(session: aiohttp.ClientSession, url: str, engine: EngineView) -> AsyncIterator[Frame]:
+    while True:
+        engine.read(await _metrics(session, url), asyncio.get_running_loop().time())
+        shown = engine.snapshot(engine.at)
+        if shown["over_s"][0] > 0:  # rates need two looks
+            yield Frame(shown, engine.history()["rows"])
+        await asyncio.sleep(EVERY)
 
 
 async def _metrics(session: aiohttp.ClientSession, url: str) -> str:
@@ -277,18 +273,24 @@ def view(frame: Frame, where: str = "", notes: Sequence[str] = ()) -> Group:
     shown = frame.shown
     many = f", {len(shown['engines']) + shown['left_out']['engines']} engines" * (shown["kind"] == "router")
     head = Text(f"{_clean(shown['kind'])} {_clean(shown['name'])}{many}", "bold")
-    head.append(f"  {where}  {_clock(shown['time'])}  ", "dim").append(frame.lost, "bold red")
+    now = strftime("%H:%M:%S", localtime(shown["time"]))
+    head.append(f"  {where}  {now}  ", "dim").append(frame.lost, "bold red")
     parts = [head, _totals(shown["totals"]), *(Text(_clean(note), "bold red") for note in shown["notes"])]
     parts += [Text(note) for note in notes]
     plan = shown.get("plan")
-    errors = sorted(shown.get("errors", []), key=lambda row: row["outcome"] == "refused")[:MOST_ROWS]
+    errors = []
+    for row in sorted(shown.get("errors", []), key=lambda row: row["outcome"] == "refused")[:MOST_ROWS]:
+        style = "yellow" if row["outcome"] == "refused" else "bold red"
+        what = Text(f"{_clean(row['outcome'])} {_clean(row['fault'])}", style)
+        whose = {name: _clean(row[name] or "") for name in ("id", "status", "class", "tenant")}
+        errors.append({"time": strftime("%H:%M:%S", localtime(row["time"])), "what": what, **whose})
     about = f"; plan {plan['age_s']:.0f} s old, earns {_number(plan['revenue'])}/s" if plan else ""
     tables = [
         _table("engines", [_engine(row) for row in shown["engines"]]),
         _table(f"classes, a second{about}", [_class(row) for row in shown["classes"]]),
         _table("tenants, a second", [_tenant(row) for row in shown["tenants"][:MOST_ROWS]]),
         *_lanes(frame.history),
-        _table("last errors", [_error(row) for row in errors], headed=False),
+        _table("last errors", errors, headed=False),
         _table("policy", [{_clean(k): _number(v, 3) for k, v in (shown.get("policy") or {}).items()}]),
     ]
     return Group(*parts, *(table for table in tables if table is not None))
@@ -361,13 +363,6 @@ def _tenant(row: Row) -> Row:
     }
 
 
-def _error(row: Row) -> Row:
-    what = Text(f"{_clean(row['outcome'])} {_clean(row['fault'])}")
-    what.stylize("yellow" if row["outcome"] == "refused" else "bold red")
-    about = {name: _clean(row[name] or "") for name in ("id", "status", "class", "tenant")}
-    return {"time": _clock(row["time"]), "what": what, **about}
-
-
 def _lanes(history: list[list[float | None]]) -> list[Text]:
     lines = []
     for name, column in LANES.items():
@@ -397,10 +392,6 @@ def _table(title: str, rows: list[Row], headed: bool = True) -> Table | None:
 
 def _clean(text: object) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in str(text)[:200])
-
-
-def _clock(time: float) -> str:
-    return strftime("%H:%M:%S", localtime(time))
 
 
 def _number(value: float | None, digits: int = 1) -> str:

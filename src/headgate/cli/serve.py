@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from http.client import HTTPException
 from math import inf
@@ -83,16 +83,17 @@ def serve(
         raise InputError(f"--engine {engine} is not known; write vllm or sglang")
     if model.startswith("-"):
         raise InputError(f"the model comes first, not {model}; write headgate serve MODEL {model} ...")
+    rest, own = list(context.args), _own_file(config, given)
     if engine == SGLANG.name:
-        raise typer.Exit(_run_sglang(model, list(context.args), given, config, dry_run))
-    raise typer.Exit(_run(model, list(context.args), given, config, graphs, warm, dry_run))
+        raise typer.Exit(_run_sglang(model, rest, given, own, dry_run))
+    raise typer.Exit(_run(model, rest, given, own, graphs, warm, dry_run))
 
 
 def _run(
     model: str,
     rest: list[str],
     given: dict[str, Any],
-    config: str | None,
+    own: str | None,
     graphs: bool,
     warm: bool,
     dry_run: bool,
@@ -101,8 +102,7 @@ def _run(
 
     if _value(rest, "--scheduler-cls") is not None:
         raise InputError("--scheduler-cls is what headgate serve sets; drop it or run vllm serve yourself")
-    own = _own_file(config, given)
-    settings, given = _settings(own, given, rest), Settings.renamed(given)
+    settings = _settings(own, given, rest)
     _check_model(model, settings, rest)
     vllm = executable()
     if vllm is None and not dry_run:
@@ -112,17 +112,28 @@ def _run(
     if why and not settings.force:
         raise InputError(why)
     more, graphs_said = _graphs(settings, rest) if graphs else ([], "")
-    server, warm_said = _warm_up(settings, rest) if warm else (None, "")
+    watch, warm_said = _warm_up(settings, rest) if warm else (None, "")
     command = [vllm or "vllm", "serve", model, *more, *rest, "--scheduler-cls", SCHEDULER]
     if settings.refuse:
         command += ["--middleware", REFUSALS]
-    if server is not None:
+    if watch is not None:
         command += ["--middleware", WARMING]
     by_priority = _value(rest, "--scheduling-policy") == "priority"
     priorities = settings.priorities_said(VLLM.priorities) if by_priority else None
-    limits = f"{_policy_said(settings, model)}; {_limits_said(rest)}"
-    lines = (limits, _classes_said(settings), graphs_said, warm_said, priorities)
-    return _launch(command, lines, settings, own, given, dry_run, server)
+    limits = [f"{flag[2:]} {_value(rest, flag) or 'as vLLM chooses'}" for flag in LIMITS]
+    named = next((flag for flag in (OFF, ON) if flag in (word.replace("_", "-") for word in rest)), "")
+    ahead = {OFF: "synchronous", ON: "asynchronous"}.get(named, "asynchronous where vLLM can")
+    chosen = f"{_policy_said(settings, model, VLLM)}; {', '.join(limits)}, scheduling {ahead}"
+    lines = (chosen, _classes_said(settings), graphs_said, warm_said, priorities)
+    return _launch(command, lines, settings, own, given, dry_run, VLLM, watch)
+
+
+class Watch(NamedTuple):
+    """A thread beside the engine, and the variable that tells the engine the file they share."""
+
+    variable: str
+    file: str
+    work: Callable[[subprocess.Popen[bytes], Path, threading.Event], None]  # until the event
 
 
 def _launch(
@@ -132,9 +143,10 @@ def _launch(
     own: str | None,
     given: dict[str, Any],
     dry_run: bool,
-    server: _Warm | None = None,
-    presence: _Presence | None = None,
+    engine: EngineNames,
+    watch: Watch | None,
 ) -> int:
+    given = Settings.renamed(given)
     with ExitStack() as scratch:
         folder = Path(tempfile.gettempdir(), "headgate-XXXX")
         if not dry_run:
@@ -142,26 +154,24 @@ def _launch(
             (folder / "metrics").mkdir()
             (folder / "headgate.json").write_text(json.dumps(given, indent=2) + "\n", encoding="utf-8")
         environment = {CONFIG: str(folder / "headgate.json") if own is None else os.path.abspath(own)}
-        if settings.metrics and SHARED not in os.environ and presence is None:  # SGLang makes its own
+        if settings.metrics and SHARED not in os.environ and engine is VLLM:  # SGLang makes its own
             environment[SHARED] = str(folder / "metrics")
-        if server is not None:
-            environment[WARM_FILE] = str(folder / "warm")
-        if presence is not None:
-            environment[LOADED] = str(folder / "loaded")
+        if watch is not None:
+            environment[watch.variable] = str(folder / watch.file)
         for line in filter(None, lines):
             print(f"headgate: {line}", file=sys.stdout if dry_run else sys.stderr)
         shown = " ".join(f"{name}={quote(value)}" for name, value in environment.items())
         print(f"headgate: {shown} {join(_without_keys(command))}", flush=True)
         if dry_run and own is None:
             print(f"headgate: {environment[CONFIG]} would say {json.dumps(given)}")
-        return 0 if dry_run else _wait(command, {**os.environ, **environment}, folder, server, presence)
+        return 0 if dry_run else _wait(command, {**os.environ, **environment}, folder, engine, watch)
 
 
 def _own_file(config: str | None, given: Mapping[str, Any]) -> str | None:
-    inherited = os.environ.get(CONFIG)
+    inherited = os.environ.get(CONFIG) or None
     if config is not None and inherited:
         raise InputError(f"--config {config}, but {CONFIG} is set to {inherited}; unset it or drop --config")
-    own = config if config is not None else inherited or None
+    own = inherited if config is None else config
     if own is not None and given:
         flag = "--" + next(iter(given)).replace("_", "-")
         raise InputError(
@@ -191,19 +201,35 @@ SGLANG_LIMITS = ("--max-running-requests", "--chunked-prefill-size", "--context-
 PLUGINS = "SGLANG_PLUGINS"
 
 
-def _run_sglang(model: str, rest: list[str], given: dict[str, Any], config: str | None, dry_run: bool) -> int:
-    own = _own_file(config, given)
+def _run_sglang(model: str, rest: list[str], given: dict[str, Any], own: str | None, dry_run: bool) -> int:
     settings = _sglang_settings(own, given, rest)
-    given = Settings.renamed(given)
     command = executable(SGLANG.name)
     if command is None and not dry_run:
         raise InputError("no sglang command here; install SGLang into the environment of headgate")
-    words = [command or SGLANG.name, "serve", model, *_sglang_flags(settings, rest), *rest]
+    mixing = settings.policy != SGLANG.name and mixes(settings.named()[0])
+    wanted = {MIXED_CHUNK: mixing, "--enable-metrics": settings.metrics}
+    more = [flag for flag, needed in wanted.items() if needed and flag not in rest]
     limits = ", ".join(f"{flag[2:]} {_value(rest, flag) or 'as SGLang chooses'}" for flag in SGLANG_LIMITS)
     lines = (f"{_policy_said(settings, model, SGLANG)}; {limits}", _classes_said(settings))
-    presence = _Presence(_where(rest, port="30000"))
-    code = _launch(words, lines, settings, own, given, dry_run, presence=presence)
-    if presence.missing:
+    url, missing = _where(rest, port="30000"), threading.Event()
+
+    def stop_without_us(child: subprocess.Popen[bytes], file: Path, ended: threading.Event) -> None:
+        """Ends a server that answers although our scheduler has not said its first word."""
+        while not ended.wait(1.0) and not file.exists():
+            try:
+                with DIRECT.open(f"{url}/health", timeout=5) as answer:
+                    up = answer.status == 200
+            except (OSError, HTTPException):
+                continue
+            if up and not file.exists():
+                missing.set()
+                child.send_signal(signal.SIGTERM)
+                return
+
+    words = [command or SGLANG.name, "serve", model, *more, *rest]
+    watch = Watch(LOADED, "loaded", stop_without_us)
+    code = _launch(words, lines, settings, own, given, dry_run, SGLANG, watch)
+    if missing.is_set():
         raise InputError("SGLang had started without headgate, and was stopped; its log says why")
     return code
 
@@ -225,38 +251,6 @@ def _sglang_settings(own: str | None, given: dict[str, Any], rest: list[str]) ->
     if home() is not None and (why := problem()) and not settings.force:
         raise InputError(why)
     return settings
-
-
-def _sglang_flags(settings: Settings, rest: list[str]) -> list[str]:
-    mixing = settings.policy != SGLANG.name and mixes(settings.named()[0])
-    wanted = {MIXED_CHUNK: mixing, "--enable-metrics": settings.metrics}
-    return [flag for flag, needed in wanted.items() if needed and flag not in rest]
-
-
-class _Presence(threading.Thread):
-    """Ends a server that answers although our scheduler has not said its first word."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(name="headgate-presence", daemon=True)
-        self.missing = False
-        self.ended = threading.Event()
-        self._url = url
-
-    def watch(self, child: subprocess.Popen[bytes], file: Path) -> None:
-        self._child, self._file = child, file
-        self.start()
-
-    def run(self) -> None:
-        while not self.ended.wait(1.0) and not self._file.exists():
-            try:
-                with DIRECT.open(f"{self._url}/health", timeout=5) as answer:
-                    up = answer.status == 200
-            except (OSError, HTTPException):
-                continue
-            if up and not self._file.exists():
-                self.missing = True
-                self._child.send_signal(signal.SIGTERM)
-                return
 
 
 def _check_model(model: str, settings: Settings, rest: list[str]) -> None:
@@ -284,14 +278,14 @@ def _check_model(model: str, settings: Settings, rest: list[str]) -> None:
         )
 
 
-def _policy_said(settings: Settings, model: str, names: EngineNames = VLLM) -> str:
+def _policy_said(settings: Settings, model: str, names: EngineNames) -> str:
+    from headgate.live.engine.policy import load_named
+
     if settings.policy == names.name:
         return f"{names.title} decides; headgate watches"
     name, values = settings.named()
     chosen = f"policy {name}{' (auto)' if settings.policy == AUTO else ''}"
     chosen += f" with {', '.join(f'{key}={value}' for key, value in values.items())}" if values else ""
-    from headgate.live.engine.policy import load_named
-
     if (card := load_named(settings.card)) is not None:
         return f"{chosen}, step times of card {card.name} ({card.model} on {card.gpu})"
     learned = "learns step times while it serves" if settings.learns() else "needs no step times"
@@ -310,13 +304,6 @@ def _classes_said(settings: Settings) -> str:
         classes.append(f"{name}: {'background' if own.background else said(own)}{weight}")
     listed = "; ".join([*classes, f"without a class: {said(settings)}"])
     return f"classes: {listed}" if classes else ""
-
-
-def _limits_said(rest: list[str]) -> str:
-    parts = [f"{flag[2:]} {_value(rest, flag) or 'as vLLM chooses'}" for flag in LIMITS]
-    named = next((flag for flag in (OFF, ON) if flag in (word.replace("_", "-") for word in rest)), None)
-    ahead = {OFF: "synchronous", ON: "asynchronous"}.get(named or "", "asynchronous where vLLM can")
-    return ", ".join([*parts, f"scheduling {ahead}"])
 
 
 def _graphs(settings: Settings, rest: list[str]) -> tuple[list[str], str]:
@@ -343,13 +330,7 @@ def _graphs(settings: Settings, rest: list[str]) -> tuple[list[str], str]:
     return flags, f"a gap is promised: {FLAG} {size}{memory}; {cost}; --no-graphs leaves both out"
 
 
-class _Warm(NamedTuple):
-    url: str
-    key: str
-    most: int
-
-
-def _warm_up(settings: Settings, rest: list[str]) -> tuple[_Warm | None, str]:
+def _warm_up(settings: Settings, rest: list[str]) -> tuple[Watch | None, str]:
     first = (settings.ttft, *(promise.ttft for promise in settings.classes.values()))
     if settings.tightest() == inf and not any(first):
         return None, ""
@@ -359,51 +340,44 @@ def _warm_up(settings: Settings, rest: list[str]) -> tuple[_Warm | None, str]:
     key = _value(rest, "--api-key") or os.environ.get("VLLM_API_KEY", "")
     most = min(_number(rest, "--max-num-seqs") or MOST_WARM, MOST_WARM)
     said = f"/health answers 503 until {url} is warm, at most {SECONDS_WARM:.0f} s (--no-warm-up)"
-    return _Warm(url, key, most), said
+
+    def warm(child: subprocess.Popen[bytes], file: Path, ended: threading.Event) -> None:
+        """Waits until vLLM is up, sends the load, and leaves the file that says so, whatever came of it."""
+        try:
+            if _is_up(url, file, ended):
+                from headgate.live.warm_up import warm_up
+
+                load = warm_up(url, most, SECONDS_WARM, key, _say)
+                asyncio.run(asyncio.wait_for(load, SECONDS_WARM + GRACE))
+        except (InputError, ImportError, TimeoutError) as error:
+            _say(f"not warmed up: {error or 'the server does not answer'}")
+        finally:
+            with suppress(OSError):
+                file.touch()
+
+    return Watch(WARM_FILE, "warm", warm), said
+
+
+def _is_up(url: str, file: Path, ended: threading.Event) -> bool:
+    """Wait for our own server, past any proxy; False: vLLM has ended, or does not speak plain HTTP."""
+    health = urllib.request.Request(f"{url}/health", headers={OURS.decode(): "1"})
+    while not ended.wait(1.0):
+        try:
+            with DIRECT.open(health, timeout=5) as answer:
+                if answer.headers.get(OURS.decode()) == str(file):
+                    return True  # it is ours, not another server on this port
+        except OSError:
+            continue
+        except HTTPException:
+            _say(f"not warmed up: {url} does not speak plain HTTP")
+            return False
+    return False
 
 
 def _where(rest: list[str], port: str) -> str:
     host, port = _value(rest, "--host") or "", _value(rest, "--port") or port
     host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     return f"http://{host}:{port}"
-
-
-class _WarmUp(threading.Thread):
-    """Waits until vLLM is up, sends the load, and leaves the file that says so, whatever came of it."""
-
-    def __init__(self, server: _Warm, file: Path) -> None:
-        super().__init__(name="headgate-warm-up", daemon=True)
-        self._server, self._file = server, file
-        self.ended = threading.Event()
-
-    def run(self) -> None:
-        try:
-            if self._is_up():
-                from headgate.live.warm_up import warm_up
-
-                server = self._server
-                load = warm_up(server.url, server.most, SECONDS_WARM, server.key, _say)
-                asyncio.run(asyncio.wait_for(load, SECONDS_WARM + GRACE))
-        except (InputError, ImportError, TimeoutError) as error:
-            _say(f"not warmed up: {error or 'the server does not answer'}")
-        finally:
-            with suppress(OSError):
-                self._file.touch()
-
-    def _is_up(self) -> bool:
-        """Wait for our own server, past any proxy; False: vLLM has ended, or does not speak plain HTTP."""
-        health = urllib.request.Request(f"{self._server.url}/health", headers={OURS.decode(): "1"})
-        while not self.ended.wait(1.0):
-            try:
-                with DIRECT.open(health, timeout=5) as answer:
-                    if answer.headers.get(OURS.decode()) == str(self._file):
-                        return True  # it is ours, not another server on this port
-            except OSError:
-                continue
-            except HTTPException:
-                _say(f"not warmed up: {self._server.url} does not speak plain HTTP")
-                return False
-        return False
 
 
 def _without_keys(command: list[str]) -> list[str]:
@@ -444,36 +418,27 @@ def executable(name: str = "vllm") -> str | None:
 
 
 def _wait(
-    command: list[str],
-    environment: dict[str, str],
-    folder: Path,
-    server: _Warm | None,
-    presence: _Presence | None = None,
+    command: list[str], environment: dict[str, str], folder: Path, engine: EngineNames, watch: Watch | None
 ) -> int:
     """Run it in a group of its own and pass signals on: one Ctrl-C reaches the engine once, not twice."""
-    reaper = Reaper(str(folder))
-    warming = None if server is None else _WarmUp(server, folder / "warm")
+    reaper, ended = Reaper(str(folder)), threading.Event()
     early: list[int] = []  # signals that came before there was a process to pass them to
     before = {number: signal.signal(number, lambda got, frame: early.append(got)) for number in PASSED_ON}
     try:
         child = subprocess.Popen(command, env=environment, process_group=0)
-        reaper.watch(child.pid)
-        if warming is not None:
-            warming.start()
-        if presence is not None:
-            presence.watch(child, folder / "loaded")
+        reaper.say(str(child.pid))
+        if watch is not None:
+            work = child, folder / watch.file, ended
+            threading.Thread(target=watch.work, args=work, name="headgate-watch", daemon=True).start()
         for number in PASSED_ON:
             signal.signal(number, lambda got, frame: child.send_signal(got))
         for got in early:
             child.send_signal(got)
         code = child.wait()
     except OSError as error:
-        engine = VLLM.title if presence is None else SGLANG.title
-        raise InputError(f"cannot run {command[0]}: {error.strerror}; install {engine} again") from None
+        raise InputError(f"cannot run {command[0]}: {error.strerror}; install {engine.title} again") from None
     finally:
-        for watcher in (warming, presence):
-            if watcher is not None:
-                watcher.ended.set()
+        ended.set()
         for number, handler in before.items():
             signal.signal(number, handler)
         reaper.close()
@@ -501,32 +466,25 @@ class Reaper:
     """A small shell that outlives this process, whatever happens to it; without a shell nothing watches."""
 
     def __init__(self, folder: str, grace: int = GRACE) -> None:
-        ours, theirs = os.pipe()
-        self._pipe = theirs
+        ours, self._pipe = os.pipe()
+        command, nowhere = ["/bin/sh", "-c", WATCH, "headgate-reaper", folder, str(grace)], subprocess.DEVNULL
+        # signals of the terminal do not reach a session of its own
+        how: dict[str, Any] = {"stdin": ours, "stdout": nowhere, "stderr": nowhere, "start_new_session": True}
         try:
-            self._child: subprocess.Popen[bytes] | None = subprocess.Popen(
-                ["/bin/sh", "-c", WATCH, "headgate-reaper", folder, str(grace)],
-                stdin=ours,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # signals of the terminal do not reach it
-            )
+            self._child: subprocess.Popen[bytes] | None = subprocess.Popen(command, **how)
         except OSError:
             self._child = None
         os.close(ours)
 
-    def watch(self, group: int) -> None:
-        self._say(str(group))
+    def say(self, line: str) -> None:
+        with suppress(OSError):  # it was ended from outside: then nothing is watched
+            os.write(self._pipe, f"{line}\n".encode())
 
     def close(self) -> None:
-        self._say("done")
+        self.say("done")
         os.close(self._pipe)
         if self._child is not None:
             self._child.wait()
-
-    def _say(self, line: str) -> None:
-        with suppress(OSError):  # it was ended from outside: then nothing is watched
-            os.write(self._pipe, f"{line}\n".encode())
 
 
 # -- headgate warm-up

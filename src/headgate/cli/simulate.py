@@ -13,6 +13,7 @@ import typer
 
 from headgate.cli import output
 from headgate.cli.flags import option, takes_fleet_settings
+from headgate.cli.help import Number, Text, Texts
 from headgate.core.errors import InputError, RunError, RunInterruptedError, unknown
 from headgate.experiment.settings import Experiment
 from headgate.experiment.workers import ON, Workers
@@ -20,18 +21,17 @@ from headgate.experiment.workers import ON, Workers
 if TYPE_CHECKING:
     from headgate.experiment.run import Axis, Maker, Prepared, SweepTask
     from headgate.record.tables import Run
-    from headgate.report.runs.scenes import Scene
     from headgate.stats.measured import Measured
 
 
 @takes_fleet_settings
 def simulate(
     words: Experiment,
-    policy: Annotated[list[str] | None, option(Experiment, "policy", "--policy")] = None,
-    router: Annotated[list[str] | None, option(Experiment, "router", "--router")] = None,
-    out: Annotated[str | None, typer.Option(help="run folder (default: runs/NNNN-...)")] = None,
+    policy: Annotated[Texts, option(Experiment, "policy", "--policy")] = None,
+    router: Annotated[Texts, option(Experiment, "router", "--router")] = None,
+    out: Annotated[Text, typer.Option(help="run folder (default: runs/NNNN-...)")] = None,
     overwrite: Annotated[bool, typer.Option(help="replace a run folder that exists")] = False,
-    json: Annotated[str | None, typer.Option(help="figures as JSON, to a file or - for stdout")] = None,
+    json: Annotated[Text, output.json_option("figures as JSON, to a file or - for stdout")] = None,
     detailed: Annotated[bool, typer.Option(help="with --json: every request's TTFT and ITLs")] = False,
     report: output.Report = None,
 ) -> None:
@@ -49,19 +49,18 @@ def simulate(
       headgate simulate --engines 4 --router split:prefill=1 --rate 60 --prompt 512 --output 256
       headgate simulate experiment.toml --policy v0 --json -
     """
-    from headgate.experiment.run import Prepared, carry_out
+    from headgate.experiment.run import Maker, Prepared, carry_out, choose_routers
     from headgate.methods.make import split_name
     from headgate.record.tables import refuse_full
     from headgate.stats.measured import Measured
 
     if detailed and json is None:
         raise InputError("--detailed is about --json; give --json FILE or drop it")
-    output.Outputs(json, report).checked()
-    name, settings = split_name(_one_policy(policy, words))
+    name, settings = split_name(*_one("policy", policy, words) or [words.policy])
     settings = {**words.set, **settings}
     prepared = Prepared(words)
-    make = prepared.maker(name, settings)  # a mistake in it should not cost a folder
-    routed = _one_router(router, prepared)
+    make = Maker(name, settings, prepared.engine)  # a mistake in it should not cost a folder
+    routed = next(iter(choose_routers(_one("router", router, words), prepared).values()), None)
     say = output.said_to(json)
     with output.run_folder(out, f"{Path(name).name}-seed{words.seed}"[:100], overwrite) as folder:
         refuse_full(folder, overwrite)
@@ -76,23 +75,13 @@ def simulate(
         raise output.ended_early(run, "the run", folder)
 
 
-def _one_policy(flags: list[str] | None, words: Experiment) -> str:
+def _one(what: str, flags: list[str] | None, words: Experiment) -> list[str]:
+    several = {"policy": "policies", "router": "routers"}[what]
     if flags is not None and len(flags) > 1:
-        raise InputError("simulate runs one policy; drop a --policy or use headgate compare")
-    if flags is None and words.policies and "policy" not in words.model_fields_set:
-        raise InputError("the file names policies to compare; choose one with --policy or use compare")
-    return words.policy if not flags else flags[0]
-
-
-def _one_router(flags: list[str] | None, prepared: Prepared) -> tuple[str, dict[str, Any]] | None:
-    from headgate.experiment.run import choose_routers
-
-    if flags is not None and len(flags) > 1:
-        raise InputError("simulate runs one router; drop a --router or use headgate compare")
-    if flags is None and prepared.words.routers and prepared.words.router is None:
-        raise InputError("the file names routers to compare; choose one with --router or use compare")
-    chosen = choose_routers(flags or [], prepared)
-    return next(iter(chosen.values()), None)
+        raise InputError(f"simulate runs one {what}; drop a --{what} or use headgate compare")
+    if flags is None and getattr(words, several) and what not in words.model_fields_set:
+        raise InputError(f"the file names {several} to compare; choose one with --{what} or use compare")
+    return flags or []
 
 
 def _report(found: Measured, folder: Path, json: str | None, report: str | None, detailed: bool) -> None:
@@ -132,12 +121,12 @@ MOST_SEEDS = 10_000
 @takes_fleet_settings
 def compare(
     words: Experiment,
-    policy: Annotated[list[str] | None, option(Experiment, "policies", "--policy")] = None,
-    router: Annotated[list[str] | None, option(Experiment, "routers", "--router")] = None,
+    policy: Annotated[Texts, option(Experiment, "policies", "--policy")] = None,
+    router: Annotated[Texts, option(Experiment, "routers", "--router")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="so many seeds, from --seed on")] = 1,
-    out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-compare)")] = None,
+    out: Annotated[Text, typer.Option(help="folder for the runs (default: runs/NNNN-compare)")] = None,
     overwrite: Annotated[bool, typer.Option(help="replace run folders that exist")] = False,
-    json: Annotated[str | None, typer.Option(help="the comparison as JSON, to a file or -")] = None,
+    json: Annotated[Text, output.json_option("the comparison as JSON, to a file or -")] = None,
     report: output.Report = None,
 ) -> None:
     """Serve the same requests under several policies, side by side.
@@ -154,14 +143,18 @@ def compare(
           --scale-rate 30
     """
     from headgate.experiment.run import Prepared
+    from headgate.report.plans.flags import sglang_said
     from headgate.report.runs.page import runs_page
     from headgate.report.runs.scenes import scene_of
     from headgate.report.terminal import show
     from headgate.stats.comparison import Comparison
 
-    output.Outputs(json, report).checked()
     prepared = Prepared(words)
-    chosen = choose_all(words, policy, router, prepared)
+    chosen = choose_all(list(words.policies) if policy is None else policy, router, prepared)
+    if len(chosen) < 2:
+        also = ", or --router round-robin --router split" if words.engines else ""
+        example = f"--policy mixed --policy v0{also}"
+        raise InputError(f"compare needs at least two different policies; pass {example}")
     if seeds > 1 and prepared.requests(words.seed) == prepared.requests(words.seed + 1):
         raise InputError("these requests are the same for every seed (nothing is drawn); drop --seeds")
     say = output.said_to(json)
@@ -177,8 +170,6 @@ def compare(
     for line in extrapolations(runs):
         show(f"note: {line}", say)
     if words.engine == "sglang":
-        from headgate.report.plans.flags import sglang_said
-
         made = {text: (each.policy, each.make.parameters) for text, each in chosen.items()}
         for line in sglang_said(made, prepared.engine):
             show(line, say)
@@ -194,27 +185,20 @@ def extrapolations(runs: Mapping[str, list[Measured]]) -> list[str]:
     return [line for each in runs.values() if (line := warning(each[0].run))]
 
 
-def choose_all(
-    words: Experiment, policy: list[str] | None, router: list[str] | None, prepared: Prepared
-) -> dict[str, Chosen]:
+def choose_all(policies: list[str], router: list[str] | None, prepared: Prepared) -> dict[str, Chosen]:
+    """Every policy with every router, by what distinguishes them."""
     from headgate.experiment.run import choose_routers
 
-    wanted = list(words.policies) if policy is None else policy
+    words = prepared.words
     routers = choose_routers(list(words.routers) if router is None else router, prepared)
-    if len(wanted) * max(1, len(routers)) < 2 and len(routers) < 2:
-        also = ", or --router round-robin --router split" if prepared.words.engines else ""
-        example = f"--policy mixed --policy v0{also}"
-        raise InputError(f"compare needs at least two different policies; pass {example}")
-    policies = choose(wanted or [words.policy], prepared)
-    if not routers:
-        return policies
-    if len(routers) == 1:
-        (routed,) = routers.values()
-        return {text: each._replace(router=routed) for text, each in policies.items()}
+    chosen = choose(policies or [words.policy], prepared)
+    if len(routers) < 2:
+        routed = next(iter(routers.values()), None)
+        return {text: each._replace(router=routed) for text, each in chosen.items()}
     return {
-        name if len(policies) == 1 else f"{name} {text}": each._replace(router=routed)
+        name if len(chosen) == 1 else f"{name} {text}": each._replace(router=routed)
         for name, routed in routers.items()
-        for text, each in policies.items()
+        for text, each in chosen.items()
     }
 
 
@@ -223,6 +207,7 @@ def choose(policies: list[str], prepared: Prepared) -> dict[str, Chosen]:
 
     All are made once here: a mistake in the last should not cost the others' time.
     """
+    from headgate.experiment.run import Maker
     from headgate.methods.make import policy_parameters, split_name
 
     chosen: dict[str, Chosen] = {}
@@ -234,7 +219,7 @@ def choose(policies: list[str], prepared: Prepared) -> dict[str, Chosen]:
         own = policy_parameters(name)
         known |= set(own)
         settings = {key: value for key, value in common.items() if key in own} | settings
-        make = prepared.maker(name, settings)
+        make = Maker(name, settings, prepared.engine)
         same = (name, make.parameters)
         if same in made:
             raise InputError(f"compare needs different policies; {text!r} is there twice, drop one")
@@ -285,22 +270,22 @@ LOADS = ("rate", "clients", "scale_rate")  # runs are compared at equal loads, s
 RECORD = "sweep.json"  # marks a folder that a sweep may go on in
 
 
-Many = Annotated[list[str] | None, typer.Option("--over", help="NAME=VALUE,VALUE,...; may be repeated")]
+Many = Annotated[Texts, typer.Option("--over", help="NAME=VALUE,VALUE,...; may be repeated")]
 
 
 @takes_fleet_settings
 def sweep(
     words: Experiment,
     over: Many = None,
-    policy: Annotated[list[str] | None, option(Experiment, "policies", "--policy")] = None,
-    router: Annotated[list[str] | None, option(Experiment, "routers", "--router")] = None,
+    policy: Annotated[Texts, option(Experiment, "policies", "--policy")] = None,
+    router: Annotated[Texts, option(Experiment, "routers", "--router")] = None,
     seeds: Annotated[
         int, typer.Option(min=1, max=MOST_SWEPT_SEEDS, help="so many seeds, from --seed on")
     ] = 1,
-    jobs: Annotated[int | None, typer.Option(min=1, help="processes (default: one per core)")] = None,
+    jobs: Annotated[Number, typer.Option(min=1, help="processes (default: one per core)")] = None,
     on: Annotated[str, typer.Option(help=ON)] = "",
-    out: Annotated[str | None, typer.Option(help="folder for the runs (default: runs/NNNN-sweep)")] = None,
-    json: Annotated[str | None, typer.Option(help="every point as JSON, to a file or -")] = None,
+    out: Annotated[Text, typer.Option(help="folder for the runs (default: runs/NNNN-sweep)")] = None,
+    json: Annotated[Text, output.json_option("every point as JSON, to a file or -")] = None,
     report: output.Report = None,
 ) -> None:
     """Run a grid of settings, policies and seeds on all cores.
@@ -320,7 +305,6 @@ def sweep(
     from headgate.report.runs.scenes import load_grid, swept
     from headgate.report.terminal import show
 
-    output.Outputs(json, report).checked()
     workers = Workers(jobs or os.cpu_count() or 1, on).checked()
     axes = sorted(parse_grid(over or []), key=lambda axis: axis.word not in LOADS)
     if not axes:
@@ -343,8 +327,19 @@ def sweep(
     print(f"run folders: {folder}", file=say)
     page = runs_page(scenes, sys.argv[1:])
     output.save_page(page, report or str(folder / output.REPORT), say)
-    output.write_json(json, _document(places, axes))
-    _all_ended_well(runs, folder)
+    points = []
+    for at, scene in places.items():
+        for label, own in scene.runs.items():
+            for one in own:
+                meta = one.run.meta
+                point = {"at": at, "label": label, "seed": meta.get("seed"), "outcome": meta["outcome"]}
+                points.append(point | {"metrics": one.metrics.as_dict()})
+    output.write_json(json, {"over": {axis.word: list(axis.values) for axis in axes}, "points": points})
+    failed = [(task, run) for task, run in runs if run.meta["outcome"] != "finished"]
+    if failed:
+        task, run = failed[0]
+        why = f"{folder / _place(task)}: {run.meta['outcome']}"
+        raise RunError(f"{len(failed)} of {len(runs)} runs did not end; {why}")
 
 
 def _notes(tasks: Sequence[SweepTask], say: Any) -> None:
@@ -354,20 +349,12 @@ def _notes(tasks: Sequence[SweepTask], say: Any) -> None:
     from headgate.experiment.settings import renamed_promise
 
     kinds = {(task.words.card, task.words.engines is not None): task.words for task in tasks}
-    notes = [renamed(card) for card, _ in kinds]
-    notes += [note for card, _ in kinds for note in error_bar(load_card(card))]
-    notes += [note for task in tasks for note in renamed_promise(task.words)]
-    notes += [note for (card, fleet), each in kinds.items() for note in partly(each, load_card(card), fleet)]
+    notes = [note for task in tasks for note in renamed_promise(task.words)]
+    for (name, fleet), words in kinds.items():
+        card = load_card(name)
+        notes += [renamed(name), *error_bar(card), *partly(words, card, fleet)]
     for note in dict.fromkeys(filter(None, notes)):
         print(f"note: {note}", file=say)
-
-
-def _all_ended_well(runs: Sequence[tuple[SweepTask, Run]], folder: Path) -> None:
-    failed = [(task, run) for task, run in runs if run.meta["outcome"] != "finished"]
-    if failed:
-        task, run = failed[0]
-        place = folder / _place(task)
-        raise RunError(f"{len(failed)} of {len(runs)} runs did not end; {place}: {run.meta['outcome']}")
 
 
 def make_tasks(
@@ -379,31 +366,18 @@ def make_tasks(
     of_runs = [axis for axis in axes if runs.is_word(axis)]
     of_policies = [axis for axis in axes if not runs.is_word(axis)]
     texts = runs.expand_policies(policy or list(words.policies) or [words.policy], of_policies)
-    places: list[tuple[Any, Experiment]] = [(None, words)]
-    if of_runs:
-        places = [(value, runs.with_value(words, of_runs[0], value)) for value in of_runs[0].values]
+    first = of_runs[0] if of_runs else None
+    places = [(at, runs.with_value(words, first, at)) for at in first.values] if first else [(None, words)]
     tasks: list[SweepTask] = []
     for at, here in places:
         for suffix, own in runs.variants(here, of_runs[1:]).items():
             prepared = runs.Prepared(own)
-            for text, (name, settings, _, routed) in _chosen(own, texts, router, prepared).items():
+            for text, (name, settings, _, routed) in choose_all(texts, router, prepared).items():
                 for seed in range(words.seed, words.seed + seeds):
                     tasks.append(runs.SweepTask(at, text + suffix, own, name, settings, routed, seed))
             if len(tasks) > runs.MOST:
                 raise InputError(f"more than {runs.MOST:,} runs; take fewer values or seeds")
     return tasks
-
-
-def _chosen(
-    words: Experiment, texts: list[str], router: list[str] | None, prepared: Prepared
-) -> dict[str, Chosen]:
-    from headgate.experiment.run import choose_routers
-
-    routers = choose_routers(list(words.routers) if router is None else router, prepared)
-    if len(texts) > 1 or len(routers) > 1:
-        return choose_all(words, texts, router, prepared)
-    routed = next(iter(routers.values()), None)
-    return {text: each._replace(router=routed) for text, each in choose(texts, prepared).items()}
 
 
 def sweep_all(
@@ -412,9 +386,16 @@ def sweep_all(
     from headgate.experiment.run import carry_out_all
     from headgate.record.tables import Run
 
+    def finished(task: SweepTask) -> bool:
+        place = places[task.fingerprint]
+        meta = Run.load(place).meta if (place / "run.json").is_file() else None
+        if meta is not None and meta.get("sweep") != task.fingerprint:
+            raise InputError(f"{place} holds a run of another sweep; choose another folder with --out")
+        return meta is not None and meta.get("outcome") == "finished"
+
     places = {task.fingerprint: folder / _place(task) for task in tasks}
     (folder / RECORD).write_text('{"runs": %d}\n' % len(tasks), encoding="utf-8")  # noqa: UP031
-    there = {task.fingerprint for task in tasks if _finished(places[task.fingerprint], task)}
+    there = {task.fingerprint for task in tasks if finished(task)}
     left = [task for task in tasks if task.fingerprint not in there]
     if there:
         print(f"{len(there)} of {len(tasks)} runs are there already", file=say)
@@ -426,33 +407,10 @@ def sweep_all(
                 if run.meta["outcome"] == "interrupted":
                     raise KeyboardInterrupt
     except (KeyboardInterrupt, RunInterruptedError):
-        here = sum(_finished(place, task) for task, place in zip(tasks, places.values(), strict=True))
-        said = f"interrupted: {here} of {len(tasks)} runs stand in {folder}"
+        said = f"interrupted: {sum(map(finished, tasks))} of {len(tasks)} runs stand in {folder}"
         raise RunInterruptedError(f"{said}; the same command with --out {folder} goes on") from None
     return [(task, Run.load(places[task.fingerprint])) for task in tasks]
 
 
 def _place(task: SweepTask) -> str:
     return f"{'' if task.at is None else f'{task.at}/'}{_file_name(task.label, 120)}-seed{task.seed}"
-
-
-def _finished(place: Path, task: SweepTask) -> bool:
-    from headgate.record.tables import Run
-
-    if not (place / "run.json").is_file():
-        return False
-    meta = Run.load(place).meta
-    if meta.get("sweep") != task.fingerprint:
-        raise InputError(f"{place} holds a run of another sweep; choose another folder with --out")
-    return bool(meta.get("outcome") == "finished")
-
-
-def _document(scenes: dict[Any, Scene], axes: Sequence[Axis]) -> dict[str, Any]:
-    points = []
-    for at, scene in scenes.items():
-        for label, own in scene.runs.items():
-            for one in own:
-                meta = one.run.meta
-                point = {"at": at, "label": label, "seed": meta.get("seed"), "outcome": meta["outcome"]}
-                points.append(point | {"metrics": one.metrics.as_dict()})
-    return {"over": {axis.word: list(axis.values) for axis in axes}, "points": points}

@@ -8,6 +8,7 @@ import secrets
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from pydantic import create_model
 
 from headgate.cli import output
 from headgate.cli.flags import takes_settings
+from headgate.cli.help import Text, Texts, panelled
 from headgate.core.errors import InputError, RunError, RunInterruptedError
 from headgate.experiment.settings import Experiment, experiment
 from headgate.settings_base import BETWEEN, SettingsModel, checked, promised
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from headgate.live.trial.trial import Outcome, TrialPlan
     from headgate.workloads.workload import Workload
 
-TRIAL = "Trial"
 FLOOR = re.compile(r"kept\s*<\s*(\d{1,3}(?:\.\d+)?)\s*%")
 LONG_ENOUGH = 20_000  # requests that are drawn where no trace is given; then they begin again
 LOAD = (
@@ -45,44 +46,33 @@ TrialLoad: Any = create_model(
 )
 
 
-def _option(help: str, *flags: str) -> Any:
-    return typer.Option(*flags, help=help, rich_help_panel=TRIAL)
+_option = partial(panelled, panel="Trial")
 
 
 @takes_settings
 def trial(
     load: Annotated[dict[str, Any], TrialLoad],
-    arm: Annotated[
-        list[str] | None, _option("POLICY, a settings file, or NAME=URL of a server; repeat it")
-    ] = None,
-    config: Annotated[str | None, _option("settings file of the server, as HEADGATE_CONFIG names it")] = None,
-    url: Annotated[str | None, _option("the server, where the trial sends requests")] = None,
-    api_key: Annotated[
-        str, typer.Option(help="key that the server wants", envvar="VLLM_API_KEY", rich_help_panel=TRIAL)
-    ] = "",
+    arm: Annotated[Texts, _option("POLICY, a settings file, or NAME=URL of a server; repeat it")] = None,
+    config: Annotated[Text, _option("settings file of the server, as HEADGATE_CONFIG names it")] = None,
+    url: Annotated[Text, _option("the server, where the trial sends requests")] = None,
+    api_key: Annotated[str, _option("key that the server wants", envvar="VLLM_API_KEY")] = "",
     follow: Annotated[
-        str | None, _option("step trace of the server (default: `trace` of its settings, else a new one)")
+        Text, _option("step trace of the server (default: `trace` of its settings, else a new one)")
     ] = None,
     minutes: Annotated[
         float, _option("planned length after the first minute; 0: until the answer is clear")
     ] = 30.0,
-    block: Annotated[
-        str | None, _option("length of a block (default: from the traffic, 30s to 2min)")
-    ] = None,
-    stop_if: Annotated[
-        str | None, _option("back to the baseline when so few are kept, such as 'kept<90%'")
-    ] = None,
+    block: Annotated[Text, _option("length of a block (default: from the traffic, 30s to 2min)")] = None,
+    stop_if: Annotated[Text, _option("back to the baseline when so few are kept, such as 'kept<90%'")] = None,
     primary: Annotated[
-        str | None, _option("the figure that decides: kept, ttft, ttft-p95, tpot, gap-p99, throughput")
+        Text, _option("the figure that decides: kept, ttft, ttft-p95, tpot, gap-p99, throughput")
     ] = None,
     whole: Annotated[
-        bool, _option("run to the planned end, even when the answer is clear before", "--whole")
+        bool, _option("run to the planned end, even when the answer is clear before", flag="--whole")
     ] = False,
     seed: Annotated[int, _option("of the order of arms, and of the requests sent")] = 0,
     speed: Annotated[float, _option("of a faster `headgate emulate`; 1 for real servers")] = 1.0,
-    out: Annotated[
-        str | None, typer.Option(help="folder for the results (default: the next under runs/)")
-    ] = None,
+    out: Annotated[Text, typer.Option(help="folder for the results (default: the next under runs/)")] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="write into a folder that is not empty")
     ] = False,
@@ -104,27 +94,23 @@ def trial(
       headgate trial --config headgate.toml --arm auto --arm mixed --stop-if 'kept<90%'
       headgate trial --arm old=http://a:8000 --arm new=http://b:8000 --rate 8
     """
-    output.Outputs(json, report).checked()
-    checked(TrialLoad, load)
-    load = TrialLoad.renamed(load)
-    _check(minutes, speed, seed, url)
     from headgate.live.trial.arms import base_settings, read_arms
-
-    promises = {name: str(load[name]) for name in PROMISES if name in load}
-    arms = read_arms(arm or [], config, promises if config else {})
     from headgate.live.trial.load import FollowedTrace
     from headgate.live.trial.trial import TrialPlan
 
-    plan = TrialPlan(
-        arms=arms,
-        minutes=minutes or None,
-        seed=seed,
-        block=_block(block),
-        primary=_primary(primary),
-        floor=_floor(stop_if),
-        whole=whole,
-        speed=speed,
-    )
+    checked(TrialLoad, load)
+    load = TrialLoad.renamed(load)
+    _check(minutes, speed, seed, url)
+    promises = {name: str(load[name]) for name in PROMISES if name in load}
+    arms = read_arms(arm or [], config, promises if config else {})
+    names = {metric.name: metric for metric in METRICS}
+    if primary is not None and primary not in names:
+        raise InputError(f"--primary {primary} is unknown; one of {', '.join(names)}")
+    floor = FLOOR.fullmatch((stop_if or "").strip())
+    if stop_if is not None and (not floor or not 0 < float(floor[1]) <= 100):
+        raise InputError(f"--stop-if {stop_if!r} is not understood; write it as 'kept<90%'")
+    parsed = _block(block), names[primary] if primary else None, float(floor[1]) / 100 if floor else None
+    plan = TrialPlan(arms, minutes or None, seed, *parsed, whole, speed=speed)
     settings = base_settings(config, promises)
     judged = _judged(settings)
     promises_any = any(slo[:2] != (None, None) for slo in judged.values())
@@ -135,7 +121,7 @@ def trial(
     if arms[0].url and not sends:
         raise InputError("two servers get requests from the trial; say which, such as --rate 10")
     if not sends:
-        _refuse_idle(load, url, promises)
+        _refuse_idle(load, url)
     workload = _workload(load, seed) if sends else None
     if workload is not None and workload.closed and plan.primary is None and not promises_any:
         plan = replace(plan, primary=THROUGHPUT)  # clients that wait for answers saturate a server
@@ -161,6 +147,16 @@ def trial(
 # -- what was asked for
 
 
+def _refuse_idle(load: dict[str, Any], url: str | None) -> None:
+    idle = [name.replace("_", "-") for name in load if name not in PROMISES]
+    if idle:
+        raise InputError(f"--{idle[0]} is about requests that the trial sends; add --rate or drop it")
+    if url is not None:
+        raise InputError(
+            "--url is where the trial sends requests; add --rate or --trace, or drop it to see your own"
+        )
+
+
 def _check(minutes: float, speed: float, seed: int, url: str | None) -> None:
     if not 0 <= minutes <= 7 * 24 * 60:
         raise InputError(f"--minutes {minutes:g}; give 0 (until the answer is clear) to 10080")
@@ -170,18 +166,6 @@ def _check(minutes: float, speed: float, seed: int, url: str | None) -> None:
         raise InputError(f"--seed {seed}; give 0 or more")
     if url is not None and not re.fullmatch(r"https?://[^\s/]+\S*", url):
         raise InputError(f"--url {url!r} is no URL; write it as http://HOST:PORT")
-
-
-def _refuse_idle(load: dict[str, Any], url: str | None, promises: dict[str, str]) -> None:
-    idle = [name for name in load if name not in promises]
-    if idle:
-        raise InputError(
-            f"--{idle[0].replace('_', '-')} is about requests that the trial sends; add --rate or drop it"
-        )
-    if url is not None:
-        raise InputError(
-            "--url is where the trial sends requests; add --rate or --trace, or drop it to see your own"
-        )
 
 
 def _block(text: str | None) -> float | None:
@@ -195,22 +179,6 @@ def _block(text: str | None) -> float | None:
             f"--block {text}; blocks of 10s to 2min can be compared, leave it out to let the traffic say"
         )
     return seconds
-
-
-def _primary(name: str | None) -> Any:
-    names = {metric.name: metric for metric in METRICS}
-    if name is not None and name not in names:
-        raise InputError(f"--primary {name} is unknown; one of {', '.join(names)}")
-    return names[name] if name else None
-
-
-def _floor(text: str | None) -> float | None:
-    if text is None:
-        return None
-    found = FLOOR.fullmatch(text.strip())
-    if not found or not 0 < float(found[1]) <= 100:
-        raise InputError(f"--stop-if {text!r} is not understood; write it as 'kept<90%'")
-    return float(found[1]) / 100
 
 
 def _judged(settings: Any) -> dict[str | None, Slo]:
@@ -258,9 +226,7 @@ async def _run(
     from headgate.live.trial.arms import SettingsFile
     from headgate.live.trial.trial import BySettings, ByUrl, Trial
 
-    def tell(line: str) -> None:
-        print(f"headgate trial: {line}", file=say, flush=True)
-
+    tell = partial(print, "headgate trial:", file=say, flush=True)
     file, metrics = SettingsFile(config) if config else None, None
     source: Any = followed
     if workload is not None:
@@ -287,9 +253,8 @@ async def _own_load(
     if url and plan.arms[0].url:
         raise InputError("the arms are URLs already; drop --url")
     models = [await load.model_of(each, key) for each in urls]
-    metrics = None
-    if not plan.arms[0].url:
-        metrics = load.PlugInMetrics(urls[0], key)
+    metrics = None if plan.arms[0].url else load.PlugInMetrics(urls[0], key)
+    if metrics is not None:
         await metrics.require()
     source = load.TraceLoad(workload, urls[0], judged, plan.seed, plan.speed, key)
     source.model = models[0]
@@ -322,11 +287,11 @@ def _write(
     if workload is not None and not workload.closed:
         rate = len(workload) / float(workload.arrival[-1])
     for place, name in enumerate(plan.names):
+        file = folder / f"{place}-{re.sub(r'[^A-Za-z0-9_.+-]+', '-', name)}.bench.json"
         result = bench_result(outcome.book, place, name, outcome.model, date, rate)
-        safe = re.sub(r"[^A-Za-z0-9_.+-]+", "-", name)
-        output.write_json(str(folder / f"{place}-{safe}.bench.json"), result)
-    about = {"date": date, "model": outcome.model, "traffic": traffic}
-    about = {name: value for name, value in about.items() if value}
+        output.write_json(str(file), result)
+    known = {"date": date, "model": outcome.model, "traffic": traffic}
+    about = {name: value for name, value in known.items() if value}
     page = trial_page(outcome, plan.arms, judged, about, command)
     output.save_page(page, report or str(folder / output.REPORT), output.said_to(json))
     output.write_json(json, document)

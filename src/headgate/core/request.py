@@ -65,7 +65,7 @@ class Identity:
     """What a request brings with it. It is written once, when the request arrives, and never changes.
 
     This is the one list of these fields: a workload's columns, the handles that policies see, the recorder's
-    table and the live trace follow it. A field that is a column of a workload (`workloads/columns.py`) is
+    table and the live trace follow it. A field that is a column of a workload (`workloads/workload.py`) is
     handed on by itself up to `Entry`, whose constructor is compiled and names each.
     """
 

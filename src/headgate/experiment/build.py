@@ -21,7 +21,6 @@ from headgate.experiment.settings import (
     ClassSettings,
     Experiment,
     LengthSettings,
-    StageSettings,
     at_once,
     refuse_conflicts,
 )
@@ -41,13 +40,12 @@ from headgate.sim.engine.engine import (
 )
 from headgate.sim.engine.replica import Residents
 from headgate.workloads.arrivals import ArrivalProcess, arrival_process, spread, tick_of
-from headgate.workloads.columns import OPEN_LOOP, Whole
 from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
 from headgate.workloads.sessions import as_sessions, shared_prefix
 from headgate.workloads.streams import stream
 from headgate.workloads.synthetic import Share, WorkloadStage, generate
 from headgate.workloads.traces import BUNDLED, BadRows, bundled, read_trace
-from headgate.workloads.workload import Kind, Workload
+from headgate.workloads.workload import OPEN_LOOP, Kind, Whole, Workload
 
 __all__ = ["DEFAULT_BUDGET", "DEFAULT_SLOTS", "make_engine", "make_workload", "too_long"]
 DEFAULT_LENGTH = 512.0
@@ -65,18 +63,17 @@ BYTES_EACH = 2000
 
 
 def make_engine(words: Experiment, card: Card) -> Engine:
-    engine = engine_of_card(
-        card,
-        slots=words.slots,
-        budget=words.budget,
-        kv_tokens=words.kv_tokens,
-        model_len=words.model_len,
-        block=words.block,
-    )
+    limits = {name: getattr(words, name) for name in ("slots", "budget", "kv_tokens", "model_len", "block")}
+    engine = engine_of_card(card, **limits)
     cost = engine.cost.graphed(words.graph) if words.graph else engine.cost
     retraction = RETRACTION[words.engine]
     engine = engine._replace(cost=cost, prefix_cache=words.prefix_cache, retraction=retraction)
-    return engine if words.speculate is None else speculating(engine, card, words)
+    if words.speculate is None:
+        return engine
+    own = [one for one in words.classes if one.accept is not None]
+    classes = tuple((one.name, Acceptance(one.accept or 0.0, one.accept_spread or inf)) for one in own)
+    every_class = bool(own) and len(own) == len(words.classes)
+    return with_speculation(engine, card, words.speculate, classes, every_class)
 
 
 # -- speculative decoding
@@ -88,16 +85,6 @@ AT_MOST = (
 
 
 BURSTS = "steps deliver up to 1 + {} tokens of a request: gaps are between deliveries, TPOT is per token"
-
-
-def speculating(engine: Engine, card: Card, words: Experiment) -> Engine:
-    classes = tuple(
-        (one.name, Acceptance(one.accept, one.accept_spread or inf))
-        for one in words.classes
-        if one.accept is not None
-    )
-    every_class = bool(words.classes) and len(classes) == len(words.classes)
-    return with_speculation(engine, card, words.speculate or "0", classes, every_class)
 
 
 def refuse_speculation(words: Experiment, command: str) -> None:
@@ -133,11 +120,10 @@ def make_workload(words: Experiment, seed: int | None = None) -> tuple[Workload,
     workload = beside_clients(words, workload, seed)
     if words.cap_prompt or words.cap_output:
         workload = workload.cap(words.cap_prompt, words.cap_output)
-    columns: dict[str, Any] = {}
-    if words.patience is not None:
-        columns["patience"] = np.full(len(workload), words.patience)
-    if words.abort is not None:
-        columns["abort"] = np.full(len(workload), words.abort)
+    given = {"patience": words.patience, "abort": words.abort}
+    columns: dict[str, Any] = {
+        name: np.full(len(workload), value) for name, value in given.items() if value is not None
+    }
     return replace(workload, **columns), bad
 
 
@@ -173,20 +159,27 @@ def _drawn(words: Experiment, seed: int) -> Workload:
     clients, process = _load(words)
     refuse_many(words.requests or sum(stage.requests for stage in words.stages))
     requests = words.requests or (None if words.stages else DEFAULT_REQUESTS)
-    stages = [_stage(words, stage) for stage in words.stages]
-    lengths: dict[str, Any] = {"name": words.workload}
+    stages = [
+        WorkloadStage(
+            one.requests,
+            one.rate,
+            one.clients,
+            _law(words, "prompt", one.prompt) if one.prompt else None,
+            _law(words, "output", one.output) if one.output else None,
+        )
+        for one in words.stages
+    ]
     if words.classes:
         shares = [_share(share) for share in words.classes if not share.clients]
-        lengths = {"name": "mix", "classes": shares}
+        lengths: dict[str, Any] = {"name": "mix", "classes": shares}
     else:
-        lengths |= {"prompt": _law(words, "prompt"), "output": _law(words, "output")}
+        lengths = {which: _law(words, which) for which in ("prompt", "output")} | {"name": words.workload}
     drawn = generate(requests, seed=seed, arrivals=process, clients=clients, stages=stages, **lengths)
     return _with_sessions(words, drawn, seed)
 
 
 def beside_clients(words: Experiment, workload: Workload, seed: int) -> Workload:
-    shares = [share for share in words.classes if share.clients]
-    own = [_clients_of(words, share, workload, seed) for share in shares]
+    own = [_clients_of(words, share, workload, seed) for share in words.classes if share.clients]
     return workload.merge(*own) if own else workload
 
 
@@ -261,11 +254,9 @@ def _load(words: Experiment) -> tuple[int | None, ArrivalProcess | None]:
 def _law(words: LengthSettings, which: str, mean: float | None = None) -> LengthLaw:
     name = getattr(words, f"{which}_law") or words.workload
     mean = mean or getattr(words, which)
-    if name.startswith(FROM_FILE):
-        return length_law(name, mean)
     given = {word: getattr(words, word) for word, law in OWN.items() if law == name}
     parameters = {word: value for word, value in given.items() if value is not None}
-    return length_law(name, mean or DEFAULT_LENGTH, **parameters)
+    return length_law(name, mean if name.startswith(FROM_FILE) else mean or DEFAULT_LENGTH, **parameters)
 
 
 def _share(share: ClassSettings) -> Share:
@@ -273,12 +264,6 @@ def _share(share: ClassSettings) -> Share:
     kind = Kind(share.name, promise, share.priority)
     prompt, output = _law(share, "prompt"), _law(share, "output")
     return Share(share.share or 1.0, kind, prompt, output, share.patience or inf, share.tenant)
-
-
-def _stage(words: Experiment, stage: StageSettings) -> WorkloadStage:
-    prompt = _law(words, "prompt", stage.prompt) if stage.prompt else None
-    output = _law(words, "output", stage.output) if stage.output else None
-    return WorkloadStage(stage.requests, stage.rate, stage.clients, prompt, output)
 
 
 def _traced(words: Experiment, trace: str, seed: int) -> tuple[Workload, BadRows]:
@@ -344,26 +329,14 @@ def as_workload(run: Run, path: Path) -> Workload:
         mean = output[done & mine if (done & mine).any() else done].mean()
         output = np.where(mine & ~done, np.maximum(output, round(mean)), output)
     order = np.argsort(rows["arrival"], kind="stable")
-    kinds = [
-        Kind(str(row["name"]), Slo(**{name: row[name] for name in Slo._fields if name in row}))
-        for row in run.kinds
-    ]
-    columns = {
-        "arrival": rows["arrival"] - rows["arrival"].min(),
-        "kind": kind,
-        "priority": rows["priority"],
-        "cached": np.clip(rows["cached"], 0, rows["prompt"] - 1),
-        **({"tenant": rows["tenant"]} if "tenant" in rows else {}),
-    }
-    return Workload.of(
-        rows["prompt"][order],
-        output[order],
-        kinds=kinds,
-        tenants=run.tenants,
-        name=path.name.split(".")[0],
-        origin={"trace": path.name, "format": "headgate-serve"},
-        **{name: values[order] for name, values in columns.items()},
-    )
+    promises = ({name: row[name] for name in Slo._fields if name in row} for row in run.kinds)
+    kinds = [Kind(str(row["name"]), Slo(**slo)) for row, slo in zip(run.kinds, promises, strict=True)]
+    columns: Columns = {name: rows[name] for name in ("prompt", "priority", "tenant") if name in rows}
+    columns |= {"arrival": rows["arrival"] - rows["arrival"].min(), "kind": kind, "output": output}
+    columns |= {"cached": np.clip(rows["cached"], 0, rows["prompt"] - 1)}
+    about: dict[str, Any] = {name: values[order] for name, values in columns.items()}
+    about |= {"name": path.name.split(".")[0], "tenants": run.tenants, "kinds": kinds}
+    return Workload.of(**about, origin={"trace": path.name, "format": "headgate-serve"})
 
 
 def cache_record(engines: Sequence[Residents]) -> dict[str, object]:
@@ -383,14 +356,14 @@ def described(workload: Workload) -> dict[str, object]:
         most = {(kind, tenant): clients for kind, tenant, clients in np.unique(groups, axis=1).T.tolist()}
         for (kind, _), clients in most.items():  # sorted: the most clients of each come last
             beside[kinds[kind].name] = beside.get(kinds[kind].name, 0) + clients
-    return {
+    about: dict[str, object] = {
         "workload": {"name": workload.name, "requests": requests, **workload.origin},
         "load": load,
         "clients": None if beside else int(workload.clients.max()) or None,
-        **({"clients_beside": beside} if beside else {}),
         "kinds": [{"name": kind.name, **kind.slo.said()} for kind in workload.kinds],
-        **({"tenants": list(workload.tenants)} if len(workload.tenants) > 1 else {}),
     }
+    about |= {"clients_beside": beside} if beside else {}
+    return about | ({"tenants": list(workload.tenants)} if len(workload.tenants) > 1 else {})
 
 
 def by_tenant(tables: dict[str, Columns], workload: Workload, rows: Sequence[int] = ()) -> dict[str, Columns]:

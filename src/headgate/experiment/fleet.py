@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
+from headgate.core.request import Request
 from headgate.cost.card import recorded_card
 from headgate.cost.model import Shape
 from headgate.experiment.build import by_tenant, cache_record, described
 from headgate.experiment.settings import ManyEngines
-from headgate.kv.prefix import Pieces
 from headgate.kv.transfer import Transfer
 from headgate.methods import make
 from headgate.methods.balance.prefix_index import Sharing
@@ -29,7 +29,7 @@ from headgate.methods.make import router_settings
 from headgate.methods.scaling import FIXED, Scaling, work_of
 from headgate.methods.split.split import best_split
 from headgate.record.tables import Flags, Run
-from headgate.sim.engine.engine import Engine, Speculation
+from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import Residents
 from headgate.sim.engine.simulator import PATIENT_DOG
 from headgate.sim.fleet.autoscale import FleetScaler
@@ -84,8 +84,8 @@ class FleetSetup:
         values = router_settings(name, settings)
         if name == "split" and "prefill" not in values:
             values["prefill"] = prefill_engines(self.engine, self.engines, workload)
-        plan, sharing = partial(self.plan, workload), partial(self.sharing, workload)
-        router = make_router(name, plan, self.engines, seed, values, sharing)
+        plan, shared = partial(self.plan, workload), partial(sharing, self.engine, workload)
+        router = make_router(name, plan, self.engines, seed, values, shared)
         if self.engine.running < 2 and not router.sends_at_once:
             raise InputError(
                 f"router {name} keeps a slot for a prompt beside a decode, the engine has one; raise "
@@ -97,20 +97,6 @@ class FleetSetup:
                 "such as least-loaded"
             )
         return router, values
-
-    def sharing(self, workload: Workload) -> Sharing:
-        engine, pieces = self.engine, workload.pieces() if self.engine.prefix_cache else None
-        sizes = engine.cost, engine.kv_tokens, engine.block, engine.running
-        if pieces is None:
-            return Sharing(lambda request: None, *sizes)
-        if workload.beside:
-            raise InputError(
-                "routers that look at prefixes must know which request comes; a class with clients "
-                "of its own does not say: give it a share, or choose another router such as least-loaded"
-            )
-        return Sharing(
-            lambda request: pieces[request.id], *sizes, lambda request: session(pieces[request.id])
-        )
 
     def plan(self, workload: Workload) -> FluidPlan:
         return fleet_plan(self.engine, self.engines, workload, self.prices)
@@ -124,31 +110,22 @@ class FleetSetup:
         about: dict[str, Any] | None = None,
     ) -> Run:
         """Serve the workload. An interrupted or failed run comes back too, marked as such."""
+        made: MakePolicy = (lambda role: Lagged(policy(role))) if self.asynchronous else policy
         if self.lock_step:
-            return self._run_ranks(policy, workload, progress, about)
-        fleet = FleetSimulator(
-            self.engine,
-            self.engines,
-            (lambda role: Lagged(policy(role))) if self.asynchronous else policy,
-            router,
-            workload,
-            transfer=self.transfer,
-            outages=self.outages,
-            watchdog=self.watchdog,
-            progress=progress,
-        )
+            return self._run_ranks(made, workload, progress, about)
+        how: dict[str, Any] = {"transfer": self.transfer, "outages": self.outages}
+        how |= {"watchdog": self.watchdog, "progress": progress}
+        fleet = FleetSimulator(self.engine, self.engines, made, router, workload, **how)
         scaler = None if self.scaling is None else self._scaler(fleet, workload, self.scaling)
         outcome = outcome_of(fleet.run)
-        meta: dict[str, Any] = {
-            **self._described([station.replica for station in fleet.stations], workload),
-            "router": type(router).__name__,
-            "roles": [member.role for member in fleet.dispatch.roster.replicas],
-            "transfer": self.transfer._asdict(),
-            **({"outages": [outage._asdict() for outage in self.outages]} if self.outages else {}),
-            **({"autoscale": scaler.about()} if scaler else {}),
-            **(about or {}),
-            "outcome": outcome,
-        }
+        meta = self._described([station.replica for station in fleet.stations], workload)
+        meta |= {"router": type(router).__name__, "transfer": self.transfer._asdict()}
+        meta["roles"] = [member.role for member in fleet.dispatch.roster.replicas]
+        if self.outages:
+            meta["outages"] = [outage._asdict() for outage in self.outages]
+        if scaler is not None:
+            meta["autoscale"] = scaler.about()
+        meta |= {**(about or {}), "outcome": outcome}
         return Run(meta, **by_tenant(fleet.recorder.tables(), workload, fleet.arrivals.rows))
 
     def _scaler(self, fleet: FleetSimulator, workload: Workload, scaling: Scaling) -> FleetScaler:
@@ -171,31 +148,39 @@ class FleetSetup:
         progress: Callable[[int], None] | None,
         about: dict[str, Any] | None,
     ) -> Run:
-        wrapped = (lambda: Lagged(policy(RANK))) if self.asynchronous else (lambda: policy(RANK))
-        ranks = RankSimulator(
-            self.engine, self.engines, wrapped, workload, watchdog=self.watchdog, progress=progress
-        )
+        how: dict[str, Any] = {"watchdog": self.watchdog, "progress": progress}
+        ranks = RankSimulator(self.engine, self.engines, lambda: policy(RANK), workload, **how)
         outcome = outcome_of(ranks.run)
-        meta: dict[str, Any] = {
-            **self._described(ranks.ranks, workload),
-            "roles": [RANK] * self.engines,
-            **(about or {}),
-            "router": LOCK_STEP,
-            "router_parameters": {},
-            "outcome": outcome,
-        }
+        meta = self._described(ranks.ranks, workload) | {"roles": [RANK] * self.engines} | (about or {})
+        meta |= {"router": LOCK_STEP, "router_parameters": {}, "outcome": outcome}
         return Run(meta, **by_tenant(ranks.recorder.tables(), workload, ranks.arrivals.rows))
 
     def _described(self, engines: Sequence[Residents], workload: Workload) -> dict[str, Any]:
-        return {
-            "driver": "fleet",
-            "kv_tokens": self.engine.kv_tokens,
-            **({"speculation": self.engine.speculation.said()} if self.engine.speculation else {}),
-            "engines": self.engines,
-            "prices": {"prompt": self.prices.prompt, "output": self.prices.output},
-            **cache_record(engines),
-            **described(workload),
-        }
+        engine, prices = self.engine, {"prompt": self.prices.prompt, "output": self.prices.output}
+        about = {"driver": "fleet", "kv_tokens": engine.kv_tokens, "engines": self.engines, "prices": prices}
+        if engine.speculation:
+            about["speculation"] = engine.speculation.said()
+        return about | cache_record(engines) | described(workload)
+
+
+def sharing(engine: Engine, workload: Workload) -> Sharing:
+    """What routers that look at prefixes see of the requests."""
+    pieces = workload.pieces() if engine.prefix_cache else None
+    sizes = engine.cost, engine.kv_tokens, engine.block, engine.running
+    if pieces is None:
+        return Sharing(lambda request: None, *sizes)
+    if workload.beside:
+        raise InputError(
+            "routers that look at prefixes must know which request comes; a class with clients "
+            "of its own does not say: give it a share, or choose another router such as least-loaded"
+        )
+
+    def session(request: Request) -> int | None:
+        """The conversation that goes on with its output; None where no other can ask for that."""
+        key = pieces[request.id][-1][0]
+        return key if key >= 0 else None
+
+    return Sharing(lambda request: pieces[request.id], *sizes, session)
 
 
 def outcome_of(run: Callable[[], None]) -> str:
@@ -216,12 +201,6 @@ def finished(run: Run) -> Run:
     if outcome != "finished":
         raise RunError(outcome.removeprefix("failed: "))
     return run
-
-
-def session(pieces: Pieces) -> int | None:
-    """The conversation that goes on with a request's output; None where no other can ask for that."""
-    key = pieces[-1][0]
-    return key if key >= 0 else None
 
 
 Planned = FluidPlan | Callable[[], FluidPlan]  # a plan, or how to make one if the router wants it
@@ -253,24 +232,18 @@ PATH_STEPS = 4000
 
 def fleet_plan(engine: Engine, engines: int, workload: Workload, prices: TokenPrices) -> FluidPlan:
     flows, (prompt, context) = _flows(workload, engines), mean_lengths(workload)
-    if engine.speculation:
-        flows, prices = _in_steps(flows, prices, engine.speculation)
+    if (speculation := engine.speculation) is not None:
+        bursts = {speculation.of(flow.name).tokens(speculation.drafts) for flow in flows}
+        if len(bursts) > 1:
+            raise InputError(
+                "routers that plan take one acceptance for all classes; drop accept from [[classes]] and "
+                "give --speculate one, or choose another router such as least-loaded"
+            )
+        (burst,) = bursts  # what a step delivers
+        flows = tuple(replace(flow, output=flow.output / burst) for flow in flows)
+        prices = replace(prices, output=prices.output * burst)
     pace = pace_of(engine.cost, _slots(engine, context), engine.batch_tokens, prompt, context)
     return plan_fluid(Instance(flows, pace, prices).checked())
-
-
-def _in_steps(
-    flows: tuple[Flow, ...], prices: TokenPrices, speculation: Speculation
-) -> tuple[tuple[Flow, ...], TokenPrices]:
-    bursts = {speculation.of(flow.name).tokens(speculation.drafts) for flow in flows}
-    if len(bursts) > 1:
-        raise InputError(
-            "routers that plan take one acceptance for all classes; drop accept from [[classes]] and give "
-            "--speculate one, or choose another router such as least-loaded"
-        )
-    (burst,) = bursts
-    stepped = tuple(replace(flow, output=flow.output / burst) for flow in flows)
-    return stepped, replace(prices, output=prices.output * burst)
 
 
 def _flows(workload: Workload, engines: int) -> tuple[Flow, ...]:

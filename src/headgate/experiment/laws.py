@@ -26,8 +26,7 @@ from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import VirtualEngine
 from headgate.sim.engine.simulator import Simulator
 from headgate.sim.engine.stingy_engine import serve_stingily
-from headgate.workloads.columns import OPEN_LOOP
-from headgate.workloads.workload import Kind, Workload
+from headgate.workloads.workload import OPEN_LOOP, Kind, Workload
 
 Make = Callable[[], BatchPolicy]  # a fresh policy for the world in hand
 Progress = Callable[[int], None]  # worlds done so far
@@ -327,14 +326,9 @@ TENANTS = ("", "good", "flood")
 def world(number: int) -> World:
     draw = np.random.default_rng(number)
     slots = int(draw.integers(1, MOST_SLOTS + 1))
-    engine = Engine(
-        cost=COST,
-        kv_tokens=int(draw.integers(20, 120) if draw.random() < 0.5 else draw.integers(64, 600)),
-        max_model_len=int(draw.choice([50, 100, 10_000])),
-        batch_tokens=int(draw.integers(slots, MOST_TOKENS + 1)),
-        running=slots,
-        block=int(draw.choice([1, 4, 16])),
-    )
+    kv_tokens = int(draw.integers(20, 120) if draw.random() < 0.5 else draw.integers(64, 600))
+    longest, budget = int(draw.choice([50, 100, 10_000])), int(draw.integers(slots, MOST_TOKENS + 1))
+    engine = Engine(COST, kv_tokens, longest, budget, slots, block=int(draw.choice([1, 4, 16])))
     return World(number, engine, _beside(draw, _workload(draw)))
 
 
@@ -361,12 +355,7 @@ def _beside(draw: np.random.Generator, workload: Workload) -> Workload:
         return workload
     count = int(draw.integers(1, MOST_REQUESTS + 1))
     prompts, outputs = draw.integers(1, LONGEST_PROMPT + 1, count), draw.choice([1, 2, 3, 9, 30], count)
-    clients = Workload.of(
-        prompts,
-        outputs,
-        kinds=[Kind("clients", Slo(background=bool(draw.random() < 0.5)))],
-        clients=int(draw.integers(1, 5)),
-        tenant=draw.integers(0, len(TENANTS), count),
-        tenants=TENANTS,
-    )
-    return workload.merge(clients)
+    kinds = [Kind("clients", Slo(background=bool(draw.random() < 0.5)))]
+    columns: dict[str, Any] = {"clients": int(draw.integers(1, 5))}
+    columns["tenant"] = draw.integers(0, len(TENANTS), count)
+    return workload.merge(Workload.of(prompts, outputs, kinds=kinds, tenants=TENANTS, **columns))

@@ -50,8 +50,7 @@ def card_engine(
         (128, 8192)
     """
     words = {"slots": slots, "budget": budget, "kv_tokens": kv_tokens, "speculate": speculate}
-    settings = experiment(words)
-    return make_engine(settings, load_card(card))
+    return make_engine(experiment(words), load_card(card))
 
 
 def make_policy(text: str, engine: Engine) -> BatchPolicy:
@@ -119,8 +118,7 @@ def simulate(
         >>> int(run.completed().sum())
         100
     """
-    _check_requests(workload)
-    refuse_endless(workload, engine)
+    _check_requests(workload, engine)
     if lost < 0:
         raise InputError(f"lost={lost} output tokens; expect 0 or more")
     if lost and asynchronous:
@@ -184,28 +182,29 @@ def simulate_fleet(
         >>> sorted(set(run.requests["replica"].tolist()))
         [0, 1, 2, 3]
     """
-    _check_requests(workload)
-    refuse_endless(workload, engine)
+    _check_requests(workload, engine)
     if engines < 1:
         raise InputError(f"engines={engines}; a fleet needs at least 1")
     ahead = composes_ahead(asynchronous, engine.cost.host)
     between = transfer or transfer_time(ManyEngines())
     setup = FleetSetup(engine, engines, between, PRICES, watchdog, ahead, tuple(outages), lock_step)
-    chosen = make_router(router, engine, engines, workload, seed) if isinstance(router, str) else router
-    named = router if isinstance(router, str) else type(router).__name__
+    if isinstance(router, str):
+        named, chosen = router, make_router(router, engine, engines, workload, seed)
+    else:
+        named, chosen = type(router).__name__, router
     label = f"{named} {policy}" if isinstance(policy, str) else named
     fresh = policy if callable(policy) else lambda role: make_policy(policy, engine)
     about = {"policy": policy if isinstance(policy, str) else "by role", "router": named, "label": label}
     return finished(setup.run(fresh, chosen, workload, about=about))
 
 
-def _check_requests(workload: object) -> None:
-    if isinstance(workload, Workload):
-        return
-    remedy = "give headgate.generate(...) or headgate.Workload.of(...)"
-    if isinstance(workload, tuple):
-        remedy = "read_trace gives two things; write requests, bad_rows = headgate.read_trace(FILE)"
-    raise InputError(f"the requests are a {type(workload).__name__}, not a Workload; {remedy}")
+def _check_requests(workload: object, engine: Engine) -> None:
+    if not isinstance(workload, Workload):
+        remedy = "give headgate.generate(...) or headgate.Workload.of(...)"
+        if isinstance(workload, tuple):
+            remedy = "read_trace gives two things; write requests, bad_rows = headgate.read_trace(FILE)"
+        raise InputError(f"the requests are a {type(workload).__name__}, not a Workload; {remedy}")
+    refuse_endless(workload, engine)
 
 
 def compare(

@@ -6,7 +6,6 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from headgate.core.errors import InputError, RunError
@@ -17,13 +16,20 @@ CONNECT = 10.0  # seconds
 STORE = 256 << 20  # bytes for answers under way, of a cluster started here
 
 
-def ray_module() -> ModuleType:
+def ray_module(address: str = "") -> Any:
+    """Ray, if it is here. It waits for minutes for a cluster that is not there, and then ends the process."""
     try:
         import ray
     except ImportError:
         raise InputError("--on ray needs Ray; install headgate[ray]") from None
-    module: ModuleType = ray
-    return module
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    try:
+        if port.isdigit():
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"--on ray:{address}: {reason}; check that the cluster is up") from None
+    return ray
 
 
 class RayPool(WorkerPool[Task, Answer]):
@@ -78,18 +84,6 @@ class RayPool(WorkerPool[Task, Answer]):
             self._ray.cancel(ref, force=True)
         if self._own:
             self._ray.shutdown()
-
-
-def check_there(address: str) -> None:
-    """Ray itself waits for minutes for a cluster that is not there, and then ends the process."""
-    host, _, port = address.rpartition("/")[2].rpartition(":")
-    if not port.isdigit():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"--on ray:{address}: {reason}; check that the cluster is up") from None
 
 
 def _run(work: Callable[[Any], Any], task: Any) -> Any:

@@ -9,6 +9,7 @@ import platform
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from hashlib import sha256
@@ -63,22 +64,20 @@ class Prepared:
         self.asynchronous = composes_ahead(words.asynchronous, self.card.host)
         self.workload, self.bad_rows = build.make_workload(words)
         self.too_long = build.too_long(self.workload, self.engine)
-        self._seeds: dict[int, Workload] = {words.seed: self.workload}
+        self.seeds: dict[int, Workload] = {words.seed: self.workload}
 
     def notes(self) -> list[str]:
-        notes = error_bar(self.card)
-        notes += [renaming] if (renaming := renamed(self.words.card)) else []
-        notes += renamed_promise(self.words)
-        notes += partly(self.words, self.card, self.words.engines is not None)
-        notes += build.speculation_notes(self.engine, self.card, self.words)
-        notes += self.workload.remarks
         words = self.words
+        notes = [*error_bar(self.card), renamed(words.card), *renamed_promise(words)]
+        notes += partly(words, self.card, words.engines is not None)
+        notes += build.speculation_notes(self.engine, self.card, words)
+        notes += self.workload.remarks
         if words.turns and words.rate and not words.trace:
-            notes += filter(None, [late_turns(self.workload, words.rate, words.turns, words.think or 0.0)])
+            notes.append(late_turns(self.workload, words.rate, words.turns, words.think or 0.0))
         if self.bad_rows.count:
             line, reason = self.bad_rows.first[0]
             notes.append(f"left out {self.bad_rows.count} bad rows; the first, line {line}: {reason}")
-        for away in parse_outages(self.words.outages, self.words.engines or 1):
+        for away in parse_outages(words.outages, words.engines or 1):
             what = "drains" if away.drain else "fails"
             notes.append(f"engine {away.engine} {what} at {away.start:g} s and is back at {away.end:g} s")
         if self.too_long:
@@ -86,35 +85,21 @@ class Prepared:
                 f"{self.too_long:,} of {len(self.workload):,} requests cannot be served: their prompts reach "
                 f"the {self.engine.longest:,} tokens that model length and KV allow; --cap-prompt cuts them"
             )
-        return notes
-
-    def keep_first(self, requests: int) -> None:
-        self.workload = self.workload.head(min(requests, len(self.workload)))
-        self._seeds = {self.words.seed: self.workload}
+        return [*filter(None, notes)]
 
     def fleet(self) -> FleetSetup | None:
         words = self.words
         if words.engines is None:
             return None
-        return FleetSetup(
-            self.engine,
-            words.engines,
-            transfer=transfer_time(words, self.card.send),
-            prices=prices_of(words),
-            watchdog=words.watchdog,
-            asynchronous=self.asynchronous,
-            outages=parse_outages(words.outages, words.engines),
-            lock_step=words.lock_step,
-            scaling=read_scaling(words.autoscale, words.engines) if words.autoscale else None,
-        )
-
-    def maker(self, name: str, settings: dict[str, Any]) -> Maker:
-        return Maker(name, settings, self.engine)
+        between, outages = transfer_time(words, self.card.send), parse_outages(words.outages, words.engines)
+        scaling = read_scaling(words.autoscale, words.engines) if words.autoscale else None
+        how = between, prices_of(words), words.watchdog, self.asynchronous, outages, words.lock_step, scaling
+        return FleetSetup(self.engine, words.engines, *how)
 
     def requests(self, seed: int) -> Workload:
-        if seed not in self._seeds:
-            self._seeds[seed], _ = build.make_workload(self.words, seed)
-        return self._seeds[seed]
+        if seed not in self.seeds:
+            self.seeds[seed], _ = build.make_workload(self.words, seed)
+        return self.seeds[seed]
 
 
 def carry_out(
@@ -133,7 +118,7 @@ def carry_out(
     """
     seed = prepared.words.seed if seed is None else seed
     workload = prepared.requests(seed)
-    make = make or prepared.maker(policy, settings)
+    make = make or Maker(policy, settings, prepared.engine)
     about = _meta(prepared, workload, policy, make.parameters, seed) | {"label": label or policy}
     setup = prepared.fleet()
     if setup is None:
@@ -159,7 +144,7 @@ def _meta(
 ) -> dict[str, Any]:
     engine, card, words = prepared.engine, prepared.card, prepared.words
     about = build.described(workload)
-    return {
+    run = {
         "headgate": VERSION,
         "driver": "simulator",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -171,18 +156,20 @@ def _meta(
         "model": card.model,
         "gpu": card.gpu,
         "provenance": card.provenance.source,
-        **({"expected_error": card.expected_error.model_dump()} if card.expected_error else {}),
         "engine": engine.limits,
-        **({"speculation": engine.speculation.said()} if engine.speculation else {}),
         "asynchronous": prepared.asynchronous,
         "arrivals": arrivals_said(words),
         "kv_tokens": engine.kv_tokens,
         "longest": engine.longest,
         "rate": words.rate if about["load"] == "open" else None,
         "burstiness": words.burstiness or 1.0,
-        **about,
         "versions": {"build": build_name(), "python": platform.python_version(), "numpy": np.__version__},
     }
+    if card.expected_error:
+        run["expected_error"] = card.expected_error.model_dump()
+    if engine.speculation:
+        run["speculation"] = engine.speculation.said()
+    return run | about
 
 
 # -- asynchronous engines
@@ -203,17 +190,14 @@ def composes_ahead(asked: bool | None, host: HostTerms | None) -> bool:
 
 
 def engine_kind(asynchronous: bool, fleet: bool) -> str:
-    if not asynchronous:
-        return "synchronous engine"
-    return "engines asynchronous in part" if fleet else "asynchronous engine"
+    ahead = "engines asynchronous in part" if fleet else "asynchronous engine"
+    return ahead if asynchronous else "synchronous engine"
 
 
 def partly(settings: Experiment, card: Card, fleet: bool) -> list[str]:
-    if not settings.asynchronous:
+    if not settings.asynchronous or (card.host and not fleet):
         return []
-    if fleet:
-        return [IN_FLEETS]
-    return [] if card.host else [WITHOUT_HOST.format(card.name)]
+    return [IN_FLEETS if fleet else WITHOUT_HOST.format(card.name)]
 
 
 # -- what an answer rests on
@@ -224,29 +208,25 @@ SATURATED = "a queue that never empties"
 
 
 def arrivals_said(settings: Experiment, otherwise: str = CLOSED) -> str:
-    clients = Counter[str]()
-    for share in settings.classes:
-        if share.clients:
-            clients[share.name] += share.clients  # a class may be there once for each tenant
-    beside = "".join(f", beside {number:,} clients of {name}" for name, number in clients.items())
-    return _open_said(settings, otherwise) + beside
-
-
-def _open_said(settings: Experiment, otherwise: str) -> str:
+    said = otherwise
     if settings.stages:
-        return "a load that changes from stage to stage"
-    if at_once(settings):
-        return "all requests there at the start"
-    if settings.clients:
-        return f"{settings.clients:,} clients in a closed loop"
-    if settings.rate:
+        said = "a load that changes from stage to stage"
+    elif at_once(settings):
+        said = "all requests there at the start"
+    elif settings.clients:
+        said = f"{settings.clients:,} clients in a closed loop"
+    elif settings.rate:
         name = settings.arrivals or ("gamma" if settings.burstiness else "poisson")
-        law = {"poisson": "Poisson", "constant": "evenly spaced"}.get(name, f"{name}")
-        return f"{law} arrivals, {settings.rate:,.4g} requests/s"
-    if settings.trace:
+        law = {"poisson": "Poisson", "constant": "evenly spaced"}.get(name, name)
+        said = f"{law} arrivals, {settings.rate:,.4g} requests/s"
+    elif settings.trace:
         faster = f", {settings.scale_rate:g} times as fast" if settings.scale_rate else ""
-        return f"arrivals as recorded{faster}"
-    return otherwise
+        said = f"arrivals as recorded{faster}"
+    beside = Counter[str]()
+    for share in settings.classes:
+        beside[share.name] += share.clients or 0  # a class may be there once for each tenant
+    clients = (f", beside {number:,} clients of {name}" for name, number in beside.items() if number)
+    return said + "".join(clients)
 
 
 def tried_arrivals(as_recorded: bool, rate: float | None = None) -> str:
@@ -261,12 +241,9 @@ def assumed(
     card = load_card(settings.card)
     engine = build.make_engine(settings, card)
     kind = engine_kind(composes_ahead(settings.asynchronous, card.host), fleet) if run else FORMULAS
-    return said([card_said(card)], [kind], [engine.limits], [arrivals], limits, renamed(settings.card))
-
-
-def card_said(card: Card) -> str:
     off = f"; derived, throughput ±{100 * throughput_error(card):.0f} %" if card.expected_error else ""
-    return f"{card.name} ({card.model} on {card.gpu}{off})"
+    shown = f"{card.name} ({card.model} on {card.gpu}{off})"
+    return said([shown], [kind], [engine.limits], [arrivals], limits, renamed(settings.card))
 
 
 def said(
@@ -285,10 +262,9 @@ def said(
             value = _either(f"{one[key]:,}" for one in limits_of if isinstance(one.get(key), int))
             parts.append(f"{value} {word}" if value else "")
     shown = ", ".join(filter(None, parts))
-    if not shown:
-        return ""
     come = _either(arrivals)
-    return f"Card {shown}{f'; {come}' if come else ''}.{f' Note: {renaming}.' if renaming else ''}"
+    note = f" Note: {renaming}." if renaming else ""
+    return f"Card {shown}{f'; {come}' if come else ''}.{note}" if shown else ""
 
 
 def _either(values: Iterable[str]) -> str:
@@ -327,39 +303,33 @@ def warning(run: Run) -> str | None:
     """One line for the user when a good part of the run is extrapolation, or its clients fell silent."""
     silent: dict[str, int] = run.meta.get("clients_ran_out", {})
     lines = [
-        f"{run.meta['label']}: clients of {name} sent all {number:,} requests drawn for them and were silent "
-        "from there on; ask for a shorter run"
+        f"clients of {name} sent all {number:,} requests drawn for them and were silent from there on; ask "
+        "for a shorter run"
         for name, number in silent.items()
     ]
     shares: dict[str, float] = run.meta.get("outside_card", {})
-    parts = ", ".join(
-        f"{WORDS.get(name, name)} in {100 * share:.0f} % of the step time"
-        for name, share in shares.items()
-        if share > WORTH_SAYING
-    )
+    said = {WORDS.get(name, name): share for name, share in shares.items() if share > WORTH_SAYING}
+    parts = ", ".join(f"{name} in {100 * share:.0f} % of the step time" for name, share in said.items())
     if parts:
-        card = run.meta["card"]
-        lines.append(f"{run.meta['label']}: outside what card {card} measured: {parts}; extrapolated there")
-    return "; ".join(lines) or None
+        lines.append(f"outside what card {run.meta['card']} measured: {parts}; extrapolated there")
+    return "; ".join(f"{run.meta['label']}: {line}" for line in lines) or None
 
 
 FORM = "write ENGINE:START:END, with :drain if requests there may end, such as 0:30s:60s,2:40s:50s:drain"
 
 
 def parse_outages(text: str | None, engines: int) -> tuple[Outage, ...]:
-    outages = tuple(_outage(part.strip()) for part in text.split(",")) if text else ()
-    check_outages(outages, engines)
-    return outages
-
-
-def _outage(text: str) -> Outage:
-    parts = text.split(":")
-    if len(parts) not in (3, 4) or (len(parts) == 4 and parts[3] != "drain"):
-        raise InputError(f"outages: {text!r} is not an outage; {FORM}")
-    try:
-        return Outage(int(parts[0]), duration(parts[1]), duration(parts[2]), len(parts) == 4)
-    except ValueError:
-        raise InputError(f"outages: {text!r} is not an outage; {FORM}") from None
+    outages = []
+    for part in text.split(",") if text else ():
+        engine, *times = part.strip().split(":")
+        drain = times[2:] == ["drain"]
+        try:
+            start, end = times[:-1] if drain else times
+            outages.append(Outage(int(engine), duration(start), duration(end), drain))
+        except ValueError:
+            raise InputError(f"outages: {part.strip()!r} is not an outage; {FORM}") from None
+    check_outages(tuple(outages), engines)
+    return tuple(outages)
 
 
 OTHER_LOADS = ("scale_rate", "clients", "arrivals", "burstiness", "engines")
@@ -377,7 +347,7 @@ def outside_said(settings: Experiment, policy: str, rate: float) -> str:
     settings = without_clients(settings)
     words = settings.model_copy(update={**load, "requests": None if settings.trace else REQUESTS})
     prepared = Prepared(words)
-    prepared.keep_first(REQUESTS)
+    prepared.seeds = {words.seed: prepared.workload.head(min(REQUESTS, len(prepared.workload)))}
     name, values = split_name(policy)
     outside_card = warning(carry_out(prepared, name, {**words.set, **values}, label=policy))
     return f"Not measured: {outside_card}." if outside_card else ""
@@ -418,9 +388,6 @@ class Axis(NamedTuple):
     word: str
     values: tuple[Any, ...]
 
-    def text(self, value: Any) -> str:
-        return f"{self.word.replace('_', '-')}={value}"
-
 
 class SweepTask(NamedTuple):
     at: Any  # None: there is no such axis
@@ -438,14 +405,11 @@ class SweepTask(NamedTuple):
         settings = {key: str(value) for key, value in self.settings.items()}
         whole = [words, self.policy, settings, self.router, self.seed]
         file, own, _ = self.policy.partition(".py:")
-        files = (self.words.trace, self.words.card, file + ".py" if own else None)
-        whole += [_content(Path(name)) for name in files if name and Path(name).is_file()]
+        for path in filter(None, (self.words.trace, self.words.card, file + ".py" if own else None)):
+            if Path(path).is_file():
+                about = Path(path).stat()
+                whole.append(_digest(Path(path).absolute(), about.st_mtime_ns, about.st_size))
         return sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _content(file: Path) -> str:
-    about = file.stat()
-    return _digest(file.absolute(), about.st_mtime_ns, about.st_size)
 
 
 @lru_cache(maxsize=64)
@@ -453,35 +417,28 @@ def _digest(file: Path, changed: int, size: int) -> str:
     return sha256(file.read_bytes()).hexdigest()
 
 
-def parse_over(text: str) -> Axis:
-    word, equals, rest = text.partition("=")
-    values = tuple(_value(part.strip()) for part in rest.split(",") if part.strip())
-    if not equals or not word.strip() or not values:
-        raise InputError(f"--over {text!r} is not NAME=VALUE,VALUE,...; write it as --over rate=2,4,8")
-    if len(set(values)) < len(values):
-        raise InputError(f"--over {text!r} has a value twice; drop one of the two")
-    name = word.strip().replace("-", "_")
-    if name in NOT_SWEPT:
-        raise InputError(f"--over {word}: give several --policy, --seeds or --router instead")
-    return Axis(name, values)
-
-
 def parse_grid(texts: Sequence[str]) -> list[Axis]:
-    axes = [parse_over(text) for text in texts]
-    words = [axis.word for axis in axes]
-    twice = next((word for word in words if words.count(word) > 1), None)
-    if twice is not None:
-        raise InputError(f"--over {twice} is there twice; give all its values in one: --over {twice}=2,4,8")
-    return axes
+    def value(text: str) -> Any:
+        for kind in (int, float):
+            with suppress(ValueError):
+                return kind(text)
+        return text
 
-
-def _value(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    axes: dict[str, Axis] = {}
+    for text in texts:
+        word, equals, rest = text.partition("=")
+        values = tuple(map(value, filter(None, map(str.strip, rest.split(",")))))
+        if not equals or not word.strip() or not values:
+            raise InputError(f"--over {text!r} is not NAME=VALUE,VALUE,...; write it as --over rate=2,4,8")
+        if len(set(values)) < len(values):
+            raise InputError(f"--over {text!r} has a value twice; drop one of the two")
+        name = word.strip().replace("-", "_")
+        if name in NOT_SWEPT:
+            raise InputError(f"--over {word}: give several --policy, --seeds or --router instead")
+        if name in axes:
+            raise InputError(f"--over {name} is there twice; give all its values in one: --over {name}=2,4,8")
+        axes[name] = Axis(name, values)
+    return list(axes.values())
 
 
 def is_word(axis: Axis) -> bool:
@@ -519,11 +476,19 @@ def variants(words: Experiment, axes: Sequence[Axis]) -> dict[str, Experiment]:
     experiments = {"": words}
     for axis in axes:
         experiments = {
-            f"{name}, {axis.text(value)}": with_value(one, axis, value)
+            f"{name}, {axis.word.replace('_', '-')}={value}": with_value(one, axis, value)
             for name, one in experiments.items()
             for value in axis.values
         }
     return experiments
+
+
+def _run(task: SweepTask, command: Sequence[str]) -> Run:
+    run = carry_out(
+        Prepared(task.words), task.policy, task.settings, task.seed, task.label, None, task.router
+    )
+    run.meta.update(sweep=task.fingerprint, command=list(command))
+    return run
 
 
 def carry_out_all(
@@ -531,14 +496,6 @@ def carry_out_all(
 ) -> Iterator[tuple[SweepTask, Run]]:
     with workers.start(partial(_run, command=command), len(tasks)) as pool:
         yield from as_they_end(pool, tasks)
-
-
-def _run(task: SweepTask, command: Sequence[str]) -> Run:
-    prepared = Prepared(task.words)
-    run = carry_out(prepared, task.policy, task.settings, task.seed, task.label, None, task.router)
-    run.meta["sweep"] = task.fingerprint
-    run.meta["command"] = list(command)
-    return run
 
 
 def by_place(runs: Sequence[tuple[SweepTask, Run]]) -> dict[Any, dict[str, list[Run]]]:

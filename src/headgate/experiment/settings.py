@@ -203,13 +203,11 @@ class Experiment(LengthSettings, ManyEngines):
 
 
 def experiment(settings: dict[str, Any], where: str = "", written: bool = False) -> Experiment:
-    return checked(Experiment, settings, _fields, where, written)
+    def fields(parent: tuple[int | str, ...]) -> list[str]:
+        tables: dict[str, type[SettingsModel]] = {"classes": ClassSettings, "stages": StageSettings}
+        return list(tables.get(str(parent[0]) if parent else "", Experiment).model_fields)
 
-
-def _fields(parent: tuple[int | str, ...]) -> list[str]:
-    nested: dict[str, type[SettingsModel]] = {"classes": ClassSettings, "stages": StageSettings}
-    table = nested.get(str(parent[0]), Experiment) if parent else Experiment
-    return list(table.model_fields)
+    return checked(Experiment, settings, fields, where, written)
 
 
 # -- settings that exclude one another
@@ -224,15 +222,6 @@ AT_ONCE = "all-at-once"
 OWN = {"shape": "gamma", "sigma": "lognormal", "spread": "uniform"}  # a parameter belongs to one length law
 
 
-def _check_fleet(words: Experiment) -> None:
-    if words.engines is None:
-        _refuse(words, (*ABOUT_FLEETS, "lock_step"), "is about fleets; give --engines or drop it")
-    if words.autoscale:
-        _refuse(words, ("outages",), "is about a fleet of one size, not --autoscale; drop one")
-    if words.lock_step:
-        _refuse(words, ABOUT_FLEETS, "is about engines behind a router, not --lock-step ranks; drop one")
-
-
 def refuse_conflicts(words: Experiment) -> None:
     """Every word must have an effect."""
     if words.trace is None:
@@ -243,12 +232,12 @@ def refuse_conflicts(words: Experiment) -> None:
     _refuse_both(words, "")
     if words.classes:
         _check_classes(words)
-    for number, share in enumerate(words.classes):
-        if share.accept_spread and share.accept is None:
-            raise InputError(f"classes.{number}: accept_spread is about accept; give accept or drop it")
-        if share.accept is not None and words.speculate is None:
-            raise InputError(f"classes.{number}: accept is about drafts; give --speculate or drop it")
-    _check_fleet(words)
+    if words.engines is None:
+        _refuse(words, (*ABOUT_FLEETS, "lock_step"), "is about fleets; give --engines or drop it")
+    if words.autoscale:
+        _refuse(words, ("outages",), "is about a fleet of one size, not --autoscale; drop one")
+    if words.lock_step:
+        _refuse(words, ABOUT_FLEETS, "is about engines behind a router, not --lock-step ranks; drop one")
     _check_load(words)
     if words.think and not words.turns:
         raise InputError("--think is the time between turns; give --turns or drop it")
@@ -329,21 +318,23 @@ def _check_classes(words: Experiment) -> None:
     for number, share in enumerate(words.classes):
         _refuse_idle_lengths(share, f"classes.{number}: ")
         _refuse_both(share, f"classes.{number}: ")
-        _check_class(share)
+        if (share.share is None) == (share.clients is None):
+            said = "neither share nor clients" if share.share is None else "share and clients"
+            raise InputError(
+                f"classes.{share.name}: {said}; give one: a share of the rate, or its own clients"
+            )
+        try:
+            check_worth(share)
+        except ValueError as error:
+            raise InputError(f"classes.{share.name}: {error}") from None
         if share.patience and words.patience:
             raise InputError(f"--patience, but class {share.name!r} has its own; say it in one place")
+        if share.accept_spread and share.accept is None:
+            raise InputError(f"classes.{number}: accept_spread is about accept; give accept or drop it")
+        if share.accept is not None and words.speculate is None:
+            raise InputError(f"classes.{number}: accept is about drafts; give --speculate or drop it")
     if any(share.clients for share in words.classes):
         _check_beside(words)
-
-
-def _check_class(share: ClassSettings) -> None:
-    if (share.share is None) == (share.clients is None):
-        said = "neither share nor clients" if share.share is None else "share and clients"
-        raise InputError(f"classes.{share.name}: {said}; give one: a share of the rate, or its own clients")
-    try:
-        check_worth(share)
-    except ValueError as error:
-        raise InputError(f"classes.{share.name}: {error}") from None
 
 
 def _check_beside(words: Experiment) -> None:

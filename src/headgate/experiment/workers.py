@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -19,19 +18,22 @@ ON = "ray, or ray:ADDRESS of a cluster, instead of processes here (needs headgat
 AHEAD = 2  # tasks for every process
 
 
-class WorkerPool(ABC, Generic[Task, Answer]):
-    """Carries out tasks. What one gives does not depend on where it ran."""
+class WorkerPool(Generic[Task, Answer]):
+    """Carries out tasks, this one in our process. What one gives does not depend on where it ran."""
+
+    def __init__(self, work: Callable[[Task], Answer]) -> None:
+        self._work = work
 
     @property
-    @abstractmethod
     def ahead(self) -> int:
         """Tasks that should be submitted and not done, for no process to wait."""
+        return 1
 
-    @abstractmethod
     def submit(self, task: Task) -> Future[Answer]:
-        """Its answer, later."""
+        done: Future[Answer] = Future()
+        done.set_result(self._work(task))
+        return done
 
-    @abstractmethod
     def close(self) -> None:
         """What has not begun is dropped; what runs is ended or waited for."""
 
@@ -46,10 +48,9 @@ class Workers(NamedTuple):
         if self.on and self.on.partition(":")[0] != RAY:
             raise InputError(f"--on {self.on!r} is not known; write ray, or ray:ADDRESS for a cluster")
         if self.on:
-            from headgate.experiment.on_ray import check_there, ray_module
+            from headgate.experiment.on_ray import ray_module
 
-            ray_module()
-            check_there(self.on.partition(":")[2])
+            ray_module(self.on.partition(":")[2])
         return self
 
     @contextmanager
@@ -62,7 +63,7 @@ class Workers(NamedTuple):
             pool = RayPool(work, self.jobs, self.on.partition(":")[2])
         else:
             jobs = min(self.jobs, max(most, 1))
-            pool = InProcess(work) if jobs == 1 else Processes(work, jobs)
+            pool = WorkerPool(work) if jobs == 1 else Processes(work, jobs)
         try:
             yield pool
         finally:
@@ -79,21 +80,6 @@ def as_they_end(pool: WorkerPool[Task, Answer], tasks: Iterable[Task]) -> Iterat
             return
         for future in wait(pending, return_when=FIRST_COMPLETED).done:
             yield pending.pop(future), future.result()
-
-
-class InProcess(WorkerPool[Task, Answer]):
-    ahead = 1
-
-    def __init__(self, work: Callable[[Task], Answer]) -> None:
-        self._work = work
-
-    def submit(self, task: Task) -> Future[Answer]:
-        done: Future[Answer] = Future()
-        done.set_result(self._work(task))
-        return done
-
-    def close(self) -> None:
-        """Nothing runs."""
 
 
 class Processes(WorkerPool[Task, Answer]):

@@ -20,8 +20,8 @@ from headgate.record.tables import COLUMNS, ENDS, Run
 from headgate.record.trace_fields import FIELDS, KNOWN, TRACE, fault, first_line, header_fault, parse_line
 
 SAME_MOMENT = 1e-6  # seconds; less is rounding
-HERE = ("admitted", "prefilled", "held", "resumed", "evicted", "finished")  # of a request that has arrived
-ORDERED = ("admitted", "prefilled", "finished")
+ORDERED = ("admitted", "prefilled", "finished")  # of a request that has arrived
+HERE = (*ORDERED, "held", "resumed", "evicted")
 WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError)  # what nonsense in a line can cause
 
 
@@ -50,8 +50,8 @@ class ClockError(Exception):
 
 
 class Replay:
-    def __init__(self, kinds: list[str], listener: Observer | None = None) -> None:
-        self._tables = Recorder(kinds)
+    def __init__(self, listener: Observer | None = None) -> None:
+        self._tables = Recorder([])
         self.recorder = listener or self._tables
         self.here: dict[int, TracedRequest] = {}
         self.tenants: dict[str, int] = {}
@@ -62,8 +62,7 @@ class Replay:
         self._rolling: dict[int, int] = {}  # requests that get a token in each tick, and since which
         self._tick = 0
         self._end = -inf  # of the newest step
-        self._queries: list[int] = []  # by row of the step table, up to the last with drafts
-        self._rows = 0
+        self._queries: list[int] = []  # by row of the step table
 
     def tell(self, line: dict[str, Any]) -> None:
         """One line of the trace. Requests that came before it began are not known, and left out."""
@@ -71,31 +70,27 @@ class Replay:
         if event in HERE:
             seen = self.here.get(line["id"])
             if seen is not None:
-                self._later(seen, line)
+                what, at = f"{event!r} of request {seen.id}", line["at"]
+                _forward(what, "its arrival", seen.arrival, at)
+                if event in ORDERED:
+                    _forward(what, "its slot or first token", seen.newest, at)
+                    seen.newest = at
                 getattr(self, f"_{event}")(seen, line)
         elif event in ("arrived", "steps", "plan"):
             getattr(self, f"_{event}")(line)
         elif event in FIELDS:
             self.asides.append(line)
 
-    def _later(self, seen: TracedRequest, line: dict[str, Any]) -> None:
-        event, at = line["event"], line["at"]
-        _forward(f"{event!r} of request {seen.id}", "its arrival", seen.arrival, at)
-        if event in ORDERED:
-            _forward(f"{event!r} of request {seen.id}", "its slot or first token", seen.newest, at)
-            seen.newest = at
-
     def tables(self) -> dict[str, Any]:
         for seen in self.here.values():
             self._stop(seen)
         tables = self._tables.tables()
-        if self._queries:
-            self._queries += [0] * (self._rows - len(self._queries))
+        if any(self._queries):
             tables["steps"]["queries"] = np.array(self._queries)
         return tables
 
     def _arrived(self, line: dict[str, Any]) -> None:
-        slo = _slo(line)
+        slo = Slo(**{name: line[name] for name in Slo._fields})
         known = {name: line[name] for name in KNOWN}
         if line["id"] in self._came:
             raise ValueError("the same request comes twice")
@@ -144,9 +139,8 @@ class Replay:
         steps = Steps(*(line[name] for name in Steps._fields))
         _forward("'steps'", "the end of the step above", self._end, steps.start, *steps.ends)
         self._end = steps.ends[-1]
-        if steps.queries and self.recorder is self._tables:
-            self._queries += [0] * (self._rows - len(self._queries)) + [steps.queries]
-        self._rows += 1
+        if self.recorder is self._tables:
+            self._queries.append(steps.queries)
         if steps.decodes:
             self._tick += len(steps.ends)
         self.recorder.stepped(steps)
@@ -200,17 +194,14 @@ def read_live_trace(path: str | Path) -> Run:
     So is a clock that goes back: rates and waits taken from it would mean nothing, and sorting would put
     steps of two engines into one another.
     """
-    replay = Replay([])
+    replay = Replay()
     header = tell_trace(path, replay.tell)
     if not replay.promised:
         raise InputError(f"trace {path}: no request in it; let the engine serve some first")
     left, asides, tables = len(replay.here), replay.asides, replay.tables()
-    meta = {
-        **header,
-        "label": header.get("policy", "?"),
-        "load": "open",
-        "clients": None,
-        "kinds": [{"name": name, **slo.said()} for name, slo in replay.promised.items()],
+    kinds = [{"name": name, **slo.said()} for name, slo in replay.promised.items()]
+    meta = header | {"label": header.get("policy", "?"), "load": "open", "clients": None, "kinds": kinds}
+    meta |= {
         "outcome": f"cut off with {left} requests under way" if left else "finished",
         "policies": [line for line in asides if line["event"] == "policy"],
         "fallbacks": [line for line in asides if line["event"] == "fell_back"],
@@ -226,11 +217,6 @@ def read_live_trace(path: str | Path) -> Run:
         numbers = {id: replay.tenants[name] for id, name in replay.tenant_of.items()}
         tables["requests"]["tenant"] = np.array([numbers[id] for id in tables["requests"]["id"].tolist()])
     return Run(meta, **tables)
-
-
-def _slo(line: dict[str, Any]) -> Slo:
-    promise = Slo(line["first_token"], line["between_tokens"], line["between_kind"])
-    return promise._replace(weight=line["weight"], background=line["background"])
 
 
 def trace_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -281,36 +267,24 @@ def is_route_trace(path: str | Path) -> bool:
 
 def read_route_trace(path: str | Path) -> Run:
     """A run without steps. A last line that was cut off is left out; any other damage is refused."""
-    records = _records(path)
-    records.sort(key=lambda record: float(record["arrival"]))
+    records = sorted(_records(path), key=lambda record: float(record["arrival"]))
     names = sorted({str(record["class"]) for record in records})
-    place = {name: number for number, name in enumerate(names)}
-    count, none = len(records), np.zeros(len(records), dtype=np.int64)
-    requests: dict[str, Any] = {
-        "id": np.arange(count),
-        "kind": np.array([place[str(record["class"])] for record in records]),
-        "evictions": none,
-        "wasted": none.copy(),
-        "replica": np.array([max(int(record["engine"]), 0) for record in records]),
-        "how": np.array([ENDS.index(HOW.get(str(record["outcome"]), End.ABORTED)) for record in records]),
-    }
+    ends = [ENDS.index(HOW.get(str(record["outcome"]), End.ABORTED)) for record in records]
+    columns = {"id": range(len(records)), "kind": [names.index(str(record["class"])) for record in records]}
+    columns |= {"replica": [max(int(record["engine"]), 0) for record in records], "how": ends}
+    columns |= dict.fromkeys(("evictions", "wasted"), [0] * len(records))
+    requests = {name: np.array(values) for name, values in columns.items()}
     times = {"arrival": "arrival", "admitted": "placed", "first_token": "first_token", "finished": "finished"}
     for column, name in times.items():
         moments = [nan if record[name] is None else float(record[name]) for record in records]
         requests[column] = np.array(moments) - float(records[0]["arrival"])
     for name in ("prompt", "output", "cached"):
         requests[name] = np.array([int(record[name]) for record in records])
-    meta = {
-        "label": str(records[-1].get("router", "?")),
-        "driver": "route",
-        "load": "open",
-        "clients": None,
-        "kinds": [{"name": name, "first_token": None, "between_tokens": None} for name in names],
-        "outcome": "finished",
-        "policies": [],
-        "fallbacks": [],
-    }
-    empty = {name: {column: np.empty(0) for column in columns} for name, columns in COLUMNS.items()}
+    kinds = [{"name": name, "first_token": None, "between_tokens": None} for name in names]
+    label = str(records[-1].get("router", "?"))
+    meta: dict[str, Any] = {"label": label, "driver": "route", "load": "open", "clients": None}
+    meta |= {"kinds": kinds, "outcome": "finished", "policies": [], "fallbacks": []}
+    empty = {name: {column: np.empty(0) for column in every} for name, every in COLUMNS.items()}
     return Run(meta, **(empty | {"requests": requests}))
 
 

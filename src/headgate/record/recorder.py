@@ -1,4 +1,4 @@
-"""An Observer that writes a run's tables, the same for every driver."""
+"""Observers that write a run's tables, the same for every driver, of one engine and of a fleet."""
 
 from __future__ import annotations
 
@@ -204,6 +204,40 @@ class Recorder(StepCounter):
         here = self._here.get(id)
         if here is not None:
             self.rows.close_stay(id, here, self.tick, self._replica)
+
+
+class EngineRecorder(Recorder):
+    """The recorder of one engine of a fleet. Requests arrive at the fleet, not here."""
+
+    def arrived(self, request: Request, now: float) -> None:
+        """It was sent here; the fleet knows since when it waits."""
+        self._here[request.id].replica = self._replica
+
+    def parted(self, request: Request) -> None:
+        self._close_stay(request.id)
+
+    def joined(self, request: Request, now: float, runs: bool) -> None:
+        self.arrived(request, now)
+        if runs:
+            self.resumed(request, now)
+
+    def came_without(self, request: Request) -> None:
+        self._here[request.id].replica = self._replica
+        if request.last_token is not None:
+            self._last_before.setdefault(request.id, request.last_token)
+
+
+class FleetRecorder:
+    """One row per request whichever engine served it, and the steps of every engine."""
+
+    def __init__(self, kinds: Sequence[str], engines: int) -> None:
+        self.rows = Tables(kinds)
+        self.engines = [EngineRecorder((), number, self.rows) for number in range(engines)]
+
+    def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """All that was recorded so far; every table but the requests is sorted by engine, then by time."""
+        ticks = {number: engine.tick for number, engine in enumerate(self.engines)}
+        return {"requests": self.rows.table(), **self.rows.engines(ticks)}
 
 
 def _columns(names: dict[str, type], *rows: Rows) -> dict[str, NDArray[Any]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -75,8 +75,19 @@ class Run:
     plans: Columns
 
     def __post_init__(self) -> None:
-        for name in COLUMNS:
-            _check(name, getattr(self, name))
+        for table, names in COLUMNS.items():
+            columns: Columns = getattr(self, table)
+            missing = [name for name in names if name not in columns]
+            if missing:
+                raise InputError(
+                    f"table {table!r} lacks the column {missing[0]!r}; the run is broken, run it again"
+                )
+            wanted = (np.size(columns[names[0]]),)
+            for name, column in columns.items():
+                if (shape := np.shape(column)) != wanted:
+                    raise InputError(
+                        f"column {name!r} of table {table!r} has shape {shape}, the others {wanted}"
+                    )
         if np.any(np.diff(self.requests["id"]) <= 0):
             raise InputError("table 'requests' must list each request once, by growing id")
 
@@ -156,7 +167,11 @@ class Run:
         """
         target = Path(folder)
         refuse_full(target, overwrite)
-        text = _as_json({"format": FORMAT, **self.meta})
+        meta = {"format": FORMAT, **self.meta}
+        try:  # of numpy's numbers and arrays, the values
+            text = json.dumps(meta, indent=2, allow_nan=False, default=lambda value: value.tolist()) + "\n"
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InputError(f"run.json cannot hold what the run says of itself: {error}") from error
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
@@ -183,28 +198,37 @@ class Run:
             return read_live_trace(source)
         if not source.is_dir():
             raise InputError(f"no run folder {source}; give the folder a run was written to")
-        inside = sorted(place.parent.name for place in source.glob(f"*/{RECORD}"))
+        inside = sorted(source.glob(f"*/{RECORD}"))
         if inside and not (source / RECORD).exists():
             raise InputError(
                 f"{source} holds {len(inside)} runs, of a comparison or sweep; load one, such as "
-                f"{source / inside[0]}"
+                f"{inside[0].parent}"
             )
-        meta = _read_json(source / RECORD)
+        meta = _read(source / RECORD, "JSON", json.load)
+        if not isinstance(meta, dict):
+            raise InputError(f"{source / RECORD} holds a {type(meta).__name__}, not an object; run it again")
         stored = meta.pop("format", FORMAT)
         if not isinstance(stored, int) or stored > FORMAT:
             raise InputError(f"run folder {source} has format {stored}, this version reads {FORMAT}; upgrade")
-        return cls(meta, **{name: _read_columns(source / f"{name}.npz") for name in COLUMNS})
+        places = {name: source / f"{name}.npz" for name in COLUMNS}
+        return cls(
+            meta, **{name: _read(file, "a table of numbers", _columns) for name, file in places.items()}
+        )
 
 
-def _check(table: str, columns: Columns) -> None:
-    missing = [name for name in COLUMNS[table] if name not in columns]
-    if missing:
-        raise InputError(f"table {table!r} lacks the column {missing[0]!r}; the run is broken, run it again")
-    lengths = {name: np.shape(column) for name, column in columns.items()}
-    wanted = (np.size(columns[COLUMNS[table][0]]),)
-    for name, length in lengths.items():
-        if length != wanted:
-            raise InputError(f"column {name!r} of table {table!r} has shape {length}, the others {wanted}")
+def _read(path: Path, what: str, parse: Callable[[IO[bytes]], Any]) -> Any:
+    try:
+        with path.open("rb") as file:
+            return parse(file)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}; run it again") from error
+    except (ValueError, EOFError, TypeError, RecursionError, BadZipFile) as error:
+        raise InputError(f"{path} is not {what}: {error}; run it again") from error
+
+
+def _columns(file: IO[bytes]) -> Columns:
+    with np.load(file, allow_pickle=False) as archive:  # so a foreign file cannot run code
+        return {name: archive[name] for name in archive.files}
 
 
 def refuse_full(folder: Path, overwrite: bool) -> None:
@@ -215,42 +239,6 @@ def refuse_full(folder: Path, overwrite: bool) -> None:
         raise InputError(f"folder {folder} is not empty; choose another or allow overwriting")
     if full and not (folder / RECORD).is_file():
         raise InputError(f"folder {folder} holds no run ({RECORD}), so it is not overwritten; choose another")
-
-
-def _as_json(meta: dict[str, Any]) -> str:
-    try:
-        return json.dumps(meta, indent=2, allow_nan=False, default=_plain) + "\n"
-    except (TypeError, ValueError) as error:
-        raise InputError(f"run.json cannot hold what the run says of itself: {error}") from error
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}; run it again") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}; run it again") from error
-    if not isinstance(meta, dict):
-        raise InputError(f"{path} holds a {type(meta).__name__}, not an object; run it again")
-    return meta
-
-
-def _read_columns(path: Path) -> Columns:
-    """The columns in a file; never unpickles, so a foreign file cannot run code."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}; run it again") from error
-    except (ValueError, EOFError, TypeError, BadZipFile) as error:
-        raise InputError(f"{path} is not a table of numbers: {error}; run it again") from error
 
 
 def write_whole(target: str | Path, text: str) -> None:

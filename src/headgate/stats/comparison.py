@@ -142,7 +142,7 @@ def compare(
         for metric in METRICS
         if (row := _row(metric, every, baseline, seeds, errors, doubts if metric.method == SHARES else {}))
     )
-    cautions = (*_unsettled(measured), *_unequal(measured), *_rough(rows), *_derived(rows, errors))
+    cautions = _cautions(measured, rows, errors)
     return Comparison(
         baseline,
         order,
@@ -231,7 +231,10 @@ def _row(
     least = abs(top) * error / 100
     behind = {name: spreads[name].minus(spreads[best]).estimate() for name in known if name != best}
     apart = tuple(name for name, gap in behind.items() if _apart(gap, least))
-    level = tuple(name for name, gap in behind.items() if _level(gap, least, spreads[name].value, top))
+    # a test was made and saw nothing, and there is not much that it could have missed
+    near = {name: max(least, NEAR * max(abs(spreads[name].value), abs(top))) for name in behind}
+    tested = [name for name, gap in behind.items() if gap.low is not None and name not in apart]
+    level = tuple(name for name in tested if abs(behind[name].value) <= near[name])
     return replace(row, best=best, level=level, apart=apart)
 
 
@@ -259,57 +262,40 @@ def _difference(spread: Spread, base: Spread, higher: bool, untested: str, error
     return Difference(spread.value, absolute, percent, verdict)
 
 
-def _apart(difference: Estimate, least: float = 0.0) -> bool:
-    if difference.low is None or difference.high is None or abs(difference.value) < least:
-        return False
-    return difference.low * difference.high > 0
-
-
-def _level(difference: Estimate, least: float, *values: float) -> bool:
-    """Whether a test was made and saw nothing, and there is not much that it could have missed."""
-    if difference.low is None or _apart(difference, least):
-        return False
-    return abs(difference.value) <= max(least, NEAR * max(map(abs, values)))
-
-
-def _unsettled(measured: Mapping[str, Sequence[Measured]]) -> list[Caution]:
+def _cautions(
+    measured: Mapping[str, Sequence[Measured]], rows: Sequence[MetricRow], errors: CardErrors
+) -> list[Caution]:
+    cautions: list[Caution] = []
     policies: dict[tuple[str, str], list[str]] = {}
     for name, own in measured.items():
         trend = next((one.trend for one in own if not one.trend.stationary), None)
         if trend is not None:
             policies.setdefault((trend.reason, trend.said), []).append(name)
-    return [
-        (f"not stationary: {', '.join(names)} ({reason})", f"{said} ({', '.join(names)})")
-        for (reason, said), names in policies.items()
-    ]
-
-
-def _unequal(measured: Mapping[str, Sequence[Measured]]) -> list[Caution]:
+    for (reason, said), names in policies.items():
+        listed = ", ".join(names)
+        cautions.append((f"not stationary: {listed} ({reason})", f"{said} ({listed})"))
     served = {name: sum(one.metrics.counts.completed for one in own) for name, own in measured.items()}
-    if len(set(served.values())) == 1:
-        return []
-    listed = ", ".join(f"{name} {number}" for name, number in served.items())
-    note = f"not the same number of requests was served to the end: {listed}"
-    return [(note, f"Different numbers of requests were served to the end: {listed}")]
+    if len(set(served.values())) > 1:
+        listed = ", ".join(f"{name} {number}" for name, number in served.items())
+        note = f"not the same number of requests was served to the end: {listed}"
+        cautions.append((note, f"Different numbers of requests were served to the end: {listed}"))
+    if rough := [row.metric for row in rows if any(one.absolute.rough for one in row.others.values())]:
+        listed = ", ".join(rough)
+        note = f"rough intervals, batches too alike, take more requests or seeds: {listed}"
+        said = f"Intervals unreliable: samples are correlated ({listed}); use more requests or seeds"
+        cautions.append((note, said))
+    if errors.rates:
+        close = [row.metric for row in rows if any(one.verdict == CANNOT_TELL for one in row.others.values())]
+        note = f"the card was derived, not measured: differences within {errors.rates:.0f} % of a rate or "
+        note += f"{errors.times:.0f} % of a time cannot be told{': ' * bool(close)}{', '.join(close)}"
+        cautions.append((note, note[0].upper() + note[1:]))
+    return cautions
 
 
-def _rough(rows: Sequence[MetricRow]) -> list[Caution]:
-    names = [row.metric for row in rows if any(other.absolute.rough for other in row.others.values())]
-    if not names:
-        return []
-    listed = ", ".join(names)
-    note = f"rough intervals, batches too alike, take more requests or seeds: {listed}"
-    return [(note, f"Intervals unreliable: samples are correlated ({listed}); use more requests or seeds")]
-
-
-def _derived(rows: Sequence[MetricRow], errors: CardErrors) -> list[Caution]:
-    if not errors.rates:
-        return []
-    names = [row.metric for row in rows if any(one.verdict == CANNOT_TELL for one in row.others.values())]
-    listed = f": {', '.join(names)}" if names else ""
-    note = f"the card was derived, not measured: differences within {errors.rates:.0f} % of a rate or "
-    note += f"{errors.times:.0f} % of a time cannot be told{listed}"
-    return [(note, note[0].upper() + note[1:])]
+def _apart(difference: Estimate, least: float = 0.0) -> bool:
+    if difference.low is None or difference.high is None or abs(difference.value) < least:
+        return False
+    return difference.low * difference.high > 0
 
 
 # -- metrics that are compared
@@ -333,16 +319,6 @@ TAILS = "by what each batch of arrivals adds to the percentile"
 ALONE = "not at all for the longest gap (one seed: no interval)"
 
 
-def _kept(run: Metrics) -> float:
-    return run.goodput.share.value if run.goodput else math.nan
-
-
-def _lost(run: Metrics) -> float:
-    counts = run.counts
-    lost = counts.abandoned + counts.aborted + counts.refused
-    return lost / counts.total if counts.total else math.nan
-
-
 METRICS = (
     Metric("request throughput", "requests/s", True, lambda run: run.request_rate.value, SHARES),
     Metric("total token throughput", "tokens/s", True, lambda run: run.total_rate.value, SHARES),
@@ -352,8 +328,8 @@ METRICS = (
     Metric("p99 ITL", "s", False, lambda run: run.itl.p99, TAILS),
     Metric("mean E2E", "s", False, lambda run: run.e2e.mean.value, MEANS),
     Metric("longest gap", "s", False, lambda run: run.longest_gap, ALONE),
-    Metric("goodput", "share", True, _kept, MEANS),
-    Metric("lost requests", "share", False, _lost, MEANS, rare=True),
+    Metric("goodput", "share", True, lambda run: run.goodput.share.value if run.goodput else math.nan, MEANS),
+    Metric("lost requests", "share", False, lambda run: run.counts.lost, MEANS, rare=True),
 )
 
 

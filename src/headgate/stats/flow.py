@@ -22,13 +22,6 @@ FILLS = "{:.3g} s were measured and a request stays {:.3g} s, so engines still f
 STAGED = ("rate", "clients", "prompt", "output")  # what stages of a workload may change
 
 
-def queue_length(run: Run, points: int = POINTS) -> tuple[Floats, Integers]:
-    """At moments evenly over the run; requests sent back to the queue by an eviction are not counted."""
-    begin, end = run.span()
-    times = np.linspace(begin, end, points)
-    return times, waiting(run, times)
-
-
 def offered(run: Run) -> float:
     arrival = run.requests["arrival"]
     span = float(np.ptp(arrival)) if len(arrival) > 1 else 0.0
@@ -61,11 +54,14 @@ def judge(run: Run) -> Stationarity:
     the system nor the number waiting may have a trend beyond three standard errors of its slope and
     beyond ten requests; see `_verdict`.
     """
-    planned = _by_design(run)
-    if planned:
-        return Stationarity(
-            False, f"not stationary by design: {planned}", f"Not stationary by design: {planned}"
-        )
+    drawn = run.meta.get("workload")
+    drawn = drawn.get("drawn") if isinstance(drawn, dict) else None
+    stages = drawn.get("stages") if isinstance(drawn, dict) else None
+    if isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages):
+        changed = [name for name in STAGED if any(one.get(name) != stages[0].get(name) for one in stages)]
+        if changed:
+            design = f"stationary by design: {len(stages)} stages that differ in {' and '.join(changed)}"
+            return Stationarity(False, f"not {design}", f"Not {design}")
     if run.sending == "all-at-once":
         return _judged(False, "all requests were there at the start: the run only drains")
     if run.sending == "closed":
@@ -80,16 +76,6 @@ def judge(run: Run) -> Stationarity:
     if len(middle) < 2 or middle[0] == middle[-1]:
         return _judged(False, "too few requests to tell")
     return _verdict(run, np.linspace(middle[0], middle[-1], POINTS))
-
-
-def _by_design(run: Run) -> str:
-    workload = run.meta.get("workload")
-    drawn = workload.get("drawn") if isinstance(workload, dict) else None
-    stages = drawn.get("stages") if isinstance(drawn, dict) else None
-    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
-        return ""
-    changed = [name for name in STAGED if any(stage.get(name) != stages[0].get(name) for stage in stages)]
-    return f"{len(stages)} stages that differ in {' and '.join(changed)}" if changed else ""
 
 
 def _judged(stationary: bool, reason: str) -> Stationarity:
@@ -119,27 +105,18 @@ def _verdict(run: Run, times: Floats) -> Stationarity:
         rise = f"{_two(trend.change / span, '+')} requests/s (standard error {_two(trend.error / span)})"
         word = "growing" if trend.change > 0 else "shrinking"
         reason = f"{name} still {word}: {rise} over the {part}"
-        if trend.change > 0 and _fills(run, times, seconds):
-            return Stationarity(False, reason, f"Too short to be steady: {FILLS.format(seconds, _stay(run))}")
+        stays = run.requests["finished"] - run.requests["arrival"]
+        left = stays[~np.isnan(stays)]
+        stay = float(left.mean()) if len(left) else 0.0
+        if trend.change > 0 and seconds < STAYS * stay and not Trend.of(waiting(run, times)).seen:
+            return Stationarity(False, reason, f"Too short to be steady: {FILLS.format(seconds, stay)}")
         said = "Overloaded: the backlog grows" if trend.change > 0 else "Not stationary: the backlog shrinks"
         where = "" if part == "window" else f" in the {part}"
         slope = min(trend.change / span, offered(run))  # of a line, which arrivals in bursts make steeper
         return Stationarity(False, reason, f"{said} by {_two(abs(slope))} requests/s{where}", max(0.0, slope))
-    if settled:
-        return _judged(
-            True, "filled up at first, and neither grows nor shrinks in the second half of the window"
-        )
-    return _judged(True, "neither the queue nor the number in the system grows or shrinks over the window")
-
-
-def _stay(run: Run) -> float:
-    stays = run.requests["finished"] - run.requests["arrival"]
-    left = stays[~np.isnan(stays)]
-    return float(left.mean()) if len(left) else 0.0
-
-
-def _fills(run: Run, times: Floats, seconds: float) -> bool:
-    return seconds < STAYS * _stay(run) and not Trend.of(waiting(run, times)).seen
+    level = "neither the queue nor the number in the system grows or shrinks over the window"
+    later = "filled up at first, and neither grows nor shrinks in the second half of the window"
+    return _judged(True, later if settled else level)
 
 
 class Trend(NamedTuple):
@@ -177,10 +154,9 @@ def _two(value: float, sign: str = "") -> str:
 
 
 def peak(run: Run) -> int:
-    requests = run.requests
-    left = requests["finished"][~np.isnan(requests["finished"])]
-    times = np.concatenate((requests["arrival"], left))
-    change = np.concatenate((np.ones(len(requests["arrival"]), np.int64), -np.ones(len(left), np.int64)))
+    came, left = run.requests["arrival"], run.requests["finished"]
+    times = np.concatenate((came, left[~np.isnan(left)]))
+    change = np.where(np.arange(len(times)) < len(came), 1, -1)
     order = np.lexsort((change, times))  # one that leaves makes room before one that comes
     return int(np.cumsum(change[order]).max(initial=0))
 
@@ -226,11 +202,12 @@ def choose(run: Run, window: str = "middle") -> Window:
     keep = np.zeros(len(run.requests["id"]), bool)
     # a client whose request is refused sends the next at once: these are no part of the run
     sent = np.flatnonzero(~unservable_rows(run)) if run.meta.get("clients_beside") else np.arange(len(keep))
-    total = len(sent)
-    warm_up, tail = int(total * trim), int(total * trim)
-    opening = _first_round(run, run.requests["arrival"][sent]) if trim else 0
-    if opening > warm_up:
-        warm_up, rule = opening, rule + FIRST_ROUND.format(opening)
+    total, arrival = len(sent), run.requests["arrival"][sent]
+    warm_up = tail = int(total * trim)
+    if trim and total and (run.sending == "closed" or run.meta.get("clients_beside")):
+        opening = int(np.count_nonzero(arrival == arrival[0]))
+        if warm_up < opening <= total // 2:
+            warm_up, rule = opening, rule + FIRST_ROUND.format(opening)
     keep[sent[warm_up : total - tail]] = True
     times = run.requests["finished"][order]
     early, late = (len(order) * part // total if total else 0 for part in (warm_up, tail))
@@ -240,7 +217,11 @@ def choose(run: Run, window: str = "middle") -> Window:
     low = float(times[early - 1]) if early else begin
     high = float(times[len(times) - late - 1]) if len(times) else end
     counted = order[early : len(order) - late]
-    share, edges = _shares(len(keep), counted, run.requests["finished"][counted], low)
+    share, number = np.full(len(keep), -1, np.int64), batches(np.ones(len(counted), bool))
+    share[counted], edges = number, np.empty(0)
+    if len(number) and number[0] >= 0:
+        last = np.searchsorted(number, np.arange(BATCHES), side="right") - 1
+        edges = np.concatenate(([low], run.requests["finished"][counted][last]))
     return Window(rule, keep, batches(keep), low, high, counted, share, edges)
 
 
@@ -250,20 +231,3 @@ def unservable_rows(run: Run) -> Flags:
     if not isinstance(longest, int):
         return np.zeros(len(run.requests["id"]), bool)
     return np.asarray(run.requests["prompt"] >= longest)
-
-
-def _first_round(run: Run, arrival: Floats) -> int:
-    if not (run.sending == "closed" or run.meta.get("clients_beside")) or not len(arrival):
-        return 0
-    opening = int(np.count_nonzero(arrival == arrival[0]))
-    return opening if opening <= len(arrival) // 2 else 0
-
-
-def _shares(total: int, counted: Integers, times: Floats, low: float) -> tuple[Integers, Floats]:
-    share = np.full(total, -1, np.int64)
-    number = batches(np.ones(len(counted), bool))
-    share[counted] = number
-    if not len(number) or number[0] < 0:
-        return share, np.empty(0)
-    last = np.searchsorted(number, np.arange(BATCHES), side="right") - 1
-    return share, np.concatenate(([low], times[last]))

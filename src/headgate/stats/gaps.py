@@ -57,7 +57,9 @@ class Gaps:
         own = own[~np.isnan(own)]
         shared = chosen & (self.length > 1)
         begin, stop = np.sort(self.first[shared] + 1), np.sort((self.first + self.length)[shared])
-        exact = len(own) + self._distinct(begin, stop) <= EXACT
+        low, high = self._rows(begin, stop)
+        length, flat = np.diff(self.ticks.base[low : high + 1]), self.ticks.slope[low:high] == 0
+        exact = len(own) + int(np.where(flat, np.minimum(length, 2), length).sum()) <= EXACT
         parts = [(own, np.ones(len(own), np.int64))]
         if not exact:
             parts = [_binned(*parts[0])]
@@ -71,12 +73,6 @@ class Gaps:
             return 0, 0
         ends, _ = self.ticks.place(np.array([begin[0], stop[-1] - 1]))
         return int(ends[0]), int(ends[1]) + 1
-
-    def _distinct(self, begin: Integers, stop: Integers) -> int:
-        low, high = self._rows(begin, stop)
-        length = np.diff(self.ticks.base[low : high + 1])
-        flat = self.ticks.slope[low:high] == 0
-        return int(np.sum(np.where(flat, np.minimum(length, 2), length)))
 
     def _shared(self, begin: Integers, stop: Integers, exact: bool) -> Iterator[tuple[Floats, Integers]]:
         """Gaps of requests that already ran in the tick before, cut where their number or the row changes."""

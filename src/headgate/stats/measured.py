@@ -54,10 +54,10 @@ class Measured:
     def between_tokens(self) -> Floats:
         kinds = np.array([between_kind(kind) for kind in self.run.kinds])[self.run.requests["kind"]]
         values = np.where(kinds == MEAN, self.latencies.tpot, self.longest)
-        if ENVELOPE not in kinds:
-            return values
-        pace = envelopes(self.run, self.gaps, _promised(self.run, "first_token"))
-        return np.where(kinds == ENVELOPE, pace, values)
+        if ENVELOPE in kinds:
+            pace = envelopes(self.run, self.gaps, _promised(self.run, "first_token"))
+            values = np.where(kinds == ENVELOPE, pace, values)
+        return values
 
     @cached_property
     def gap_sample(self) -> Sample:

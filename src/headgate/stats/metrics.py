@@ -49,6 +49,11 @@ class Counts:
     refused: int
     unfinished: int
 
+    @property
+    def lost(self) -> float:
+        """Of all, the share that was neither served to the end nor is still there."""
+        return (self.abandoned + self.aborted + self.refused) / self.total if self.total else math.nan
+
 
 @dataclass(frozen=True)
 class EngineUse:
@@ -155,8 +160,8 @@ class Metrics:
         for name in ("prefix_cache", "value_kept", "tenants", "bursts"):
             if getattr(self, name) in (None, False):
                 del plain[name]
-        for kind, row in zip(self.kinds, plain["kinds"], strict=True):
-            if kind.standing is None:
+        for row in plain["kinds"]:
+            if row["standing"] is None:
                 del row["standing"]
         return plain
 
@@ -189,7 +194,11 @@ def compute_metrics(measured: Measured) -> Metrics:
     run, chosen, latencies = measured.run, measured.window, measured.latencies
     sample, longest, promises = measured.gap_sample, measured.longest, measured.promises
     requests, (begin, end) = run.requests, run.span()
-    times, lengths = flow.queue_length(run)
+    times = np.linspace(begin, end, flow.POINTS)
+    value = None
+    if promises is not None and weighed(run):
+        judged, worth = chosen.keep & _judged(run, promises), weights(run)
+        value = _share(worth[judged & promises.met], float(worth[judged].sum()))
     each, outputs = np.ones(len(requests["id"])), requests["output"].astype(float)
     # the mean gap by batch: the decode time of its requests over their gaps
     decode, deliveries = (per_batch(chosen.batch, part) for part in (latencies.decode, latencies.deliveries))
@@ -208,10 +217,10 @@ def compute_metrics(measured: Measured) -> Metrics:
         longest_gap=_largest(longest[chosen.keep]),
         engine=_engine(run, chosen),
         kinds=tuple(_kind(run, kind, chosen, latencies, longest, promises) for kind in range(len(run.kinds))),
-        queue_times=tuple(times.tolist()), queue_lengths=tuple(lengths.tolist()),
+        queue_times=tuple(times.tolist()), queue_lengths=tuple(flow.waiting(run, times).tolist()),
         stationary=measured.trend.stationary, reason=measured.trend.reason,
         prefix_cache=prefix_hits(run),
-        value_kept=_value_kept(run, chosen, promises),
+        value_kept=value,
         tenants=compute_tenants(run, chosen, promises),
         bursts=speculates(run),
     )  # fmt: skip
@@ -248,9 +257,16 @@ def _goodput(promises: Promises | None, window: Window, mine: Flags) -> Goodput 
 def _kind(
     run: Run, number: int, window: Window, latencies: Latencies, longest: Floats, promises: Promises | None
 ) -> KindMetrics:
-    kind, mine = run.kinds[number], run.requests["kind"] == number
+    rows, kind, mine = run.requests, run.kinds[number], run.requests["kind"] == number
     every = latencies.ttft, latencies.tpot, latencies.e2e
     ttft, tpot, e2e = (_latency(np.where(mine, values, np.nan), window) for values in every)
+    standing = None
+    if weighed(run):
+        counted = window.counted[mine[window.counted]]
+        tokens = float((rows["prompt"][counted] + rows["output"][counted]).sum())
+        rate = tokens / window.seconds if window.seconds > 0 else math.nan
+        evictions, background = int(rows["evictions"][mine].sum()), bool(kind.get("background"))
+        standing = Standing(kind.get("weight"), background, evictions, rate)
     return KindMetrics(
         str(kind.get("name", "")), kind.get("first_token"), kind.get("between_tokens"),
         between_kind=between_kind(kind),
@@ -259,28 +275,8 @@ def _kind(
         ttft=ttft, tpot=tpot, e2e=e2e,
         longest_gap=_largest(longest[mine & window.keep]),
         goodput=_goodput(promises, window, mine) if promised(kind) else None,
-        standing=_standing(run, kind, window, mine) if weighed(run) else None,
+        standing=standing,
     )  # fmt: skip
-
-
-def _standing(run: Run, kind: dict[str, Any], window: Window, mine: Flags) -> Standing:
-    rows = run.requests
-    counted = window.counted[mine[window.counted]]
-    tokens = float((rows["prompt"][counted] + rows["output"][counted]).sum())
-    return Standing(
-        weight=kind.get("weight"),
-        background=bool(kind.get("background")),
-        evictions=int(rows["evictions"][mine].sum()),
-        token_rate=tokens / window.seconds if window.seconds > 0 else math.nan,
-    )
-
-
-def _value_kept(run: Run, window: Window, promises: Promises | None) -> float | None:
-    if promises is None or not weighed(run):
-        return None
-    classes = np.array([promised(kind) for kind in run.kinds])[run.requests["kind"].astype(np.int64)]
-    judged, worth = window.keep & promises.judged & classes, weights(run)
-    return _share(worth[judged & promises.met], float(worth[judged].sum()))
 
 
 def _counts(run: Run, window: Window) -> Counts:
@@ -426,11 +422,13 @@ def compute_tenants(run: Run, window: Window, promises: Promises | None) -> Tena
     served = np.bincount(places, weights=service_of)
     order = [numbers[place] for place in np.argsort(-served, kind="stable")]
     names, total = run.tenants, float(served.sum()) or math.nan
+    judged = window.keep & _judged(run, promises) if promises else window.keep
 
     def share(name: str, mine: Flags) -> TenantShare:
         service = float(service_of[mine].sum())
-        kept = _kept(run, window, promises, mine)
-        return TenantShare(name, int(mine.sum()), service, service / total, kept)
+        kept = promises.met[mine & judged] if promises else np.empty(0)
+        share_kept = float(kept.mean()) if len(kept) else math.nan
+        return TenantShare(name, int(mine.sum()), service, service / total, share_kept)
 
     def named(number: int) -> str:
         return (names[number] or "-") if number < len(names) else str(number)
@@ -447,12 +445,10 @@ def compute_tenants(run: Run, window: Window, promises: Promises | None) -> Tena
     )
 
 
-def _kept(run: Run, window: Window, promises: Promises | None, mine: Flags) -> float:
-    if promises is None:
-        return math.nan
+def _judged(run: Run, promises: Promises) -> Flags:
+    """Requests that can be judged and whose class was promised something."""
     classes = np.array([promised(kind) for kind in run.kinds])[run.requests["kind"].astype(np.int64)]
-    judged = mine & classes & window.keep & promises.judged
-    return float(promises.met[judged].mean()) if judged.any() else math.nan
+    return np.asarray(classes & promises.judged)
 
 
 def _furthest(run: Run, rows: dict[int, Flags]) -> tuple[float, int, int]:
@@ -463,7 +459,14 @@ def _furthest(run: Run, rows: dict[int, Flags]) -> tuple[float, int, int]:
     if len(times) > MOMENTS:
         times = times[np.linspace(0, len(times) - 1, MOMENTS).astype(np.int64)]
     served = {number: served_by(run, mine, times) for number, mine in rows.items()}
-    waits = {number: _waits(run, mine, times) for number, mine in rows.items()}
+    left = np.where(np.isnan(requests["admitted"]), requests["finished"], requests["admitted"])
+    left = np.where(np.isnan(left), np.inf, left)
+    waits = {}
+    for number, mine in rows.items():
+        came, gone = (
+            _summed(at[mine], np.ones(int(mine.sum())), times) for at in (requests["arrival"], left)
+        )
+        waits[number] = (came - gone > 0) & (times < end)
     furthest, ahead, behind = math.nan, -1, -1
     for one, other in combinations(rows, 2):
         both = waits[one] & waits[other]
@@ -500,14 +503,6 @@ def _summed(moments: Floats, values: Floats, times: Floats) -> Floats:
     return np.asarray(sums[np.searchsorted(moments[order], times, side="right")])
 
 
-def _waits(run: Run, mine: Flags, times: Floats) -> Flags:
-    rows, end = run.requests, run.span()[1]
-    left = np.where(np.isnan(rows["admitted"]), rows["finished"], rows["admitted"])[mine]
-    came = _summed(rows["arrival"][mine], np.ones(int(mine.sum())), times)
-    gone = _summed(np.where(np.isnan(left), np.inf, left), np.ones(int(mine.sum())), times)
-    return np.asarray((came - gone > 0) & (times < end))
-
-
 # -- fleets, engine by engine
 
 
@@ -516,12 +511,6 @@ class Range:
     least: float
     mean: float
     most: float
-
-    @classmethod
-    def of(cls, values: Floats | Integers) -> Range:
-        if not len(values):
-            return cls(math.nan, math.nan, math.nan)
-        return cls(float(values.min()), float(values.mean()), float(values.max()))
 
 
 @dataclass(frozen=True)
@@ -559,46 +548,39 @@ def compute_fleet(measured: Measured) -> FleetFigures | None:
     if not engines:
         return None
     roles = np.array(run.meta.get("roles") or ["any"] * engines)
-    busy, decodes = _busy(run, window, engines)
+    start, replica = run.steps["start"], run.steps["replica"]
+    stop, seconds = start + run.steps["seconds"], window.seconds if window.seconds > 0 else math.nan
+    inside = np.clip(stop, window.low, window.high) - np.clip(start, window.low, window.high)
+    busy = np.bincount(replica, inside, minlength=engines) / seconds
+    decodes = np.bincount(replica, inside * run.steps["decodes"], minlength=engines) / seconds
     peak = np.zeros(engines)
-    np.maximum.at(peak, run.steps["replica"], run.steps["kv"].astype(np.float64))
+    np.maximum.at(peak, replica, run.steps["kv"].astype(np.float64))
     done = run.requests["replica"][run.completed()]
     served = np.bincount(done[done >= 0], minlength=engines)
-    pools = tuple(
-        RolePool(role, int(mine.sum()), *(Range.of(column[mine]) for column in (busy, decodes, served, peak)))
-        for role in dict.fromkeys(roles.tolist())
-        if len(mine := roles == role)
-    )
-    by_kind = _revenue(run, window)
+
+    def pool(role: str) -> RolePool:
+        mine = roles == role
+        columns = (column[mine] for column in (busy, decodes, served, peak))
+        ranges = (Range(float(one.min()), float(one.mean()), float(one.max())) for one in columns)
+        return RolePool(role, int(mine.sum()), *ranges)
+
+    by_kind: dict[str, float] = {}
+    prices = run.meta.get("prices") or {}
+    if prices and window.seconds > 0:
+        rows, requests = window.counted, run.requests
+        worth = prices["prompt"] * requests["prompt"][rows] + prices["output"] * requests["output"][rows]
+        sums = np.bincount(requests["kind"][rows].astype(np.int64), worth, minlength=len(run.kinds))
+        for kind, amount in zip(run.kinds, sums.tolist(), strict=True):
+            by_kind[str(kind.get("name", ""))] = float(amount) / window.seconds
     total = sum(by_kind.values()) if by_kind else math.nan
     return FleetFigures(
         engines=engines,
         router=str(run.meta.get("router", "")),
-        pools=pools,
+        pools=tuple(pool(role) for role in dict.fromkeys(roles.tolist())),
         busy=tuple(busy.tolist()),
         requests=tuple(served.tolist()),
         revenue=total,
         revenue_per_engine=total / engines,
         kind_revenue=by_kind,
-        prices=dict(run.meta.get("prices") or {}),
+        prices=dict(prices),
     )
-
-
-def _busy(run: Run, window: Window, engines: int) -> tuple[Floats, Floats]:
-    start, end = run.steps["start"], run.steps["start"] + run.steps["seconds"]
-    inside = np.clip(end, window.low, window.high) - np.clip(start, window.low, window.high)
-    seconds = window.seconds if window.seconds > 0 else math.nan
-    spent = np.bincount(run.steps["replica"], inside, minlength=engines)
-    served = np.bincount(run.steps["replica"], inside * run.steps["decodes"], minlength=engines)
-    return np.asarray(spent / seconds, np.float64), np.asarray(served / seconds, np.float64)
-
-
-def _revenue(run: Run, window: Window) -> dict[str, float]:
-    prices = run.meta.get("prices")
-    if not prices or window.seconds <= 0:
-        return {}
-    requests, rows = run.requests, window.counted
-    worth = prices["prompt"] * requests["prompt"][rows] + prices["output"] * requests["output"][rows]
-    kinds = np.bincount(requests["kind"][rows].astype(np.int64), worth, minlength=len(run.kinds))
-    amounts = zip(run.kinds, kinds.tolist(), strict=True)
-    return {str(kind.get("name", "")): float(amount) / window.seconds for kind, amount in amounts}

@@ -318,13 +318,10 @@ class Verdict:
 
 
 def word_for(change: Change | None, margin: float) -> str:
-    if change is None:
-        return CANNOT_TELL
-    if change.low > 0:
-        return MORE
-    if change.high < 0:
-        return LESS
-    return SAME if -margin < change.low and change.high < margin else CANNOT_TELL
+    if change is not None and (change.low > 0 or change.high < 0):
+        return MORE if change.low > 0 else LESS
+    same = change is not None and -margin < change.low and change.high < margin
+    return SAME if same else CANNOT_TELL
 
 
 def judge_metric(
@@ -343,13 +340,11 @@ def judge_metric(
         change = compare(metric, rounds, inf) if len(rounds) > 1 else None
         return Verdict(metric, change, CANNOT_TELL, missing)
     critical = critical_after(telling)
-    change = compare(metric, rounds, critical)
+    change, more = compare(metric, rounds, critical), None
     word = word_for(change, metric.margin)
-    missing_rounds = None
     if word == CANNOT_TELL and change is not None:
         more = rounds_missing(change, telling, metric.margin, critical, later or critical_after)
-        missing_rounds = None if more is None else ceil(more * len(rounds) / telling)
-    return Verdict(metric, change, word, missing_rounds)
+    return Verdict(metric, change, word, more and ceil(more * len(rounds) / telling))
 
 
 def rounds_missing(

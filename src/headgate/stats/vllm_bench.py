@@ -11,6 +11,7 @@ from headgate.record.tables import ENDS, Flags, Floats, Run
 from headgate.stats.figures import Figures, figures
 from headgate.stats.gaps import Gaps
 from headgate.stats.measured import Latencies, Measured, speculates
+from headgate.stats.metrics import without_nan
 
 BACKEND = "headgate-sim"
 MILLISECONDS = 1000.0
@@ -29,50 +30,45 @@ def bench_result(run: Run | Measured, detailed: bool = False) -> dict[str, Any]:
     requests, done, begin = run.requests, run.completed(), run.span()[0]
     duration = float(np.max(requests["finished"][done], initial=begin)) - begin
     prompts, outputs = int(requests["prompt"][done].sum()), int(requests["output"][done].sum())
-    result = _described(run) | {
-        "duration": duration,
-        "completed": int(done.sum()),
-        "failed": int(np.sum(~done)),
-        "total_input_tokens": prompts,
-        "total_output_tokens": outputs,
-        "request_throughput": _per_second(done.sum(), duration),
-        "request_goodput": None if promises is None else _per_second(promises.met.sum(), duration),
-        "output_throughput": _per_second(outputs, duration),
-        "total_token_throughput": _per_second(prompts + outputs, duration),
-        "max_output_tokens_per_s": _most_tokens(run, gaps, begin),
-        "max_concurrent_requests": _most_requests(run, begin),
-    }
-    sample = gaps.sample(done)
-    for name, values in (("ttft", latencies.ttft), ("tpot", latencies.tpot), ("e2el", latencies.e2e)):
-        result |= _latency(name, figures(values[done & ~np.isnan(values)]))
-    result |= _latency("itl", figures(sample.values, weights=sample.weights))
-    return result | _lists(run, gaps, latencies, done) if detailed else result
-
-
-def _described(run: Run) -> dict[str, Any]:
-    meta = run.meta
-    return {
+    finished = np.where(np.isnan(requests["finished"]), run.span()[1], requests["finished"])
+    came, gone = np.floor(requests["arrival"] - begin), np.floor(finished - begin) + 1
+    present = _by_second([came, gone], [np.ones(len(came)), -np.ones(len(gone))])
+    meta, seconds = run.meta, duration if duration > 0 else math.nan
+    result = {
         "date": meta.get("date"),
         "endpoint_type": BACKEND,
         "backend": BACKEND,
         "label": meta.get("label"),
         "model_id": meta.get("model"),
         "tokenizer_id": meta.get("tokenizer", meta.get("model")),
-        "num_prompts": len(run.requests["id"]),
+        "num_prompts": len(requests["id"]),
         "request_rate": meta.get("rate") or "inf",
         "burstiness": meta.get("burstiness", 1.0),
         "max_concurrency": meta.get("clients"),
+        "duration": duration,
+        "completed": int(done.sum()),
+        "failed": int(np.sum(~done)),
+        "total_input_tokens": prompts,
+        "total_output_tokens": outputs,
+        "request_throughput": float(done.sum()) / seconds,
+        "request_goodput": None if promises is None else float(promises.met.sum()) / seconds,
+        "output_throughput": outputs / seconds,
+        "total_token_throughput": (prompts + outputs) / seconds,
+        "max_output_tokens_per_s": _most_tokens(run, gaps, begin),
+        "max_concurrent_requests": int(np.cumsum(present).max(initial=0)),
     }
+    sample = gaps.sample(done)
+    for name, values in (("ttft", latencies.ttft), ("tpot", latencies.tpot), ("e2el", latencies.e2e)):
+        result |= _latency(name, figures(values[done & ~np.isnan(values)]))
+    result |= _latency("itl", figures(sample.values, weights=sample.weights))
+    plain: dict[str, Any] = without_nan(result)
+    return plain | _lists(run, gaps, latencies, done) if detailed else plain
 
 
-def _per_second(amount: float, seconds: float) -> float | None:
-    return float(amount) / seconds if seconds > 0 else None
-
-
-def _latency(name: str, latency: Figures) -> dict[str, float | None]:
+def _latency(name: str, latency: Figures) -> dict[str, float]:
     values = {"mean": latency.mean.value, "median": latency.median, "std": latency.std}
     values |= {"p90": latency.p90, "p95": latency.p95, "p99": latency.p99}
-    return {f"{which}_{name}_ms": _known(value * MILLISECONDS) for which, value in values.items()}
+    return {f"{which}_{name}_ms": value * MILLISECONDS for which, value in values.items()}
 
 
 def _most_tokens(run: Run, gaps: Gaps, begin: float) -> float:
@@ -93,13 +89,6 @@ def _most_tokens(run: Run, gaps: Gaps, begin: float) -> float:
     return float(_by_second(seconds, counts).max(initial=0.0))
 
 
-def _most_requests(run: Run, begin: float) -> int:
-    finished = np.where(np.isnan(run.requests["finished"]), run.span()[1], run.requests["finished"])
-    came, gone = np.floor(run.requests["arrival"] - begin), np.floor(finished - begin) + 1
-    change = _by_second([came, gone], [np.ones(len(came)), -np.ones(len(gone))])
-    return int(np.cumsum(change).max(initial=0))
-
-
 def _by_second(seconds: list[Floats], amounts: list[Floats]) -> Floats:
     """Sums of the amounts by second, in order; seconds in which nothing happens take no memory."""
     _, place = np.unique(np.concatenate(seconds), return_inverse=True)
@@ -112,13 +101,9 @@ def _lists(run: Run, gaps: Gaps, latencies: Latencies, done: Flags) -> dict[str,
     return {
         "input_lens": requests["prompt"].tolist(),
         "output_lens": requests["output"].tolist(),
-        "ttfts": [_known(value) for value in latencies.ttft.tolist()],
+        "ttfts": without_nan(latencies.ttft.tolist()),
         "itls": gaps.lists(),
         "start_times": requests["arrival"].tolist(),
         "generated_texts": [""] * len(done),
         "errors": ["" if ok else endings[how] for ok, how in zip(done, requests["how"], strict=True)],
     }
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None

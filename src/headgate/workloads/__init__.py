@@ -8,8 +8,7 @@ from headgate.workloads.synthetic import Share, WorkloadStage, generate
 from headgate.workloads.traces import read_trace
 from headgate.workloads.workload import Kind, Workload
 
-Stage = WorkloadStage  # its old name
 __all__ = [
-    "Geometric", "Kind", "Pairs", "Poisson", "Share", "Stage", "Uniform", "Workload", "WorkloadStage",
+    "Geometric", "Kind", "Pairs", "Poisson", "Share", "Uniform", "Workload", "WorkloadStage",
     "arrival_process", "generate", "length_law", "read_trace",
 ]  # fmt: skip

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from headgate.core.errors import InputError, unknown
-from headgate.workloads.columns import Real
 from headgate.workloads.streams import stream
-
-
-class ArrivalProcess(Protocol):
-    """Anything that can say when requests arrive."""
-
-    def draw(self, count: int, generator: np.random.Generator) -> Real:
-        """Sorted arrival times in seconds, the first one gap after the start."""
+from headgate.workloads.workload import Real
 
 
 @dataclass(frozen=True)
@@ -24,7 +16,9 @@ class Rated:
     rate: float
 
     def __post_init__(self) -> None:
-        _positive("rate", self.rate)
+        for field in fields(self):
+            if not 0 < (value := getattr(self, field.name)) < np.inf:
+                raise InputError(f"{field.name} of arrivals is {value:g}; give a number above 0")
 
 
 @dataclass(frozen=True)
@@ -45,10 +39,6 @@ class GammaArrivals(Rated):
 
     burstiness: float = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _positive("burstiness", self.burstiness)
-
     def draw(self, count: int, generator: np.random.Generator) -> Real:
         return np.cumsum(generator.gamma(self.burstiness, 1 / (self.rate * self.burstiness), count))
 
@@ -65,11 +55,8 @@ class AllAtOnce:
         return np.zeros(count)
 
 
-def _positive(what: str, value: float) -> None:
-    if not 0 < value < np.inf:
-        raise InputError(f"{what} of arrivals is {value:g}; give a number above 0")
-
-
+# Each draws sorted arrival times in seconds, the first one gap after the start.
+ArrivalProcess = Poisson | GammaArrivals | Constant | AllAtOnce
 NAMES = ("poisson", "gamma", "constant", "all-at-once")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headgate.core.errors import InputError, unknown
-from headgate.workloads.columns import LONGEST
+from headgate.workloads.workload import LONGEST
 
 # -- one field of a row
 
@@ -86,21 +86,13 @@ def tokens(value: object, what: str) -> int:
     if isinstance(value, str) and value.isdecimal() and len(value) < 20:  # as almost every field is
         count = int(value)
     else:
-        count = _whole(value, what)
+        number = _number(value, what)
+        if number != math.floor(number):
+            raise BadFieldError(f"{what} is {value}, not a whole number")
+        count = int(number)
     if not 1 <= count <= LONGEST:
         raise BadFieldError(f"{what} is {count}, not a length from 1 to {LONGEST}")
     return count
-
-
-def tokens_or_none(value: object, what: str) -> int:
-    return 0 if value in (0, "0") else tokens(value, what)
-
-
-def _whole(value: object, what: str) -> int:
-    number = _number(value, what)
-    if number != math.floor(number):
-        raise BadFieldError(f"{what} is {value}, not a whole number")
-    return int(number)
 
 
 def _number(value: object, what: str) -> float:
@@ -183,7 +175,7 @@ class Fields(NamedTuple):
     arrival: object
     prompt: object
     output: object
-    client: str | None
+    client: str | None = None
     sharing: Mapping[str, object] = NOTHING_SHARED  # those of SHARING that the row has
     tenant: str = ""
 
@@ -217,9 +209,13 @@ def choose(path: str, text: str, name: str | None) -> str:
 def rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:
     # With --columns, only a named column of tenants is read
     owner = chosen.tenant or ("" if name == COLUMNS else TENANT)
-    if name in (AIPERF, GUIDELLM, VLLM):
-        for number, start, prompt, output in requests_of(path, text, name):
-            yield number, Fields(start, prompt, output, None)
+    if name == AIPERF:
+        yield from _aiperf(text)
+    elif name in (GUIDELLM, VLLM):
+        whole = _record(text)
+        if whole is None:
+            raise InputError(f"{path}: not one JSON object; keep one result of {name} in the file")
+        yield from (_vllm(path, whole) if name == VLLM else _guidellm(path, whole))
     elif chosen.json:
         yield from _json_rows(text, chosen, owner)
     else:
@@ -245,32 +241,27 @@ def _csv_rows(path: str, text: str, name: str, chosen: Format, owner: str) -> It
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=_separator(first))
     try:
         header: list[str] = next((_stripped(row) for row in reader if row), [])
-        arrival, prompt, output, client = _places(path, header, name, chosen)
-        timed, named = arrival < len(header), client < len(header)
-        sharing = [(name, header.index(name)) for name in SHARING if name in header]
-        tenant = header.index(owner) if owner in header else None
+        for need in chosen.required():
+            if need not in header:
+                raise InputError(
+                    f"{path}:1: no column {need!r}; {name} needs {', '.join(chosen.required())}, "
+                    f"the file has {_few(header)}"
+                )
+        place = {column: number for number, column in reversed([*enumerate(header)])}
+        arrival, client, tenant = (place.get(column) for column in (chosen.arrival, chosen.client, owner))
+        prompt, output = place[chosen.prompt], place[chosen.output]
+        sharing = [(name, place[name]) for name in SHARING if name in place]
         for row in reader:
             if len(row) == len(header):
-                when, whose = row[arrival] if timed else None, row[client].strip() if named else None
-                shared = {key: row[place].strip() for key, place in sharing if row[place].strip()}
+                when, whose = (None if at is None else row[at] for at in (arrival, client))
+                shared = {key: row[at].strip() for key, at in sharing if row[at].strip()}
                 team = "" if tenant is None else row[tenant].strip()
-                yield reader.line_num, Fields(when, row[prompt], row[output], whose, shared, team)
+                fields = Fields(when, row[prompt], row[output], whose and whose.strip(), shared, team)
+                yield reader.line_num, fields
             elif row:
                 yield reader.line_num, f"{len(row)} fields where the header has {len(header)}"
     except csv.Error as error:
         raise InputError(f"{path}:{reader.line_num}: broken CSV, {error}; fix the line") from None
-
-
-def _places(path: str, header: Sequence[str], name: str, chosen: Format) -> list[int]:
-    """Where arrival, prompt, output and client stand in a row; one past its end when the file has none."""
-    for need in chosen.required():
-        if need not in header:
-            raise InputError(
-                f"{path}:1: no column {need!r}; {name} needs {', '.join(chosen.required())}, "
-                f"the file has {_few(header)}"
-            )
-    wanted = (chosen.arrival, chosen.prompt, chosen.output, chosen.client)
-    return [header.index(column) if column in header else len(header) for column in wanted]
 
 
 def _json_rows(text: str, chosen: Format, owner: str) -> Iterator[Row]:
@@ -311,7 +302,6 @@ def _stripped(cells: Sequence[str]) -> list[str]:
 # -- result files of benchmark tools
 
 STARTS = ("request_start_time", "start_time")  # of a request, by GuideLLM's releases
-Triple = tuple[int, object, object, object]  # number, arrival in seconds or nanoseconds, prompt, output
 
 
 def recognised(text: str) -> str | None:
@@ -328,25 +318,15 @@ def recognised(text: str) -> str | None:
     return GUIDELLM if isinstance(whole.get("benchmarks"), list) else None
 
 
-def requests_of(path: str, text: str, name: str) -> Iterator[Triple]:
-    if name == AIPERF:
-        yield from _aiperf(text)
-        return
-    whole = _record(text)
-    if whole is None:
-        raise InputError(f"{path}: not one JSON object; keep one result of {name} in the file")
-    yield from (_vllm(path, whole) if name == VLLM else _guidellm(path, whole))
-
-
-def _vllm(path: str, whole: Mapping[str, Any]) -> Iterator[Triple]:
+def _vllm(path: str, whole: Mapping[str, Any]) -> Iterator[Row]:
     columns = [whole.get(name) for name in ("start_times", "input_lens", "output_lens")]
     if not all(isinstance(column, list) for column in columns) or len({len(c) for c in columns if c}) > 1:
         raise InputError(f"{path}: no start_times, input_lens and output_lens; run it with --save-detailed")
-    for number, (start, prompt, output) in enumerate(zip(*columns, strict=True), 1):
-        yield number, start, prompt, output
+    for number, values in enumerate(zip(*columns, strict=True), 1):
+        yield number, Fields(*values)
 
 
-def _aiperf(text: str) -> Iterator[Triple]:
+def _aiperf(text: str) -> Iterator[Row]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -355,10 +335,10 @@ def _aiperf(text: str) -> Iterator[Triple]:
         prompt, output = (
             _table(metrics.get(f"{which}_sequence_length")).get("value") for which in ("input", "output")
         )
-        yield number, _table(record.get("metadata")).get("request_start_ns"), prompt, output
+        yield number, Fields(_table(record.get("metadata")).get("request_start_ns"), prompt, output)
 
 
-def _guidellm(path: str, whole: Mapping[str, Any]) -> Iterator[Triple]:
+def _guidellm(path: str, whole: Mapping[str, Any]) -> Iterator[Row]:
     runs = whole["benchmarks"]
     if len(runs) != 1:
         raise InputError(f"{path}: {len(runs)} benchmarks, at different loads; keep one of them in the file")
@@ -375,7 +355,7 @@ def _guidellm(path: str, whole: Mapping[str, Any]) -> Iterator[Triple]:
         )
     for number, request in enumerate(map(_table, done), 1):
         start = next((request[name] for name in STARTS if name in request), None)
-        yield number, start, request.get("prompt_tokens"), request.get("output_tokens")
+        yield number, Fields(start, request.get("prompt_tokens"), request.get("output_tokens"))
 
 
 def _table(value: object) -> Mapping[str, Any]:
@@ -394,13 +374,9 @@ LEAST_GAP = {"ns": 1e9, "us": 1e6, "ms": 10.0}
 class Unit(NamedTuple):
     """The unit of a column of times, whether it is a calendar's, and why we think so ("": nothing to say)."""
 
-    name: str
+    ticks: float  # in a second
     calendar: bool = False
     said: str = ""
-
-    @property
-    def ticks(self) -> float:
-        return UNITS[self.name]
 
 
 def unit_of(times: Sequence[float], wanted: str = "") -> Unit:
@@ -409,16 +385,16 @@ def unit_of(times: Sequence[float], wanted: str = "") -> Unit:
     if wanted:
         if wanted not in UNITS:
             raise unknown("unit of time", wanted, UNITS)
-        return Unit(wanted, since is not None)
+        return Unit(UNITS[wanted], since is not None)
     if since is not None:
         unit = "" if since == "ns" else f", {WORDS[since]} since 1970"
-        return Unit(since, True, f"arrivals are read as dates{unit}")
+        return Unit(UNITS[since], True, f"arrivals are read as dates{unit}")
     gap = (most - least) / max(len(times) - 1, 1)
     name = next((name for name, least in LEAST_GAP.items() if gap >= least), "s")
     if name == "s" or any(time != int(time) for time in times):
-        return Unit("s")
+        return Unit(UNITS["s"])
     rate = f"as seconds they would be {1 / gap:.2g} requests/s"
-    return Unit(name, False, f"arrivals are read as {WORDS[name]}: {rate}; --times s says otherwise")
+    return Unit(UNITS[name], False, f"arrivals are read as {WORDS[name]}: {rate}; --times s says otherwise")
 
 
 # -- files, plain or gzip

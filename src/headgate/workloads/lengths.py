@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headgate.core.errors import InputError, unknown
-from headgate.workloads.columns import LENGTHS, LONGEST, Whole, column
 from headgate.workloads.formats import BadFieldError, as_text, is_number, read_bytes, tokens
+from headgate.workloads.workload import LENGTHS, LONGEST, Whole, column
 
 WIDEST = 20  # of sigma: beyond, almost every length is 1 and the mean lies in draws that never come
 
@@ -126,10 +126,6 @@ class Empirical:
         if np.size(self.values) == 0:
             raise InputError("an empirical law of no lengths; give at least one")
 
-    @classmethod
-    def from_file(cls, path: str | os.PathLike[str], column: str | None = None) -> Empirical:
-        return cls(_lengths_in(path, column))
-
     def draw(self, count: int, generator: np.random.Generator) -> Whole:
         seen = np.asarray(self.values, dtype=np.int64)
         return seen[generator.integers(0, len(seen), count)]
@@ -157,13 +153,8 @@ class Pairs:
         return generator.integers(0, np.size(self.prompt), count)
 
 
-LAWS: dict[str, Callable[..., LengthLaw]] = {
-    "fixed": Fixed,
-    "uniform": Uniform,
-    "geometric": Geometric,
-    "gamma": Gamma,
-    "lognormal": LogNormal,
-}
+LAWS: dict[str, Callable[..., LengthLaw]] = {"fixed": Fixed, "uniform": Uniform, "geometric": Geometric}
+LAWS |= {"gamma": Gamma, "lognormal": LogNormal}
 FROM_FILE = "lengths="
 
 
@@ -180,7 +171,7 @@ def length_law(name: str, mean: float | None = None, **parameters: float | str) 
             raise InputError(f"{name!r} has its own mean; drop the mean or choose another law")
         _check_parameters(FROM_FILE + "FILE", parameters, ("column",))
         column = parameters.get("column")
-        return Empirical.from_file(name.removeprefix(FROM_FILE), None if column is None else str(column))
+        return Empirical(_lengths_in(name.removeprefix(FROM_FILE), None if column is None else str(column)))
     if name not in LAWS:
         raise unknown("length law", name, (*LAWS, FROM_FILE + "FILE"))
     law = LAWS[name]
@@ -188,24 +179,21 @@ def length_law(name: str, mean: float | None = None, **parameters: float | str) 
     _check_parameters(name, parameters, known)
     if mean is None:
         raise InputError(f"lengths {name!r} need a mean; give it in tokens")
-    return law(mean, **{key: _number(key, value) for key, value in parameters.items()})
+    numbers: dict[str, float] = {}
+    for key, value in parameters.items():
+        try:
+            numbers[key] = float(value)
+        except ValueError:
+            raise InputError(f"{key} of a length law is {value!r}; give a number") from None
+    return law(mean, **numbers)
 
 
-def _check_parameters(
-    name: str, parameters: dict[str, float | str], known: list[str] | tuple[str, ...]
-) -> None:
+def _check_parameters(name: str, parameters: dict[str, float | str], known: Sequence[str]) -> None:
     for parameter in parameters:
         if not known:
             raise InputError(f"lengths {name!r} have no {parameter!r}; only a mean")
         if parameter not in known:
             raise unknown(f"parameter of lengths {name!r}", parameter, known)
-
-
-def _number(what: str, value: float | str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise InputError(f"{what} of a length law is {value!r}; give a number") from None
 
 
 def _check(what: str, value: float, good: bool, remedy: str) -> None:
@@ -223,7 +211,11 @@ def _lengths_in(path: str | os.PathLike[str], column: str | None) -> list[int]:
     try:
         for row in filter(None, rows):
             if first and (column is not None or not is_number(row[0])):
-                place = _place(path, row, column)
+                names = [name.strip() for name in row]
+                if column not in names and (column is not None or len(names) > 1):
+                    wanted = f"no column {column!r}" if column else "several columns"
+                    raise InputError(f"{path}: {wanted}; name one of: {', '.join(names)}")
+                place = 0 if column is None else names.index(column)
             else:
                 lengths.append(tokens(row[place], "the length"))
             first = False
@@ -233,13 +225,3 @@ def _lengths_in(path: str | os.PathLike[str], column: str | None) -> list[int]:
     if not lengths:
         raise InputError(f"{path}: no lengths in it; give one per line")
     return lengths
-
-
-def _place(path: str | os.PathLike[str], header: list[str], column: str | None) -> int:
-    names = [name.strip() for name in header]
-    if column in names:
-        return names.index(column)
-    if column is None and len(names) == 1:
-        return 0
-    wanted = f"no column {column!r}" if column else "several columns"
-    raise InputError(f"{path}: {wanted}; name one of: {', '.join(names)}")

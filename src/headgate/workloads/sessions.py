@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
@@ -13,9 +13,8 @@ from headgate.core.errors import InputError
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.view import Limits
 from headgate.kv.prefix import PrefixBlocks
-from headgate.workloads.columns import LONGEST, Whole
 from headgate.workloads.streams import stream
-from headgate.workloads.workload import PRIVATE, Contents, Piece, Workload
+from headgate.workloads.workload import LONGEST, PRIVATE, Contents, Piece, Whole, Workload
 
 
 class SharedPrefix(NamedTuple):
@@ -25,17 +24,13 @@ class SharedPrefix(NamedTuple):
     different: int = 1
 
 
+@dataclass
 class Talk:
-    def __init__(self, left: int, when: float, system: list[Piece], key: int) -> None:
-        self.left, self.when = left, when  # turns to come, and when the newest came
-        self.system, self.key = system, key
-        self.said = 0  # tokens by the user and the model
-
-    def turn(self, added: int, output: int) -> list[Piece]:
-        pieces = [*self.system, (self.key, self.said + added)]
-        self.said += added + output
-        self.left -= 1
-        return pieces
+    left: int  # turns to come
+    when: float  # the newest came
+    system: list[Piece]
+    key: int
+    said: int = 0  # tokens by the user and the model
 
 
 def shared_prefix(text: str) -> SharedPrefix:
@@ -48,26 +43,16 @@ def shared_prefix(text: str) -> SharedPrefix:
 
 
 def as_sessions(
-    workload: Workload,
-    *,
-    seed: int = 0,
-    turns: float = 1.0,
-    think: float = 0.0,
+    workload: Workload, *, seed: int = 0, turns: float = 1.0, think: float = 0.0,
     prefixes: Sequence[SharedPrefix | None] = (None,),
-) -> Workload:
+) -> Workload:  # fmt: skip
     """The drawn requests as turns of conversations.
 
     A drawn prompt is what the user adds in a turn. A turn's prompt is the system prompt, all turns before it
     with their outputs, and what is added. The number of turns is geometric with mean `turns`; a conversation
     begins when its first request was drawn to arrive, and each next turn comes an exponential time of mean
     `think` after the one before arrived (an open loop: slow answers do not hold users up).
-
-    Args:
-        workload: an open loop.
-        seed: for turns, times and the choice of system prompts.
-        turns: mean turns of a conversation, at least 1.
-        think: mean seconds between two turns.
-        prefixes: the system prompts of each class.
+    `prefixes` are the system prompts of each class.
     """
     if workload.closed and turns > 1:
         raise InputError(
@@ -91,7 +76,9 @@ def as_sessions(
             sessions += turns > 1
         else:
             talk.when += float(draw.exponential(think)) if think else 0.0
-        rows.append(talk.turn(added[row], outputs[row]))
+        rows.append([*talk.system, (talk.key, talk.said + added[row])])
+        talk.said += added[row] + outputs[row]
+        talk.left -= 1
         times[row] = talk.when
     prompts = [sum(tokens for _, tokens in row) for row in rows]
     if max(prompts) > LONGEST:

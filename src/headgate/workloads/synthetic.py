@@ -10,11 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from headgate.core.errors import InputError
-from headgate.workloads.arrivals import AllAtOnce, ArrivalProcess, Constant, GammaArrivals, Poisson
-from headgate.workloads.columns import OPEN_LOOP, Real, Whole
+from headgate.workloads.arrivals import AllAtOnce, ArrivalProcess, Poisson
 from headgate.workloads.lengths import LengthLaw, Pairs
 from headgate.workloads.streams import stream
-from headgate.workloads.workload import Kind, Workload
+from headgate.workloads.workload import OPEN_LOOP, Kind, Real, Whole, Workload
 
 MOST = 100_000_000  # requests of one workload: far more than any memory holds a run of
 PAIRS = "lengths.pairs"  # the stream that pairs are drawn from
@@ -113,7 +112,15 @@ def generate(
     recipe = Recipe(seed, arrivals, prompt, output, pairs, tuple(classes), clients, stages)
     _check(recipe, requests)
     drawn = _classes(recipe)
-    prompts, outputs = _lengths(recipe, drawn)
+    ends = np.cumsum([stage.requests for stage in stages])
+    parts = [_stage_lengths(recipe, number, mine) for number, mine in enumerate(np.split(drawn, ends[:-1]))]
+    prompts, outputs = (np.concatenate(column) for column in zip(*parts, strict=True))
+    clients_by_stage = []
+    for number, stage in enumerate(stages):
+        many = clients if stage.clients is None else stage.clients
+        if many is not None and many < 1:
+            raise InputError(f"stage {number} has {many} clients; give at least 1")
+        clients_by_stage.append(OPEN_LOOP if many is None else many)
     patience = np.array([share.patience for share in recipe.classes])[drawn] if recipe.classes else np.inf
     kinds = [share.kind for share in recipe.classes] or [Kind()]
     tenants = [share.tenant for share in recipe.classes] or [""]
@@ -127,7 +134,7 @@ def generate(
         prompts,
         outputs,
         arrival=_arrivals(recipe),
-        clients=_clients(recipe),
+        clients=np.repeat(clients_by_stage, [stage.requests for stage in stages]),
         kind=drawn_kinds,
         patience=patience,
         kinds=kinds,
@@ -155,34 +162,23 @@ def _check(recipe: Recipe, requests: int | None) -> None:
     laws = recipe.prompt is not None or recipe.output is not None
     if bool(recipe.classes) + (recipe.pairs is not None) + laws > 1:
         raise InputError("lengths come from laws, from pairs or from classes; give only one of them")
-    _check_shares(recipe.classes)
     if recipe.arrivals is not None and recipe.clients is not None:
         raise InputError("an arrival process in a closed loop; drop the arrivals or the clients")
-
-
-def _check_shares(classes: Sequence[Share]) -> None:
-    for share in classes:
-        if not 0 < share.share < math.inf:
-            raise InputError(f"share of kind {share.kind.name!r} is {share.share:g}; give a number above 0")
-    if not math.isfinite(sum(share.share for share in classes)):
-        raise InputError("the shares of the kinds are too large to be added; give smaller numbers")
 
 
 def _classes(recipe: Recipe) -> Whole:
     total = sum(stage.requests for stage in recipe.stages)
     if not recipe.classes:
         return np.zeros(total, dtype=np.int64)
+    for share in recipe.classes:
+        if not 0 < share.share < math.inf:
+            raise InputError(f"share of kind {share.kind.name!r} is {share.share:g}; give a number above 0")
     shares = np.array([share.share for share in recipe.classes])
+    if not math.isfinite(sum(shares.tolist())):
+        raise InputError("the shares of the kinds are too large to be added; give smaller numbers")
     bounds = np.cumsum(shares) / shares.sum()
     # The last bound is 1 up to rounding; leaving it out keeps every draw inside.
     return np.searchsorted(bounds[:-1], stream(recipe.seed, "classes").random(total), side="right")
-
-
-def _lengths(recipe: Recipe, drawn: Whole) -> tuple[Whole, Whole]:
-    ends = np.cumsum([stage.requests for stage in recipe.stages])
-    parts = [_stage_lengths(recipe, number, mine) for number, mine in enumerate(np.split(drawn, ends[:-1]))]
-    prompts, outputs = zip(*parts, strict=True)
-    return np.concatenate(prompts), np.concatenate(outputs)
 
 
 def _stage_lengths(recipe: Recipe, number: int, drawn: Whole) -> tuple[Whole, Whole]:
@@ -223,32 +219,19 @@ def _arrivals(recipe: Recipe) -> Real:
     generator = stream(recipe.seed, "arrivals")
     start, parts = 0.0, []
     for number, stage in enumerate(recipe.stages):
-        times = start + _process(recipe, number).draw(stage.requests, generator)
+        process = recipe.arrivals or (AllAtOnce() if stage.rate is None else Poisson(stage.rate))
+        if stage.rate is not None:
+            if recipe.clients is not None or stage.clients is not None:
+                raise InputError(f"stage {number} has a rate in a closed loop; give it clients instead")
+            if isinstance(process, AllAtOnce):
+                raise InputError(
+                    f"stage {number} has a rate, the arrivals have none; choose 'poisson' or drop the rate"
+                )
+            process = replace(process, rate=stage.rate)
+        times = start + process.draw(stage.requests, generator)
         start = float(times[-1])
         parts.append(times)
     return np.concatenate(parts)
-
-
-def _process(recipe: Recipe, number: int) -> ArrivalProcess:
-    stage, process = recipe.stages[number], recipe.arrivals
-    if stage.rate is None:
-        return process or AllAtOnce()
-    if recipe.clients is not None or stage.clients is not None:
-        raise InputError(f"stage {number} has a rate in a closed loop; give it clients instead")
-    if process is None:
-        return Poisson(stage.rate)
-    if isinstance(process, Poisson | GammaArrivals | Constant):
-        return replace(process, rate=stage.rate)
-    raise InputError(f"stage {number} has a rate, the arrivals have none; choose 'poisson' or drop the rate")
-
-
-def _clients(recipe: Recipe) -> Whole:
-    by_stage = [recipe.clients if stage.clients is None else stage.clients for stage in recipe.stages]
-    for number, clients in enumerate(by_stage):
-        if clients is not None and clients < 1:
-            raise InputError(f"stage {number} has {clients} clients; give at least 1")
-    many = [OPEN_LOOP if clients is None else clients for clients in by_stage]
-    return np.repeat(many, [stage.requests for stage in recipe.stages])
 
 
 def _described(thing: object) -> object:

@@ -65,7 +65,9 @@ def read_trace(
     """
     content = formats.read_bytes(path)
     text = formats.as_text(path, content)
-    columns = columns or (named_as_roles(text) if format is None else "")
+    if not columns and format is None and not is_json_lines(text):  # a header may name the roles itself
+        named = [role for role in ROLES if role in header_of(text)]
+        columns = ",".join(f"{role}={role}" for role in named) if {*ROLES[:3]} <= {*named} else ""
     if columns:
         name, chosen = formats.COLUMNS, own_format(columns, is_json_lines(text))
     else:
@@ -76,12 +78,8 @@ def read_trace(
             f"--times {times}, but the format {name} fixes its unit; drop --times or give --columns"
         )
     entries, bad = _entries(str(path), text, name, chosen, skip_bad_rows)
-    origin: dict[str, object] = {
-        "trace": Path(path).name,
-        "format": columns or name,
-        "sha256": sha256(content).hexdigest(),
-        "bad_rows": bad.count,
-    }
+    origin: dict[str, object] = {"trace": Path(path).name, "format": columns or name}
+    origin |= {"sha256": sha256(content).hexdigest(), "bad_rows": bad.count}
     if chosen.any_unit and not (chosen.lengths_only and not any(entry[1] for entry in entries)):
         unit = formats.unit_of([entry[1] for entry in entries], times)
         chosen = chosen._replace(ticks=unit.ticks, calendar=unit.calendar)
@@ -95,17 +93,16 @@ def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> None:
         raise InputError("a closed loop has no arrival times to write; save it as a workload instead")
     stamps = np.rint(workload.arrival * 1000).astype(np.int64).tolist()
     columns = (workload.prompt, workload.output, workload.cached, workload.tenant)
-    lengths = zip(stamps, *(column.tolist() for column in columns), strict=True)
+    several = len(workload.tenants) > 1
     try:
         with open(path, "w", encoding="utf-8", newline="\n") as file:
-            for stamp, prompt, output, cached, tenant in lengths:
-                record: dict[str, object] = {"timestamp": stamp, "input_length": prompt}
-                record |= {"output_length": output, "hash_ids": []}
-                if cached:
-                    record["cached"] = cached
-                if len(workload.tenants) > 1:
-                    record["tenant"] = workload.tenants[tenant]
-                file.write(json.dumps(record) + "\n")
+            for stamp, prompt, output, cached, tenant in zip(
+                stamps, *(c.tolist() for c in columns), strict=True
+            ):
+                record = {"timestamp": stamp, "input_length": prompt, "output_length": output, "hash_ids": []}
+                more = {"cached": cached} if cached else {}
+                owner = {"tenant": workload.tenants[tenant]} if several else {}
+                file.write(json.dumps(record | more | owner) + "\n")
     except OSError as error:
         raise InputError(f"{path}: cannot be written, {error.strerror}; choose another path") from None
 
@@ -133,20 +130,14 @@ def _entry(line: int, fields: Fields | str, chosen: Format) -> GoodRow:
     if isinstance(fields, str):
         raise BadFieldError(fields)
     arrival, prompt, output, client, sharing, tenant = fields
-    # Only a file of lengths alone has no arrival column; a row that lacks its arrival is bad.
-    timeless = arrival is None and chosen.lengths_only
     for column, given in ((chosen.client, client), (chosen.tenant, tenant)):
         if column and not given:
             raise BadFieldError(f"{column} is missing")
-    return (
-        line,
-        0.0 if timeless else chosen.clock(arrival, chosen.arrival),
-        tokens(prompt, chosen.prompt),
-        tokens(output, chosen.output),
-        client or "",
-        checked_sharing(sharing) if sharing else sharing,
-        tenant,
-    )
+    # Only a file of lengths alone has no arrival column; a row that lacks its arrival is bad.
+    timeless = arrival is None and chosen.lengths_only
+    when = 0.0 if timeless else chosen.clock(arrival, chosen.arrival)
+    lengths = tokens(prompt, chosen.prompt), tokens(output, chosen.output)
+    return line, when, *lengths, client or "", checked_sharing(sharing) if sharing else sharing, tenant
 
 
 def _table(
@@ -160,7 +151,11 @@ def _table(
         line = lines[int(np.argmax(back)) + 1]
         raise InputError(f"{path}:{line}: arrives before the row above it; sort the file or pass --sort")
     order = np.argsort(arrival, kind="stable")
-    kinds, kind = _kinds(clients, chosen.classes)
+    # one kind per client, the shorter names first so that client-9 comes before client-13
+    senders = sorted(set(clients), key=lambda client: (len(client), client))
+    prefix = "" if chosen.classes else "client-"
+    kinds = [Kind(prefix + name if name else "") for name in senders]
+    place = {client: number for number, client in enumerate(senders)}
     tenants = list(dict.fromkeys(whose))
     number = {tenant: place for place, tenant in enumerate(tenants)}
     contents = shared_contents(sharing, prompts, outputs, chosen.hashed)
@@ -168,7 +163,7 @@ def _table(
         np.array(prompts)[order],
         np.array(outputs)[order],
         arrival=arrival[order],
-        kind=np.array(kind)[order],
+        kind=np.array([place[client] for client in clients])[order],
         kinds=kinds,
         tenant=np.array([number[tenant] for tenant in whose])[order],
         tenants=tenants,
@@ -179,25 +174,10 @@ def _table(
     )
 
 
-def _kinds(clients: Sequence[str], classes: bool) -> tuple[list[Kind], list[int]]:
-    """One kind per client, the shorter names first so that client-9 comes before client-13."""
-    names = sorted(set(clients), key=lambda client: (len(client), client))
-    place = {client: number for number, client in enumerate(names)}
-    prefix = "" if classes else "client-"
-    return [Kind(prefix + name if name else "") for name in names], [place[client] for client in clients]
-
-
 # -- columns of any name: arrival=ts,prompt=input
 
 ROLES = ("arrival", "prompt", "output", "class", "tenant")
 FORM = "write arrival=COLUMN,prompt=COLUMN,output=COLUMN[,class=COLUMN][,tenant=COLUMN]"
-
-
-def named_as_roles(text: str) -> str:
-    """The list of columns of a CSV file whose header names the roles themselves; "" for any other file."""
-    columns = [] if is_json_lines(text) else header_of(text)
-    named = [role for role in ROLES if role in columns]
-    return ",".join(f"{role}={role}" for role in named) if {*ROLES[:3]} <= set(named) else ""
 
 
 def own_format(text: str, json: bool) -> Format:
@@ -214,19 +194,10 @@ def own_format(text: str, json: bool) -> Format:
     for role in ("prompt", "output"):
         if role not in named:
             raise InputError(f"--columns names no {role}; {FORM}")
-    return Format(
-        json,
-        named.get("arrival", "arrival"),
-        named["prompt"],
-        named["output"],
-        clock=formats.as_written,
-        lengths_only="arrival" not in named,
-        client=named.get("class", ""),
-        tenant=named.get("tenant", ""),
-        classes=True,
-        unsorted=True,
-        any_unit=True,
-    )
+    columns = named.get("arrival", "arrival"), named["prompt"], named["output"]
+    format = Format(json, *columns, formats.as_written, lengths_only="arrival" not in named)
+    format = format._replace(client=named.get("class", ""), tenant=named.get("tenant", ""))
+    return format._replace(classes=True, unsorted=True, any_unit=True)
 
 
 # -- what rows say about shared content
@@ -244,9 +215,10 @@ def checked_sharing(row: Mapping[str, object]) -> Mapping[str, object]:
         if not isinstance(row.get(name, ""), int | str):
             raise BadFieldError(f"{name} is neither a number nor a name")
     if "cached" in row:
-        row = {**row, "cached": formats.tokens_or_none(row["cached"], "cached")}
+        none = row["cached"] in (0, "0")
+        row = {**row, "cached": 0 if none else tokens(row["cached"], "cached")}
     if "prefix" in row:
-        return {**row, "prefix_tokens": tokens(row.get("prefix_tokens"), "prefix_tokens")}
+        row = {**row, "prefix_tokens": tokens(row.get("prefix_tokens"), "prefix_tokens")}
     return row
 
 
@@ -306,20 +278,13 @@ def _continued(
 # -- the traces that ship with the package
 
 BUNDLED: dict[str, str] = {
-    "azure-conv": (
-        "ten minutes of Azure's 2023 conversations: 3,118 requests, 5.2 per second, mean 1,153 in and 246 out"
-    ),
-    "azure-code": (
-        "ten minutes of Azure's 2023 code completion: 2,146 requests, 3.6 per second in bursts, "
-        "mean 1,972 in and 28 out"
-    ),
-    "sharegpt-8k": (
-        "lengths of ShareGPT conversations below 8k tokens, without arrivals (give --rate): 30,731 requests, "
-        "mean 2,340 in and 439 out"
-    ),
+    "azure-conv": "ten minutes of Azure's 2023 conversations: 3,118 requests, 5.2 per second, "
+    "mean 1,153 in and 246 out",
+    "azure-code": "ten minutes of Azure's 2023 code completion: 2,146 requests, 3.6 per second in bursts, "
+    "mean 1,972 in and 28 out",
+    "sharegpt-8k": "lengths of ShareGPT conversations below 8k tokens, without arrivals (give --rate): "
+    "30,731 requests, mean 2,340 in and 439 out",
 }
-
-_FOLDER = Path(__file__).parent.parent / "data"
 _FILES = {  # and the format of each
     "azure-conv": ("azure_conv_10min.csv.gz", "azure"),
     "azure-code": ("azure_code_10min.csv.gz", "azure"),
@@ -331,7 +296,7 @@ def bundled(name: str) -> Workload:
     if name not in _FILES:
         raise unknown("bundled trace", name, BUNDLED)
     file, format = _FILES[name]
-    workload, _ = read_trace(_FOLDER / file, format=format)
+    workload, _ = read_trace(Path(__file__).parent.parent / "data" / file, format=format)
     return replace(workload, name=name)
 
 

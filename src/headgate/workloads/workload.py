@@ -15,17 +15,109 @@ import numpy.typing as npt
 
 from headgate.core.errors import InputError
 from headgate.core.request import ENVELOPE, FIELDS, MOST_WEIGHT, Slo, weight_remedy
-from headgate.workloads.columns import (
-    LONGEST,
-    NO_GUESS,
-    RULES,
-    Real,
-    Summary,
-    Whole,
-    check_together,
-    column,
-    summarise,
-)
+
+Whole = npt.NDArray[np.int64]
+Real = npt.NDArray[np.float64]
+
+# Longest length of anything: far beyond any context window, and sums of millions of them still fit 64 bits.
+LONGEST = 2**31 - 1
+NO_GUESS = -1
+OPEN_LOOP = 0
+
+
+class Rule(NamedTuple):
+    whole: bool
+    least: int
+    most: float
+    remedy: str
+    default: float | None = None
+
+
+# Latest arrival: three centuries. Beyond, a float is too coarse for the steps of an engine.
+LATEST = 1e10
+FOUND = "cached tokens are whole numbers from 0 to one less than the prompt has"
+TIME = Rule(False, 0, np.inf, "times are seconds of at least 0, fix or drop the row", np.inf)
+LENGTHS = Rule(True, 1, LONGEST, f"lengths are whole numbers from 1 to {LONGEST}, fix or drop the row")
+ARRIVAL = f"times are seconds of at least 0 and at most {LATEST:.0f}, fix or drop the row"
+RULES = {  # the columns of a workload, in their order
+    "arrival": Rule(False, 0, LATEST, ARRIVAL, 0),
+    "prompt": LENGTHS,
+    "output": LENGTHS,
+    "kind": Rule(True, 0, LONGEST, "a kind is an index into kinds", 0),
+    "limit": LENGTHS._replace(default=LONGEST),
+    "priority": Rule(True, -LONGEST, LONGEST, "priorities are whole numbers, smaller is more urgent"),
+    "patience": TIME,
+    "abort": TIME,
+    "guess": Rule(True, NO_GUESS, LONGEST, "a guess is a length, or -1 for none", NO_GUESS),
+    "clients": Rule(True, OPEN_LOOP, LONGEST, f"clients are whole numbers up to {LONGEST}", OPEN_LOOP),
+    "cached": Rule(True, 0, LONGEST, FOUND, 0),
+    "tenant": Rule(True, 0, LONGEST, "a tenant is an index into tenants", 0),
+}
+
+
+def column(rule: Rule, values: npt.ArrayLike, called: str) -> Whole | Real:
+    """A checked, read-only copy of one column in its own type; the error names it and the first wrong row."""
+    try:
+        given = np.array(values)
+        numbers = given.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{called} holds something that is not a number; {rule.remedy}") from None
+    if numbers.ndim != 1:
+        raise InputError(f"{called} has {numbers.ndim} dimensions; give one value per request")
+    wrong = ~((numbers >= rule.least) & (numbers <= rule.most))
+    if rule.whole:
+        wrong |= numbers != np.floor(numbers)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InputError(f"{called} at row {row} is {given[row]}; {rule.remedy}")
+    # Every whole column is bounded far below 2**53, so the way through float64 loses nothing.
+    checked = numbers.astype(np.int64) if rule.whole else numbers
+    checked.setflags(write=False)
+    return checked
+
+
+def check_together(columns: Mapping[str, Whole | Real], kinds: int, tenants: int) -> None:
+    sizes = {name: len(values) for name, values in columns.items()}
+    requests = sizes["prompt"]
+    for name, size in sizes.items():
+        if size != requests:
+            raise InputError(f"{name} has {size} rows, prompt has {requests}; give one value per request")
+    if requests == 0:
+        raise InputError("a workload has no requests; give at least one")
+    _check_arrivals(columns["arrival"], columns["clients"], columns["kind"])
+    whole = columns["cached"] >= columns["prompt"]
+    if whole.any():
+        row = int(np.argmax(whole))
+        raise InputError(f"cached at row {row} is {columns['cached'][row]}; {FOUND}")
+    for name, known in (("kind", kinds), ("tenant", tenants)):
+        beyond = columns[name] >= known
+        if beyond.any():
+            row = int(np.argmax(beyond))
+            raise InputError(f"{name} at row {row} is {columns[name][row]}; there are only {known} {name}s")
+
+
+def _check_arrivals(arrival: Whole | Real, clients: Whole | Real, kind: Whole | Real) -> None:
+    """Sorted in an open loop; all zero in a closed one, where the clients decide when a request is sent."""
+    back = np.diff(arrival) < 0
+    if back.any():
+        row = int(np.argmax(back)) + 1
+        raise InputError(
+            f"arrival at row {row} is {arrival[row]}, before the row above it; sort the requests by arrival"
+        )
+    closed = clients > OPEN_LOOP
+    both = np.isin(kind, np.intersect1d(kind[closed], kind[~closed]))
+    if both.any():
+        first = int(np.argmax(both))
+        row = int(np.argmax(both & (kind == kind[first]) & (closed != closed[first])))
+        raise InputError(
+            f"clients at row {row} is {clients[row]}, at row {first} {clients[first]}: open and closed loop "
+            "in one class; give the clients a class of their own"
+        )
+    if arrival[closed].any():
+        row = int(np.argmax(closed & (arrival > 0)))
+        raise InputError(
+            f"arrival at row {row} is {arrival[row]} in a closed loop; drop the arrivals or the clients"
+        )
 
 
 class Kind(NamedTuple):
@@ -132,27 +224,19 @@ class Workload:
     ) -> Workload:
         """A workload from the columns that matter; the others get their defaults (one kind, all at once).
 
-        Args:
-            prompt: prompt tokens, one per request.
-            output: true output tokens, one per request.
-            kinds: the classes; `kind` is an index into them.
-            tenants: their names; `tenant` is an index into them.
-            name: what reports call it.
-            origin: how it was made.
-            contents: what requests share.
-            **columns: any of arrival, kind, limit, priority (that of the kind by default), patience, abort,
-                guess, clients, cached, tenant; one value stands for all rows.
+        `columns` are any of arrival, kind, limit, priority (that of the kind by default), patience, abort,
+        guess, clients, cached, tenant; one value stands for all rows.
         """
         requests = np.size(prompt)
-        filled: dict[str, npt.ArrayLike] = {
-            key: np.full(requests, rule.default) for key, rule in RULES.items() if rule.default is not None
-        }
-        for key, values in columns.items():
+        given = {key: rule.default for key, rule in RULES.items() if rule.default is not None} | columns
+        for key in columns:
             if key not in RULES:
                 raise InputError(f"a workload has no column {key!r}; choose from: {', '.join(RULES)}")
-            filled[key] = np.full(requests, values) if np.ndim(values) == 0 else values
-        if "priority" not in filled:
-            filled["priority"] = _priorities(kinds, filled["kind"])
+        filled = {k: np.full(requests, each) if np.ndim(each) == 0 else each for k, each in given.items()}
+        if "priority" not in filled:  # that of the kind; an unknown kind is reported by the table's own check
+            known = np.array([each.priority for each in kinds] or [0])
+            kind = column(RULES["kind"], filled["kind"], "kind").astype(np.int64)
+            filled["priority"] = known[np.minimum(kind, len(known) - 1)]
         filled.update(prompt=prompt, output=output)
         rest = {"kinds": tuple(kinds), "tenants": tuple(tenants), "name": name, "contents": contents}
         return cls(**filled, **rest, origin=dict(origin or {}))  # type: ignore[arg-type]
@@ -217,9 +301,7 @@ class Workload:
             if rows.dtype != np.bool_ or rows.shape != (len(self),):
                 raise InputError(f"a mask needs one true or false for each of the {len(self)} requests")
         part: dict[str, Any] = {name: values[rows] for name, values in self.columns().items()}
-        if self.contents is not None:
-            part["contents"] = self.contents.subset(rows)
-        return replace(self, **part)
+        return replace(self, **part, contents=self.contents and self.contents.subset(rows))
 
     def between(self, start: float, end: float) -> Workload:
         """The requests that arrive from `start` to just before `end`, the clock set to zero at `start`."""
@@ -267,12 +349,11 @@ class Workload:
         if any(part.contents is not None for part in parts):
             first, *rest = (part.contents or private(part.prompt) for part in parts)
             contents = first.behind(rest).subset(order)
-        names = "+".join(dict.fromkeys(part.name for part in parts if part.name))
         return Workload(
             **{name: values[order] for name, values in joined.items()},
             kinds=tuple(kinds),
             tenants=tuple(tenants),
-            name=names,
+            name="+".join(dict.fromkeys(part.name for part in parts if part.name)),
             origin={"merged": [dict(part.origin) for part in parts]},
             contents=contents,
         )
@@ -286,10 +367,9 @@ class Workload:
         return self.arriving(np.zeros(len(self)))
 
     def as_closed(self, clients: int | Sequence[tuple[int, int]]) -> Workload:
-        """The same requests in a closed loop of so many clients.
+        """The same requests in a closed loop of so many clients, or of stages as (requests, clients).
 
-        Args:
-            clients: a number, or stages as (requests, clients); the last stage holds for all requests left.
+        The last stage holds for all requests left.
         """
         stages = [(len(self), clients)] if isinstance(clients, int | np.integer) else list(clients)
         for number, (requests, many) in enumerate(stages):
@@ -304,23 +384,24 @@ class Workload:
         schedule = np.append(schedule, np.full(len(self) - named, stages[-1][1]))
         return replace(self, **dict[str, Any](arrival=np.zeros(len(self)), clients=schedule))
 
-    def summary(self) -> Summary:
-        """Its size in numbers: requests, span, rate, burstiness, lengths."""
-        return summarise(self.arrival, self.prompt, self.output)
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the table to one npz file."""
         kinds = [[kind.name, *kind.slo, kind.priority] for kind in self.kinds]
         columns: dict[str, npt.NDArray[Any]] = dict(self.columns())
         if self.contents is not None:
             columns |= {column: getattr(self.contents, name) for name, column in SHARED.items()}
-        header = {"kinds": kinds, "tenants": self.tenants, "name": self.name, "origin": dict(self.origin)}
-        write(path, columns, header)
+        header = {"format": FORMAT, "kinds": kinds, "tenants": self.tenants, "name": self.name}
+        text = np.array(json.dumps(header | {"origin": dict(self.origin)}, default=str))
+        try:
+            with open(path, "wb") as file:
+                np.savez_compressed(file, header=text, **columns)  # type: ignore[arg-type]
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written, {error.strerror}; choose another path") from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Workload:
         """Reads a table that `save` wrote."""
-        columns, header = read(path)
+        columns, header = _read(path)
         try:
             kinds = tuple(
                 Kind(str(name), Slo(first, between, *kind), int(priority))
@@ -339,7 +420,7 @@ class Workload:
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
         except (KeyError, TypeError, ValueError):
-            raise foreign(path) from None
+            raise _foreign(path) from None
 
     def _open_only(self, what: str) -> None:
         if self.clients.any():
@@ -348,12 +429,6 @@ class Workload:
 
 def _numbered(names: Iterable[Hashable]) -> dict[Any, int]:
     return {name: number for number, name in enumerate(dict.fromkeys(names))}
-
-
-def _priorities(kinds: Sequence[Kind], kind: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Each request's priority is that of its kind; an unknown kind is reported by the table's own check."""
-    known = np.array([each.priority for each in kinds] or [0])
-    return known[np.minimum(column(RULES["kind"], kind, "kind"), len(known) - 1).astype(np.int64)]
 
 
 # -- what requests share, as pieces that a prefix cache finds
@@ -419,7 +494,18 @@ class Contents:
         return Contents.of(every[row] for row in np.arange(len(self))[rows].tolist())
 
     def cut(self, most: int) -> Contents:
-        return Contents.of(_cut(row, most) for row in self.rows())
+        """Of each request the first `most` tokens; the output of one that was cut is its own."""
+
+        def cut(row: Sequence[Piece]) -> list[Piece]:
+            kept, left = list[Piece](), most
+            for key, tokens in row:
+                if tokens > left:
+                    return [*kept, *([(key, left)] if left else []), (PRIVATE, 0)]
+                kept.append((key, tokens))
+                left -= tokens
+            return kept
+
+        return Contents.of(cut(row) for row in self.rows())
 
     def behind(self, others: Sequence[Contents]) -> Contents:
         """All of them one after the other; keys of one table mean nothing in another."""
@@ -437,17 +523,6 @@ class Contents:
 
 def private(prompts: Whole) -> Contents:
     return Contents.of([(PRIVATE, tokens)] for tokens in prompts.tolist())
-
-
-def _cut(row: Sequence[Piece], most: int) -> list[Piece]:
-    kept: list[Piece] = []
-    left = most
-    for key, tokens in row:
-        if tokens > left:
-            return [*kept, (key, left), (PRIVATE, 0)] if left else [*kept, (PRIVATE, 0)]
-        kept.append((key, tokens))
-        left -= tokens
-    return kept
 
 
 def of_hashes(ids: Sequence[Sequence[object]], spans: Sequence[int], block: int) -> Contents:
@@ -500,18 +575,7 @@ def _joined(ids: Sequence[Sequence[object]]) -> list[list[Piece]]:
 FORMAT = "headgate workload 1"
 
 
-def write(
-    path: str | os.PathLike[str], columns: Mapping[str, npt.NDArray[Any]], header: Mapping[str, object]
-) -> None:
-    text = json.dumps({"format": FORMAT, **header}, default=str)
-    try:
-        with open(path, "wb") as file:
-            np.savez_compressed(file, header=np.array(text), **columns)  # type: ignore[arg-type]
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written, {error.strerror}; choose another path") from None
-
-
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
             header = json.loads(str(stored["header"]))
@@ -520,11 +584,11 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, npt.NDArray[Any]], dic
         reason = error.strerror or "damaged"
         raise InputError(f"{path}: cannot be read, {reason}; check the path") from None
     except Exception:  # zipfile and numpy have a dozen ways to fail on a damaged file, and no common error
-        raise foreign(path) from None
+        raise _foreign(path) from None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise foreign(path)
+        raise _foreign(path)
     return columns, header
 
 
-def foreign(path: str | os.PathLike[str]) -> InputError:
+def _foreign(path: str | os.PathLike[str]) -> InputError:
     return InputError(f"{path}: not a saved workload, or a damaged one; save it again or read it as a trace")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from headgate.cli.trace import notes
+from headgate.cli.report import notes
 from headgate.core.errors import InputError
 from headgate.core.ledger import Entry
 from headgate.core.plan import ALL, Plan, Until

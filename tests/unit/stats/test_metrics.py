@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
-from headgate.stats.flow import choose, judge, peak, queue_length
+from headgate.stats.flow import choose, judge, peak, waiting
 from headgate.stats.measured import Measured
 from headgate.stats.metrics import summarise
 from small_runs import make_run, naive_run, open_run, request
@@ -234,7 +234,8 @@ def test_a_slot_taken_at_once_is_no_peak():
 
 
 def test_queue_by_hand():
-    times, lengths = queue_length(tiny(), points=8)
+    times = np.linspace(*tiny().span(), 8)
+    lengths = waiting(tiny(), times)
     assert times.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
     assert lengths.tolist() == [0, 1, 1, 1, 1, 0, 0, 1]
 

@@ -171,7 +171,7 @@ def test_bad_length_files(tmp_path, content, column, message):
     path = tmp_path / "f.csv"
     path.write_text(content)
     with pytest.raises(InputError, match=message):
-        Empirical.from_file(path, column)
+        length_law(f"lengths={path}", column=column)
 
 
 @pytest.mark.parametrize(

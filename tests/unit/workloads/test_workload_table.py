@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headgate.core.errors import InputError
 from headgate.core.request import Slo
 from headgate.workloads import Kind, Workload
-from headgate.workloads.columns import LONGEST
+from headgate.workloads.workload import LONGEST
 
 CHAT = Kind("chat", Slo(1.0, 0.05), 0)
 BULK = Kind("bulk", Slo(), 5)
@@ -224,26 +224,6 @@ def test_closed_loop_in_stages():
 def test_a_closed_loop_opens_again():
     assert three().as_closed(4).arriving([0.0, 1.0, 3.0]) == three()
     assert not three().as_closed(4).all_at_once().closed
-
-
-def test_summary_of_a_known_table():
-    arrival = [0.0, 0.5, 0.6, 2.5]
-    table = Workload.of([10, 20, 30, 40], [1, 1, 1, 5], arrival=arrival)
-    summary = table.summary()
-    assert summary.requests == 4 and summary.span == 2.5 and summary.rate == 1.6
-    assert summary.prompt.mean == 25 and summary.prompt.p50 == 25 and summary.prompt.p90 == pytest.approx(37)
-    assert summary.output.mean == 2 and summary.output.p99 == pytest.approx(4.88)
-    # Three seconds with 3, 0 and 1 arrivals.
-    assert summary.burstiness == pytest.approx(np.var([3, 0, 1]) / np.mean([3, 0, 1]))
-
-
-def test_summary_where_nobody_arrives_by_the_clock():
-    assert three().as_closed(4).summary()[:4] == (3, 0.0, None, None)
-    assert three().all_at_once().summary().rate is None
-
-
-def test_summary_of_years_needs_no_memory():
-    assert Workload.of([1, 1], [1, 1], arrival=[0, 1e10]).summary().burstiness == pytest.approx(1.0)
 
 
 @given(workloads())

@@ -283,7 +283,7 @@ class FollowedTrace:
         self._expected: dict[str, Callable[[float], Block]] = {}
         self.renewals = 0  # policies that took over
         self.fell_back = ""
-        self._replay = Replay([], Listener(self.book))
+        self._replay = Replay(Listener(self.book))
         self._rest = b""
         self._file: BinaryIO | None = None
         self._first = True  # no line was read yet

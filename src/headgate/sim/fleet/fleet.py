@@ -19,7 +19,7 @@ from headgate.core.policy import BatchPolicy, End
 from headgate.core.request import Request
 from headgate.core.roster import Member
 from headgate.kv.transfer import Transfer
-from headgate.record.fleet_recorder import FleetRecorder
+from headgate.record.recorder import FleetRecorder
 from headgate.sim.engine.bursts import bursts_of
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import PATIENT_DOG, REPORT_EVERY, Arrivals, arrivals_of

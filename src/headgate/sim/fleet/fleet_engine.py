@@ -15,7 +15,7 @@ from headgate.core.plan import NONE, Decodes
 from headgate.core.policy import BatchPolicy, End
 from headgate.core.request import Request
 from headgate.kv.prefix import NOTHING, Pieces
-from headgate.record.fleet_recorder import EngineRecorder
+from headgate.record.recorder import EngineRecorder
 from headgate.sim.engine.bursts import Bursts
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import LIMIT, STOPPED, VirtualEngine

@@ -10,7 +10,7 @@ from math import inf
 from headgate.core.errors import InputError, RunError, one_line
 from headgate.core.ledger import Entry, Watchdog
 from headgate.core.policy import BatchPolicy
-from headgate.record.fleet_recorder import FleetRecorder
+from headgate.record.recorder import FleetRecorder
 from headgate.sim.engine.bursts import bursts_of
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import VirtualEngine
