@@ -10,11 +10,11 @@ import time
 
 from benchmarks import worlds
 from headgate.core.fleet import RoutePolicy
-from headgate.kv.transfer import Transfer
 from headgate.methods.balance.balance import LeastLoaded, RoundRobin
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.split.split import Split
 from headgate.sim.fleet.fleet import FleetSimulator
+from headgate.sim.fleet.kv_handover import Transfer
 from headgate.workloads.workload import Workload
 
 SIZES = (1, 16, 256)

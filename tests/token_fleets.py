@@ -13,12 +13,12 @@ from fleet_worlds import Watched, draws, make_router
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
 from headgate.experiment.build import described
-from headgate.kv.transfer import Transfer
 from headgate.methods.fluid.flows import EnginePace, Flow, Instance, TokenPrices
 from headgate.methods.fluid.planner import FluidPlan, plan_fluid
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.sim.fleet.fleet import FleetSimulator
+from headgate.sim.fleet.kv_handover import Transfer
 from headgate.workloads.workload import Kind, Workload
 from worlds import POLICIES, TESTING, engines, workloads
 

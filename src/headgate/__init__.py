@@ -6,13 +6,14 @@ The public names, by what they are for. Everything else may change without notic
 from __future__ import annotations
 
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if os.environ.get("HEADGATE_PURE", "") not in ("", "0"):  # before anything else is imported
-    from headgate.pure import force
+    from headgate.pure import SourcesOnly
 
-    force()
+    sys.meta_path.insert(0, SourcesOnly)
 
 from headgate.core import version
 
@@ -43,36 +44,29 @@ if TYPE_CHECKING:
     from headgate.stats.metrics import summarise
     from headgate.workloads import Kind, Share, Workload, arrival_process, generate, length_law, read_trace
 
-_LIBRARY, _WORKLOADS = "headgate.experiment.library", "headgate.workloads"
-_HOMES: dict[str, str] = {
-    # a policy: what it reads, what it answers
-    **dict.fromkeys(("BatchPolicy", "Observer"), "headgate.core.policy"),
-    **dict.fromkeys(("Request", "Slo"), "headgate.core.request"),
-    "View": "headgate.core.view",
-    **dict.fromkeys(("ALL", "NONE", "Plan", "Until"), "headgate.core.plan"),
-    # a router, the same one level up
-    **dict.fromkeys(("Fleet", "Move", "RoutePolicy", "Routing", "Stage"), "headgate.core.fleet"),
-    # policies and routers that exist
-    **dict.fromkeys(("Exclusive", "PrefillFirst", "RequestLevel"), "headgate.methods.eb.exclusive"),
-    "ExclusivePlus": "headgate.methods.eb.hybrid",
-    "Mixed": "headgate.methods.mixed.mixed",
-    **dict.fromkeys(("make_policy", "make_router"), _LIBRARY),
-    # engines and what their steps take
-    "Engine": "headgate.sim.engine.engine",
-    "StepCost": "headgate.cost.model",
-    "load_card": "headgate.cost.card",
-    "card_engine": _LIBRARY,
-    # requests
-    **dict.fromkeys(
-        ("Kind", "Share", "Workload", "arrival_process", "generate", "length_law", "read_trace"), _WORKLOADS
-    ),
-    # runs and their figures
-    **dict.fromkeys(("simulate", "simulate_fleet", "compare"), _LIBRARY),
-    "Run": "headgate.record.tables",
-    "summarise": "headgate.stats.metrics",
+_NAMES = {
+    # a policy: what it reads, what it answers; a router, the same one level up
+    "core.policy": "BatchPolicy Observer",
+    "core.request": "Request Slo",
+    "core.view": "View",
+    "core.plan": "ALL NONE Plan Until",
+    "core.fleet": "Fleet Move RoutePolicy Routing Stage",
+    # policies that exist
+    "methods.eb.exclusive": "Exclusive PrefillFirst RequestLevel",
+    "methods.eb.hybrid": "ExclusivePlus",
+    "methods.mixed.mixed": "Mixed",
+    # engines and what their steps take; requests; runs and their figures
+    "sim.engine.engine": "Engine",
+    "cost.model": "StepCost",
+    "cost.card": "load_card",
+    "workloads": "Kind Share Workload arrival_process generate length_law read_trace",
+    "experiment.library": "card_engine compare make_policy make_router simulate simulate_fleet",
+    "record.tables": "Run",
+    "stats.metrics": "summarise",
     # what goes wrong: in the input, in a run
-    **dict.fromkeys(("InputError", "RunError"), "headgate.core.errors"),
+    "core.errors": "InputError RunError",
 }
+_HOMES = {name: f"headgate.{module}" for module, names in _NAMES.items() for name in names.split()}
 __all__ = [
     "ALL", "NONE", "BatchPolicy", "Engine", "Exclusive", "ExclusivePlus", "Fleet", "InputError", "Kind",
     "Mixed", "Move", "Observer", "Plan", "PrefillFirst", "Request", "RequestLevel", "RoutePolicy", "Routing",

@@ -6,11 +6,11 @@ import numpy as np
 
 from headgate.core.fleet import MIXED, SOLO, Fleet, Move, RoutePolicy, Stage
 from headgate.experiment.fleet import make_router
-from headgate.kv.transfer import Transfer
 from headgate.methods.fluid.gates import Gated, SoloFirst, pick
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.fleet.fleet import FleetSimulator
+from headgate.sim.fleet.kv_handover import Transfer
 from studies.fleets.tokens import Run, engine, requests
 from studies.fleets.worlds import INSTANCES
 

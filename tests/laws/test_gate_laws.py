@@ -19,7 +19,7 @@ from token_fleets import TokenWorld, token_worlds
 MEMBERS = [(name, {}) for name in ROUTERS if name != "split"] + [("split", {"prefill": 1})]
 MEMBERS += [(name, {"spill": True}) for name in ("gate-and-route", "gate-and-route+")]
 MEMBERS += [("online", {"router": "token-bucket", "every": 0.5, "half_life": 5.0})]
-TOLD = ("arrived", "prompt_done", "parted", "ended", "left", "woken", "route")
+TOLD = ("arrived", "prompt_done", "ended", "left", "woken", "route")
 some = settings(max_examples=max(10, settings.default.max_examples // 6))
 
 
@@ -112,9 +112,8 @@ class Replay:
             with suppress(Refused):  # by the router, which the log tells
                 self.tickets[request.id] = gate.arrive(request.kind, request.prompt, request.limit, **shown)
         elif name == "prompt_done":
-            gate.first_token(self.tickets[request.id])
-        elif name == "parted":
-            gate.parted(self.tickets[request.id])
+            done = gate.parted if about[-1] is False else gate.first_token  # False: it does not stay
+            done(self.tickets[request.id])
         elif name in ("ended", "left"):
             gate.end(self.tickets[request.id], about[-1], request.generated)
         elif name == "woken":

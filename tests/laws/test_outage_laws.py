@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from test_router_laws import members
 
 from fleet_worlds import Listed, Watched, World, draws, make_router, worlds
-from headgate.sim.fleet.outage import Outage
+from headgate.sim.fleet.fleet import Outage
 from headgate_papers.network.network import Network
 
 fewer = settings(max_examples=max(10, settings.default.max_examples // 3))

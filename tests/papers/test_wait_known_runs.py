@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.sim.engine.forgetful import EVERYTHING
+from headgate.sim.engine.replica import EVERYTHING
 from headgate_papers.wait import high as wait_high
 from headgate_papers.wait import lmsys as wait_lmsys
 from headgate_papers.wait import low as wait_low

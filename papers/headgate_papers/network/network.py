@@ -21,7 +21,7 @@ from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.core.roster import Member, Roster
 from headgate.methods.fluid.flows import Instance
-from headgate.sim.fleet.outage import Outage, check_outages
+from headgate.sim.fleet.fleet import Outage, check_outages
 from headgate_papers.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING, Counts, Page, Window
 from headgate_papers.network.job import DECODING, GONE, IN_PREFILL, WAITS_DECODE, WAITS_PROMPT, Clock, Job
 from headgate_papers.network.outages import lose_all

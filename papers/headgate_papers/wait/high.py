@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.sim.engine.forgetful import EVERYTHING
+from headgate.sim.engine.replica import EVERYTHING
 from headgate_papers.report import Cell, Report, Row, Section
 from headgate_papers.serving import Options, Outcomes
 from headgate_papers.wait.runs import Machine, Mix, WaitJob

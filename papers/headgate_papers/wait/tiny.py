@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import nan
 
-from headgate.sim.engine.forgetful import EVERYTHING
+from headgate.sim.engine.replica import EVERYTHING
 from headgate_papers.report import LIMIT, Cell, Report, Row, Section
 from headgate_papers.serving import Options, Outcomes
 from headgate_papers.wait.runs import FOR_EVER, Machine, Mix, WaitJob

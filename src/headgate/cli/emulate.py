@@ -13,7 +13,6 @@ import typer
 
 from headgate.cli.flags import takes_settings
 from headgate.core.errors import InputError, RunError
-from headgate.cost.card import renamed
 from headgate.live.emulate.options import SERVER, Options, PredictOptions
 from headgate.live.scaling import WatchOptions
 from headgate.settings_base import checked
@@ -44,8 +43,6 @@ def emulate(given: Annotated[dict[str, Any], Options], processes: Annotated[int,
 
     options = checked(Options, given)
     EmulatorSetup(options)  # mistakes are told before anything listens
-    if line := renamed(options.card):
-        _say(line)
     read_fault(options.fault)
     if processes < 1:
         raise InputError(f"--processes {processes}; give at least 1")

@@ -343,7 +343,7 @@ def sweep(
 
 
 def _notes(tasks: Sequence[SweepTask], say: Any) -> None:
-    from headgate.cost.card import load_card, renamed
+    from headgate.cost.card import load_card
     from headgate.cost.likeness import error_bar
     from headgate.experiment.run import partly
     from headgate.experiment.settings import renamed_promise
@@ -352,7 +352,7 @@ def _notes(tasks: Sequence[SweepTask], say: Any) -> None:
     notes = [note for task in tasks for note in renamed_promise(task.words)]
     for (name, fleet), words in kinds.items():
         card = load_card(name)
-        notes += [renamed(name), *error_bar(card), *partly(words, card, fleet)]
+        notes += [*error_bar(card), *partly(words, card, fleet)]
     for note in dict.fromkeys(filter(None, notes)):
         print(f"note: {note}", file=say)
 

@@ -76,19 +76,13 @@ class Dispatch:
             self._tell_arrived(request, now)
         self.route(now)
 
-    def prompt_done(self, request: Request, engine: int, now: float) -> None:
+    def prompt_done(self, request: Request, engine: int, now: float, stays: bool = True) -> None:
+        """`stays`: it decodes there; else it was sent there for its prompt alone and waits for a place."""
         if not self.roster.places[request.id].decoding:  # not when it was evicted and comes again
-            self.roster.end_prompt(request, self.roster.replicas[engine], True)
+            self.roster.end_prompt(request, self.roster.replicas[engine], stays)
             self.pending = True
             if self._tell_prefilled:
                 self._tell_prefilled(request, engine, now)
-
-    def parted(self, request: Request, engine: int, now: float) -> None:
-        """It was sent there for its prompt alone and waits for a place to decode."""
-        self.roster.end_prompt(request, self.roster.replicas[engine], False)
-        self.pending = True
-        if self._tell_prefilled:
-            self._tell_prefilled(request, engine, now)
 
     def ended(self, request: Request, engine: int, now: float, how: End) -> None:
         member, decodes = self.roster.replicas[engine], self.roster.places[request.id].decoding
@@ -212,22 +206,22 @@ class AskRouter:
                 move_one(move, now)
             for id in reject:
                 self._refuse(roster.waiting_one(id), now)
-            if not moves and not reject and not changed:
-                self._sleep(wake, now)
+            if moves or reject or changed:
+                continue
+            if wake >= self.wakes_at:
                 return
+            if wake <= now:
+                if not self._soonest:
+                    raise RunError(
+                        f"{type(self._router).__name__} asks to be woken at {wake}, but it is {now}"
+                    )
+                wake = now + self._soonest
+            self.wakes_at = wake
+            self._set_wake(wake)
+            return
 
     def woken(self, now: float) -> bool:
         if now < self.wakes_at:
             return False
         self.wakes_at = inf
         return True
-
-    def _sleep(self, wake: float, now: float) -> None:
-        if wake >= self.wakes_at:
-            return
-        if wake <= now:
-            if not self._soonest:
-                raise RunError(f"{type(self._router).__name__} asks to be woken at {wake}, but it is {now}")
-            wake = now + self._soonest
-        self.wakes_at = wake
-        self._set_wake(wake)

@@ -21,30 +21,24 @@ _WRITTEN = re.compile(r"\s*+((?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9
 
 def duration(text: str, units: tuple[str, str] = ("ms", "s")) -> float:
     """Seconds in a text such as `500ms`, `0.5s`, `2min` or `1h`; `units`: the likely ones."""
-    number, unit = _parts(text)
-    if not unit and float(number):
-        one, other = units
-        raise InputError(f"{text.strip()!r} has no unit; write {number}{one} or {number}{other}")
-    return _seconds(text, number, unit or "s")
+    return _seconds(text, units)
 
 
 def price(text: str) -> float:
     """Seconds per token or request, such as `30us`; a plain number is in seconds, as in a card."""
-    number, unit = _parts(text)
-    return _seconds(text, number, unit or "s")
+    return _seconds(text, None)
 
 
-def _parts(text: str) -> tuple[str, str]:
+def _seconds(text: str, units: tuple[str, str] | None) -> float:
     if len(text) > LONGEST_TEXT:
         raise InputError(f"{text[:20]!r}... is not a duration; write 500ms, 0.5s, 2min or 1h")
     match = _WRITTEN.fullmatch(text)
     if match is None or (match[2] and match[2] not in UNITS):
         raise InputError(f"{text!r} is not a duration; write 500ms, 0.5s, 2min or 1h")
-    return match[1], match[2]
-
-
-def _seconds(text: str, number: str, unit: str) -> float:
-    multiply, divide = UNITS[unit]
+    number, unit = match[1], match[2]
+    if units and not unit and float(number):
+        raise InputError(f"{text.strip()!r} has no unit; write {number}{units[0]} or {number}{units[1]}")
+    multiply, divide = UNITS[unit or "s"]
     seconds = float(number) * multiply / divide
     if not math.isfinite(seconds):
         raise InputError(f"{text!r} is too long a duration; write a finite number of seconds")

@@ -127,12 +127,21 @@ class Replica(Protocol):
     @property
     def kv_free(self) -> int: ...  # tokens
     def cached(self, request: Request) -> int: ...  # prompt tokens in its prefix cache; 0 if unknown
-    @property
-    def seen(self) -> float: ...  # when these numbers were true
 
 
 class Fleet(Protocol):
     """Live and read-only. Look-ups are O(1), whatever the number of engines; only iterating costs.
+
+    Attributes:
+        now: Seconds since the run began.
+        queues: Requests that wait for their prompt, by kind, in order of arrival. Every kind has its queue.
+        handoff: Prompt done, no decode place yet; in the order they came.
+        places: Requests that were sent to an engine and have not left, those of `handoff` included.
+        replicas: All engines, by number.
+        prefilling: Prompts in service in the whole fleet, by kind.
+        idle: Engines that can start a prompt now, by role, in no order that means anything.
+        open: Engines that can take a decode now, by role.
+        free_slots: Decodes that all engines together can still take.
 
     Examples:
         >>> import headgate
@@ -152,40 +161,23 @@ class Fleet(Protocol):
     """
 
     @property
-    def now(self) -> float:
-        """Seconds since the run began."""
-
+    def now(self) -> float: ...
     @property
-    def queues(self) -> Mapping[str, Mapping[int, Request]]:
-        """Requests that wait for their prompt, by kind, in order of arrival. Every kind has its queue."""
-
+    def queues(self) -> Mapping[str, Mapping[int, Request]]: ...
     @property
-    def handoff(self) -> Mapping[int, Request]:
-        """Prompt done, no decode place yet; in the order they came."""
-
+    def handoff(self) -> Mapping[int, Request]: ...
     @property
-    def places(self) -> Mapping[int, Place]:
-        """Requests that were sent to an engine and have not left, those of `handoff` included."""
-
+    def places(self) -> Mapping[int, Place]: ...
     @property
-    def replicas(self) -> Sequence[Replica]:
-        """All engines, by number."""
-
+    def replicas(self) -> Sequence[Replica]: ...
     @property
-    def prefilling(self) -> Mapping[str, int]:
-        """Prompts in service in the whole fleet, by kind."""
-
+    def prefilling(self) -> Mapping[str, int]: ...
     @property
-    def idle(self) -> Mapping[str, Sequence[int]]:
-        """Engines that can start a prompt now, by role, in no order that means anything."""
-
+    def idle(self) -> Mapping[str, Sequence[int]]: ...
     @property
-    def open(self) -> Mapping[str, Sequence[int]]:
-        """Engines that can take a decode now, by role."""
-
+    def open(self) -> Mapping[str, Sequence[int]]: ...
     @property
-    def free_slots(self) -> int:
-        """Decodes that all engines together can still take."""
+    def free_slots(self) -> int: ...
 
     def catch_up(self) -> None:
         """Call it before you read `Request.generated` of requests on engines: simulated ones count late."""

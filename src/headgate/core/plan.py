@@ -88,7 +88,8 @@ def check(plan: Plan, view: Ledger) -> list[str]:
         decodes = len(view.decoding)
     elif not isinstance(decode, Decodes):
         decodes = len(decode)
-        faults += _bad_decodes(decode, view)
+        strangers = sorted(id for id in decode if id not in view.decoding)
+        faults += [f"decodes requests that are not decoding: {_some(strangers)}"] if strangers else []
     enough = decodes * view.limits.decode_width <= budget and chunk > 0  # neither holds for NaN
     if not enough or (prefill and budget <= 0):
         faults.append(f"budget {budget}, chunk {chunk}: too small for {decodes} decodes and its prompts")
@@ -105,11 +106,6 @@ def check(plan: Plan, view: Ledger) -> list[str]:
         elif time <= view.now:
             faults.append(f"the lease ended in the past: until {time}, now {view.now}")
     return faults
-
-
-def _bad_decodes(decode: frozenset[int], view: Ledger) -> list[str]:
-    strangers = sorted(id for id in decode if id not in view.decoding)
-    return [f"decodes requests that are not decoding: {_some(strangers)}"] if strangers else []
 
 
 def _bad_prompts(prefill: tuple[int, ...], evict: tuple[int, ...], view: Ledger) -> list[str]:

@@ -39,11 +39,7 @@ class Slo(NamedTuple):
 
     def said(self) -> dict[str, float | str | None]:
         """As JSON; `weight` and `background` only where they were given."""
-        words: dict[str, float | str | None] = {
-            "first_token": self.first_token,
-            "between_tokens": self.between_tokens,
-            "between_kind": self.between_kind,
-        }
+        words: dict[str, float | str | None] = dict(zip(self._fields, self[:3], strict=False))
         if self.weight is not None:
             words["weight"] = self.weight
         if self.background:
@@ -125,6 +121,28 @@ def uncached(request: Request) -> int:
 class Request(Protocol):
     """A live, read-only handle: its `Identity`, and how far it has come. Its true output is not on it.
 
+    Attributes:
+        id: Arrival number: 0, 1, 2, ... the same in every driver.
+        arrival: When its client sent it.
+        queued: When it reached this queue; later than `arrival` where a router held it back.
+        kind: Workload class, "" when there is only one.
+        prompt: Prompt tokens.
+        limit: Most output tokens it may have.
+        guess: Predicted output tokens, where there is a prediction.
+        priority: Smaller is more urgent, as in vLLM.
+        slo: What its user was promised.
+        tenant: Whose it is, "" where that is not known.
+        todo: Tokens still to prefill (after an eviction: its output so far too). While it waits, what it will
+            find in the prefix cache is left out: what was there when it was last looked up, and what it
+            shares with requests before it, which will have computed it by then.
+        room: KV tokens its admission takes from `kv_free`: `todo`, and blocks that no request holds yet.
+        generated: Output tokens so far.
+        last_token: When its newest output token came, None before the first.
+        evictions: How often its KV was dropped.
+        cached: Prompt tokens whose KV was already there when it was first admitted (prefix cache). Before
+            that, those that it is expected to find.
+        wasted: KV tokens those evictions threw away, to be computed again.
+
     Examples:
         >>> import headgate
         >>> class LongestPrompt(headgate.Observer):
@@ -140,76 +158,36 @@ class Request(Protocol):
     """
 
     @property
-    def id(self) -> int:
-        """Arrival number: 0, 1, 2, ... the same in every driver."""
-
+    def id(self) -> int: ...
     @property
-    def arrival(self) -> float:
-        """When its client sent it."""
-
+    def arrival(self) -> float: ...
     @property
-    def queued(self) -> float:
-        """When it reached this queue; later than `arrival` where a router held it back."""
-
+    def queued(self) -> float: ...
     @property
-    def kind(self) -> str:
-        """Workload class, "" when there is only one."""
-
+    def kind(self) -> str: ...
     @property
-    def prompt(self) -> int:
-        """Prompt tokens."""
-
+    def prompt(self) -> int: ...
     @property
-    def limit(self) -> int:
-        """Most output tokens it may have."""
-
+    def limit(self) -> int: ...
     @property
-    def guess(self) -> int | None:
-        """Predicted output tokens, where there is a prediction."""
-
+    def guess(self) -> int | None: ...
     @property
-    def priority(self) -> int:
-        """Smaller is more urgent, as in vLLM."""
-
+    def priority(self) -> int: ...
     @property
-    def slo(self) -> Slo:
-        """What its user was promised."""
-
+    def slo(self) -> Slo: ...
     @property
-    def tenant(self) -> str:
-        """Whose it is, "" where that is not known."""
-
+    def tenant(self) -> str: ...
     @property
-    def todo(self) -> int:
-        """Tokens still to prefill (after an eviction: its output so far too).
-
-        While it waits, what it will find in the prefix cache is left out: what was there when it was last
-        looked up, and what it shares with requests before it, which will have computed it by then.
-        """
-
+    def todo(self) -> int: ...
     @property
-    def room(self) -> int:
-        """KV tokens its admission takes from `kv_free`: `todo`, and blocks that no request holds yet."""
-
+    def room(self) -> int: ...
     @property
-    def generated(self) -> int:
-        """Output tokens so far."""
-
+    def generated(self) -> int: ...
     @property
-    def last_token(self) -> float | None:
-        """When its newest output token came, None before the first."""
-
+    def last_token(self) -> float | None: ...
     @property
-    def evictions(self) -> int:
-        """How often its KV was dropped."""
-
+    def evictions(self) -> int: ...
     @property
-    def cached(self) -> int:
-        """Prompt tokens whose KV was already there when it was first admitted (prefix cache).
-
-        Before that, those that it is expected to find.
-        """
-
+    def cached(self) -> int: ...
     @property
-    def wasted(self) -> int:
-        """KV tokens those evictions threw away, to be computed again."""
+    def wasted(self) -> int: ...

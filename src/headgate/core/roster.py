@@ -56,7 +56,7 @@ class Roster:
         kept = {stay.replica for stay in self.places.values()} if self.retired else ()
         free = next((id for id in sorted(self.retired) if id not in kept), None)
         id = len(self.replicas) if free is None else free
-        member = Member(self, id, role, room, tuple(self.queues))
+        member = Member(id, role, room, tuple(self.queues))
         if free is None:
             self.replicas.append(member)
         else:
@@ -281,12 +281,10 @@ class Member:
     """One engine on the roster; routers see it as a read-only `Replica`."""
 
     __slots__ = (
-        "_roster", "decodes", "decoding", "id", "idle", "inside", "prefilling", "prompts", "role", "room",
-        "slots",
+        "decodes", "decoding", "id", "idle", "inside", "prefilling", "prompts", "role", "room", "slots",
     )  # fmt: skip
 
-    def __init__(self, roster: Roster, id: int, role: str, room: Room, kinds: Sequence[str]) -> None:
-        self._roster = roster
+    def __init__(self, id: int, role: str, room: Room, kinds: Sequence[str]) -> None:
         self.id = id
         self.role = role
         self.room = room
@@ -317,10 +315,6 @@ class Member:
 
     def cached(self, request: Request) -> int:
         return self.inside.cached(request)
-
-    @property
-    def seen(self) -> float:
-        return self._roster.now
 
     def __repr__(self) -> str:
         return f"Replica({self.id}, {self.role}, prompts={self.prompts}, decodes={self.decodes})"

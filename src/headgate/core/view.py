@@ -22,6 +22,20 @@ class Limits(NamedTuple):
 class View(Protocol):
     """Live and read-only. Lengths and look-ups are O(1); only iterating costs.
 
+    Attributes:
+        now: Seconds since the run began.
+        waiting: They hold no KV; arrival order, evicted ones first.
+        prefilling: They hold KV, their prompt is unfinished; admission order.
+        decoding: They hold KV, their prompt is finished.
+        oldest_token: When the decode that has waited longest for a token got its last one; infinity without
+            decodes.
+        kv_free: Tokens, whole free blocks only.
+        kv_total: Tokens.
+        kv_shared: Tokens that requests hold beyond those in use: a cached block that several hold is in use
+            once. Decodes read `kv_total - kv_free + kv_shared` tokens, with what half-done prompts hold. In
+            vLLM it is estimated, from below.
+        limits: What the engine cannot exceed.
+
     Examples:
         >>> import headgate
         >>> class Watched(headgate.Mixed):
@@ -37,41 +51,20 @@ class View(Protocol):
     """
 
     @property
-    def now(self) -> float:
-        """Seconds since the run began."""
-
+    def now(self) -> float: ...
     @property
-    def waiting(self) -> Mapping[int, Request]:
-        """They hold no KV; arrival order, evicted ones first."""
-
+    def waiting(self) -> Mapping[int, Request]: ...
     @property
-    def prefilling(self) -> Mapping[int, Request]:
-        """They hold KV, their prompt is unfinished; admission order."""
-
+    def prefilling(self) -> Mapping[int, Request]: ...
     @property
-    def decoding(self) -> Mapping[int, Request]:
-        """They hold KV, their prompt is finished."""
-
+    def decoding(self) -> Mapping[int, Request]: ...
     @property
-    def oldest_token(self) -> float:
-        """When the decode that has waited longest for a token got its last one; infinity without decodes."""
-
+    def oldest_token(self) -> float: ...
     @property
-    def kv_free(self) -> int:
-        """Tokens, whole free blocks only."""
-
+    def kv_free(self) -> int: ...
     @property
-    def kv_total(self) -> int:
-        """Tokens."""
-
+    def kv_total(self) -> int: ...
     @property
-    def kv_shared(self) -> int:
-        """Tokens that requests hold beyond those in use: a cached block that several hold is in use once.
-
-        Decodes read `kv_total - kv_free + kv_shared` tokens, with what half-done prompts hold. In vLLM it is
-        estimated, from below.
-        """
-
+    def kv_shared(self) -> int: ...
     @property
-    def limits(self) -> Limits:
-        """What the engine cannot exceed."""
+    def limits(self) -> Limits: ...

@@ -23,10 +23,6 @@ from headgate.cost.model import Shape
 
 DERIVED_CARD = "derived:"  # what the name of a card begins with that is computed when it is asked for
 LAWS = ("coefficients", "tiles", "work")
-ALIASES = {"h200-qwen3-8b": "cal-h200-qwen3-8b"}  # names that stand for another card
-FORMER = {"h200-qwen3-8b": "linear-h200-qwen3-8b"}  # what they stood for before headgate 0.1
-MEASURED = ("settings", "model_shape", "intervals", "chosen", "grid")  # what only calibrated cards have,
-DERIVED = ("numbers",)  # and what only derived ones
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=10)]
@@ -63,10 +59,6 @@ class ExpectedError(_Part):
     throughput: Share  # of saturated engines
     kv: Share | None = None  # of KV tokens
     source: Text  # what it was found from
-
-    @property
-    def step(self) -> float:
-        return max(self.decode, self.prefill, self.mixed)
 
 
 class Provenance(_Part):
@@ -143,10 +135,9 @@ class Card(_Part):
     def _one_model(self) -> Card:
         if sum(getattr(self, law) is not None for law in LAWS) != 1:
             raise ValueError("a card has one of coefficients (straight lines), tiles and work; give one")
-        if self.host is not None and self.work is None:
-            raise ValueError("host is allowed beside work only; drop it")
-        if self.speculation is not None and self.work is None:
-            raise ValueError("speculation is allowed beside work only; drop it")
+        for beside in ("host", "speculation"):
+            if getattr(self, beside) is not None and self.work is None:
+                raise ValueError(f"{beside} is allowed beside work only; drop it")
         return self
 
     @cached_property
@@ -166,17 +157,7 @@ class Card(_Part):
         return int(setting) if setting.isdigit() else 1
 
     def text(self) -> str:
-        document = self.model_dump(mode="json")
-        optional = (
-            (document["expected_error"] or {"kv": 0.0}, ("kv",)),
-            (document, (*LAWS, "send", "host", "speculation", "expected_error")),
-            (document["region"], ("behind",)),
-            (document["provenance"], (*MEASURED, *DERIVED)),
-        )
-        for part, names in optional:
-            for name in names:
-                if part[name] is None:
-                    del part[name]
+        document = self.model_dump(mode="json", exclude_none=True)
         return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
     def save(self, path: str | Path) -> None:
@@ -212,35 +193,16 @@ def load_card(card: str | Path) -> Card:
             ) from None
         except UnicodeDecodeError:
             raise InputError(f"card file {text}: not UTF-8 text; a card is a JSON file") from None
-    text = ALIASES.get(text, text)
-    if text not in list_cards():
-        known = [*list_cards(), *ALIASES]
+    known = list_cards()
+    if text not in known:
         near = nearest(text, known)
         if near is None:
             raise InputError(
-                f"unknown card {text!r}; choose from: {', '.join(sorted(known))}; "
+                f"unknown card {text!r}; choose from: {', '.join(known)}; "
                 "or derive one from the model's config.json (headgate card --help), or calibrate"
             )
         raise InputError(f"unknown card {text!r}; did you mean {near!r}?")
     return parse_card((_shipped() / f"{text}.json").read_text(encoding="utf-8"), text)
-
-
-def recorded_card(name: str) -> Card:
-    """The card that a run of any version of headgate was made with; runs record no alias since there are any.
-
-    Examples:
-        >>> recorded_card("h200-qwen3-8b").name
-        'linear-h200-qwen3-8b'
-    """
-    return load_card(FORMER.get(name, name))
-
-
-def renamed(card: str | Path) -> str:
-    """One line where the name is an alias: what it stands for, and how to get what it stood for; else ""."""
-    name = str(card)
-    if name not in ALIASES:
-        return ""
-    return f"{name} is now another name of {ALIASES[name]}; the lines it stood for are {FORMER[name]}"
 
 
 def parse_card(text: str, where: str) -> Card:

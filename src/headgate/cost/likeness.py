@@ -55,7 +55,8 @@ def doubts(card: Card, engine: Likeness) -> list[str]:
     theirs = known.versions.get("vllm", "")
     if theirs and engine.vllm and _release(theirs) != _release(engine.vllm):
         faults.append(f"card {card.name} was measured on vLLM {theirs}, this is {engine.vllm}")
-    if engine.gpu and not _same_gpu(card.gpu, engine.gpu):
+    words, here = set(card.gpu.lower().split()), set(engine.gpu.lower().split())
+    if engine.gpu and not (words <= here or here <= words):
         faults.append(f"card {card.name} was measured on {card.gpu}, this is {engine.gpu}")
     for name, (measured, ours) in _differing(known.settings or {}, engine.settings).items():
         if name not in DECISIVE:
@@ -71,11 +72,6 @@ def _differing(theirs: Mapping[str, Value], ours: Mapping[str, Value]) -> dict[s
 
 def _release(version: str) -> tuple[str, ...]:
     return tuple(version.split("+")[0].split(".")[:2])
-
-
-def _same_gpu(one: str, other: str) -> bool:
-    words, others = set(one.lower().split()), set(other.lower().split())
-    return words <= others or others <= words
 
 
 # -- error bars as commands print them

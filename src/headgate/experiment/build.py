@@ -38,7 +38,7 @@ from headgate.sim.engine.engine import (
     speculate_settings,
     with_speculation,
 )
-from headgate.sim.engine.replica import Residents
+from headgate.sim.engine.replica import VirtualEngine
 from headgate.workloads.arrivals import ArrivalProcess, arrival_process, spread, tick_of
 from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
 from headgate.workloads.sessions import as_sessions, shared_prefix
@@ -339,7 +339,7 @@ def as_workload(run: Run, path: Path) -> Workload:
     return Workload.of(**about, origin={"trace": path.name, "format": "headgate-serve"})
 
 
-def cache_record(engines: Sequence[Residents]) -> dict[str, object]:
+def cache_record(engines: Sequence[VirtualEngine]) -> dict[str, object]:
     evicted = [engine.cache.evicted for engine in engines if engine.cache is not None]
     return {"prefix_evicted": evicted} if evicted else {}
 

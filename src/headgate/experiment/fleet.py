@@ -15,11 +15,10 @@ from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
 from headgate.core.request import Request
-from headgate.cost.card import recorded_card
+from headgate.cost.card import load_card
 from headgate.cost.model import Shape
 from headgate.experiment.build import by_tenant, cache_record, described
 from headgate.experiment.settings import ManyEngines
-from headgate.kv.transfer import Transfer
 from headgate.methods import make
 from headgate.methods.balance.prefix_index import Sharing
 from headgate.methods.fluid.flows import Flow, Instance, TokenPrices, pace_of
@@ -30,12 +29,12 @@ from headgate.methods.scaling import FIXED, Scaling, work_of
 from headgate.methods.split.split import best_split
 from headgate.record.tables import Flags, Run
 from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.replica import Residents
+from headgate.sim.engine.replica import VirtualEngine
 from headgate.sim.engine.simulator import PATIENT_DOG
 from headgate.sim.fleet.autoscale import FleetScaler
-from headgate.sim.fleet.fleet import NO_TIME, FleetSimulator
+from headgate.sim.fleet.fleet import NO_TIME, FleetSimulator, Outage
+from headgate.sim.fleet.kv_handover import Transfer
 from headgate.sim.fleet.lagged import Lagged
-from headgate.sim.fleet.outage import Outage
 from headgate.sim.fleet.ranks import RankSimulator
 from headgate.workloads.streams import stream, uniforms
 from headgate.workloads.workload import Kind, Workload
@@ -155,7 +154,7 @@ class FleetSetup:
         meta |= {"router": LOCK_STEP, "router_parameters": {}, "outcome": outcome}
         return Run(meta, **by_tenant(ranks.recorder.tables(), workload, ranks.arrivals.rows))
 
-    def _described(self, engines: Sequence[Residents], workload: Workload) -> dict[str, Any]:
+    def _described(self, engines: Sequence[VirtualEngine], workload: Workload) -> dict[str, Any]:
         engine, prices = self.engine, {"prompt": self.prices.prompt, "output": self.prices.output}
         about = {"driver": "fleet", "kv_tokens": engine.kv_tokens, "engines": self.engines, "prices": prices}
         if engine.speculation:
@@ -302,7 +301,7 @@ def recorded_plan(run: Run) -> FluidPlan | None:
     order = np.argsort(requests["arrival"], kind="stable")
     kept = order[requests["output"][order] >= 1]
     try:
-        engine = Engine(recorded_card(run.meta["card"]).cost, **limits)
+        engine = Engine(load_card(run.meta["card"]).cost, **limits)
         kinds = [Kind(str(kind.get("name", ""))) for kind in run.kinds]
         columns: dict[str, Any] = {name: requests[name][kept] for name in ("arrival", "kind")}
         offered = Workload.of(requests["prompt"][kept], requests["output"][kept], kinds=kinds, **columns)

@@ -18,7 +18,6 @@ from headgate.core.request import Request, Slo
 from headgate.core.view import View
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.experiment.fleet import FleetSetup, finished
-from headgate.kv.transfer import Transfer
 from headgate.methods.make import make_policy
 from headgate.methods.mixed.mixed import Mixed
 from headgate.record.tables import Run
@@ -26,6 +25,7 @@ from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import VirtualEngine
 from headgate.sim.engine.simulator import Simulator
 from headgate.sim.engine.stingy_engine import serve_stingily
+from headgate.sim.fleet.kv_handover import Transfer
 from headgate.workloads.workload import OPEN_LOOP, Kind, Workload
 
 Make = Callable[[], BatchPolicy]  # a fresh policy for the world in hand

@@ -14,13 +14,13 @@ from headgate.experiment.build import by_tenant, cache_record, described, make_e
 from headgate.experiment.fleet import PRICES, FleetSetup, finished, transfer_time
 from headgate.experiment.run import composes_ahead
 from headgate.experiment.settings import ManyEngines, experiment
-from headgate.kv.transfer import Transfer
 from headgate.methods import make
 from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import PATIENT_DOG, Simulator
-from headgate.sim.fleet.outage import Outage
+from headgate.sim.fleet.fleet import Outage
+from headgate.sim.fleet.kv_handover import Transfer
 from headgate.workloads.workload import Workload
 
 if TYPE_CHECKING:

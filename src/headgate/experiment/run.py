@@ -23,7 +23,7 @@ from headgate.core.durations import duration
 from headgate.core.errors import InputError, unknown
 from headgate.core.policy import BatchPolicy
 from headgate.core.version import VERSION
-from headgate.cost.card import Card, load_card, renamed
+from headgate.cost.card import Card, load_card
 from headgate.cost.laws.terms import HostTerms
 from headgate.cost.likeness import error_bar, throughput_error
 from headgate.experiment import build
@@ -36,7 +36,7 @@ from headgate.record.recorder import Recorder
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
-from headgate.sim.fleet.outage import Outage, check_outages
+from headgate.sim.fleet.fleet import Outage, check_outages
 from headgate.workloads.sessions import late_turns
 from headgate.workloads.workload import Workload
 
@@ -68,7 +68,7 @@ class Prepared:
 
     def notes(self) -> list[str]:
         words = self.words
-        notes = [*error_bar(self.card), renamed(words.card), *renamed_promise(words)]
+        notes = [*error_bar(self.card), *renamed_promise(words)]
         notes += partly(words, self.card, words.engines is not None)
         notes += build.speculation_notes(self.engine, self.card, words)
         notes += self.workload.remarks
@@ -85,7 +85,7 @@ class Prepared:
                 f"{self.too_long:,} of {len(self.workload):,} requests cannot be served: their prompts reach "
                 f"the {self.engine.longest:,} tokens that model length and KV allow; --cap-prompt cuts them"
             )
-        return [*filter(None, notes)]
+        return notes
 
     def fleet(self) -> FleetSetup | None:
         words = self.words
@@ -243,7 +243,7 @@ def assumed(
     kind = engine_kind(composes_ahead(settings.asynchronous, card.host), fleet) if run else FORMULAS
     off = f"; derived, throughput ±{100 * throughput_error(card):.0f} %" if card.expected_error else ""
     shown = f"{card.name} ({card.model} on {card.gpu}{off})"
-    return said([shown], [kind], [engine.limits], [arrivals], limits, renamed(settings.card))
+    return said([shown], [kind], [engine.limits], [arrivals], limits)
 
 
 def said(
@@ -252,7 +252,6 @@ def said(
     engines: Iterable[Mapping[str, Any]],
     arrivals: Iterable[str],
     limits: bool = True,
-    renaming: str = "",
 ) -> str:
     limits_of = list(engines)
     names = {"running": "slots", "batch_tokens": "tokens a step", "max_model_len": "tokens a request at most"}
@@ -263,8 +262,7 @@ def said(
             parts.append(f"{value} {word}" if value else "")
     shown = ", ".join(filter(None, parts))
     come = _either(arrivals)
-    note = f" Note: {renaming}." if renaming else ""
-    return f"Card {shown}{f'; {come}' if come else ''}.{note}" if shown else ""
+    return f"Card {shown}{f'; {come}' if come else ''}." if shown else ""
 
 
 def _either(values: Iterable[str]) -> str:

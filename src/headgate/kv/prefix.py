@@ -7,6 +7,7 @@ Blocks are kept as runs, so a request costs by the pieces of its content and not
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import NamedTuple
 
 from headgate.core.ledger import Entry
@@ -131,14 +132,9 @@ class PrefixBlocks(Blocks):
         self.free += count
         self.blank += count
 
-    def forget(self) -> None:
-        self._forget(self._queue.blocks)
-
-    def forget_before(self, time: float) -> None:
-        """Free blocks that were last used before that lose their content (see `stamp`)."""
-        self._forget(self._queue.unused_since(time))
-
-    def _forget(self, count: int) -> None:
+    def forget(self, before: float = inf) -> None:
+        """Free blocks lose their content, if they were last used before that (see `stamp`)."""
+        count = self._queue.unused_since(before)
         self._queue.evict(count)
         self.blank += count
 

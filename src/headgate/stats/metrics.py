@@ -13,7 +13,7 @@ import numpy as np
 from headgate.core.errors import InputError
 from headgate.core.policy import End
 from headgate.core.request import OUTPUT_SERVICE
-from headgate.cost.card import recorded_card
+from headgate.cost.card import load_card
 from headgate.cost.model import Chunk, Shape
 from headgate.record.tables import ENDS, Flags, Floats, Integers, Run
 from headgate.stats import flow
@@ -364,7 +364,7 @@ def prefix_hits(run: Run) -> PrefixHits | None:
 
 def _saved(run: Run, cached: Integers) -> Floats | None:
     try:
-        seconds = recorded_card(run.meta["card"]).cost.seconds
+        seconds = load_card(run.meta["card"]).cost.seconds
     except (InputError, KeyError, TypeError):
         return None
     saved = np.zeros(len(cached))

@@ -7,11 +7,11 @@ import json
 import pytest
 
 import headgate as public
-from headgate.cost.card import list_cards, load_card, recorded_card
+from headgate.cost.card import load_card
 from headgate.experiment.settings import Experiment
 
 SMALL = ["--requests", 60, "--prompt", 60, "--output", 20]
-DEFAULT, OLD, LINES = "cal-h200-qwen3-8b", "h200-qwen3-8b", "linear-h200-qwen3-8b"
+DEFAULT, LINES = "cal-h200-qwen3-8b", "linear-h200-qwen3-8b"
 
 
 def flat(text: str) -> str:
@@ -81,22 +81,6 @@ def test_first_lines_say_card_engine_length_and_arrivals(headgate, words, engine
     for part in (f"Card {DEFAULT} (Qwen3-8B on NVIDIA H200), {engine}, ", "17,408 tokens a request at most"):
         assert part in said
     assert arrivals in said
-
-
-def test_the_old_name_is_the_measured_card_and_says_so(headgate):
-    assert load_card(OLD) == load_card(DEFAULT)
-    assert OLD not in list_cards()
-    run = headgate("simulate", "--card", OLD, "--rate", 5, *SMALL)
-    assert f"note: {OLD} is now another name of {DEFAULT}; the lines it stood for are {LINES}" in run.out
-    plan = headgate("plan", "threshold", "--card", OLD, "--prompt", 60, "--output", 20)
-    assert f"another name of {DEFAULT}" in flat(plan.out)
-    assert "another name" not in headgate("simulate", "--rate", 5, *SMALL).out
-
-
-def test_old_run_folders_keep_the_card_they_were_made_with():
-    """Runs record the card's own name, so a folder that names the alias is from before there was one."""
-    assert recorded_card(OLD).name == LINES
-    assert recorded_card(DEFAULT).name == DEFAULT
 
 
 def test_the_library_composes_ahead_where_the_card_knows_its_host():

@@ -81,8 +81,8 @@ def test_published_capacity_is_memory_less_weights() -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(InputError, match=r"unknown card 'h200-qwen3-8'; did you mean 'h200-qwen3-8b'\?"):
-        load_card("h200-qwen3-8")
+    with pytest.raises(InputError, match=r"unknown card 'h200-qwen3-8b'; did you mean 'pub-h200-qwen3-8b'\?"):
+        load_card("h200-qwen3-8b")
 
 
 def test_missing_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from headgate.core.policy import End
 from headgate.experiment.library import simulate
 from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.forgetful import EVERYTHING
+from headgate.sim.engine.replica import EVERYTHING
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Workload
 from headgate_papers.kv_linear import kv_linear

@@ -12,7 +12,7 @@ from headgate.experiment.fleet import make_router
 from headgate.methods.balance.balance import LeastLoaded
 from headgate.methods.fluid.online import Online
 from headgate.methods.fluid.planner import plan_fluid
-from headgate.sim.fleet.outage import Outage
+from headgate.sim.fleet.fleet import Outage
 from headgate_papers.network.counts import Window
 from headgate_papers.network.network import Network
 from headgate_papers.network.source import Poisson

@@ -16,7 +16,6 @@ from headgate.core.fleet import ANY, DECODE, PREFILL, STAY, Move, RoutePolicy, R
 from headgate.core.plan import ALL, Plan, Until
 from headgate.core.policy import BatchPolicy
 from headgate.cost.model import StepCost
-from headgate.kv.transfer import Transfer
 from headgate.methods.balance.balance import LeastLoaded, RoundRobin
 from headgate.methods.eb.exclusive import PrefillFirst
 from headgate.methods.fluid.flows import EnginePace, Flow, Instance, TokenPrices
@@ -29,6 +28,7 @@ from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.sim.engine.steps import StepClock, step_ends
 from headgate.sim.fleet.fleet import FleetSimulator
+from headgate.sim.fleet.kv_handover import Transfer
 from headgate.stats.gaps import Gaps
 from headgate.workloads.workload import Workload
 from headgate_papers.network.network import Network

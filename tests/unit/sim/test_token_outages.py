@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from fleet_worlds import ROUTERS, Watched, draws, make_router
 from headgate.core.errors import InputError
 from headgate.core.policy import End
-from headgate.kv.transfer import Transfer
 from headgate.methods.balance.balance import LeastLoaded, RoundRobin
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.split.split import Split
 from headgate.record.recorder import HOW
 from headgate.sim.engine.engine import Engine
-from headgate.sim.fleet.fleet import NO_TIME, FleetSimulator
-from headgate.sim.fleet.outage import Outage
+from headgate.sim.fleet.fleet import NO_TIME, FleetSimulator, Outage
+from headgate.sim.fleet.kv_handover import Transfer
 from headgate.workloads.workload import Workload
 from token_fleets import token_worlds
 from worlds import Line

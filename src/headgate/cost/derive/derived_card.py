@@ -16,14 +16,7 @@ from scipy.optimize import least_squares, nnls  # type: ignore[import-untyped]
 from headgate.core.errors import InputError, unknown
 from headgate.cost.card import DERIVED_CARD, Card, ExpectedError, Number, Provenance
 from headgate.cost.derive.gpus import ASSUMED, GIGA, H200, MEASURED, PUBLISHED, Gpu, gpu_named
-from headgate.cost.derive.step import (
-    MOST,
-    OF_H200,
-    SCALES,
-    Corrections,
-    Deployment,
-    step_seconds,
-)
+from headgate.cost.derive.step import MOST, OF_H200, SCALES, Corrections, Deployment, step_seconds
 from headgate.cost.derive.transformer import Transformer, model_named, read_config
 from headgate.cost.fit.fit import LARGEST_GRAPH, region
 from headgate.cost.fit.solve import LEAST_TOKENS, PER_EXPERT, Law, gpu_columns
@@ -38,6 +31,7 @@ ASYNCHRONOUS = (
     "The host is that of the calibrated cards (slow cores, asynchronous scheduling, vLLM's default from 0.14 "
     "on). An engine without it takes the sum of GPU and host: add :sync to the card's name."
 )
+CORRECTED = "cal-h200-qwen3-8b"  # the card of OF_H200
 SYNCHRONOUS = "GPU and host add up, the host as in 90 public runs of vLLM 0.12 on 2 to 8 H100."
 SOURCE = (
     "headgate card derive: the model's config.json, the GPU's data sheet, and laws fitted to "
@@ -52,8 +46,9 @@ def derive_card(wanted: WantedCard, correct: Sequence[Card] = (), name: str = ""
     measured = [(deployment_of(card, at.gpu), card) for card in correct]
     lost = fit_corrections(measured) if measured else OF_H200
     tokens = kv_tokens(at, wanted.utilisation)
-    running = most_running(tokens)
-    steps = shapes(tokens, running, MOST_TOKENS)
+    limits: dict[str, Any] = {"kv_tokens": tokens, "block": BLOCK, "max_batch_tokens": MOST_TOKENS}
+    limits |= {"max_running": most_running(tokens), "max_model_len": min(at.model.longest, tokens)}
+    steps = shapes(tokens, limits["max_running"], MOST_TOKENS)
     seconds = [step_seconds(at, step.decodes, step.context, step.chunks, lost) for step in steps]
     terms, errors = distil(steps, seconds, (at.model.experts, at.model.experts_per_token))
     if wanted.synchronous:  # GPU and host add up
@@ -61,9 +56,9 @@ def derive_card(wanted: WantedCard, correct: Sequence[Card] = (), name: str = ""
         host, work = None, replace(terms, constant=terms.constant + SUM_CONSTANT, per_decode=per_decode)
     else:
         host = host_prior(at.model, at.graph)
-        work = with_host(terms, host)
-    names = ", ".join(card.name for card in correct)
-    corrected = f"calibrated card {names}" if correct else "cal-h200-qwen3-8b"
+        ungraphed = float(f"{SHOWN_UNGRAPHED * host.ungraphed:.4g}")
+        work = replace(terms, **SHOWN, host_ungraphed=ungraphed, graph=host.graph)
+    corrected = f"calibrated card {', '.join(card.name for card in correct)}" if correct else CORRECTED
     basis = Basis(work, host, lost, corrected, wanted.utilisation)
     kv_off = min(1.0, WORKSPACE_OFF / (tokens * _kv_bytes(at)))
     gpus = at.gpu.name if at.gpus == 1 else f"{at.gpus} x {at.gpu.name}"
@@ -72,28 +67,31 @@ def derive_card(wanted: WantedCard, correct: Sequence[Card] = (), name: str = ""
         gpu=gpus,
         model=resolved.model,
         description=f"Derived, not measured: {resolved.model} on {gpus}, by laws of its operators.",
-        kv_tokens=tokens,
-        block=BLOCK,
-        max_model_len=min(at.model.longest, tokens),
-        max_running=running,
-        max_batch_tokens=MOST_TOKENS,
+        **limits,
         work=work,
         host=host,
         region=region(table(steps, seconds)),
         expected_error=expected_error(
             at, kv_off, wanted.approximate and bool(resolved.doubts), wanted.synchronous
         ),
-        provenance=_provenance(wanted, resolved, basis, errors, tokens),
+        provenance=_provenance(wanted, resolved, basis, errors, limits),
     )
 
 
 def _provenance(
-    wanted: WantedCard, resolved: Resolved, basis: Basis, errors: Floats, tokens: int
+    wanted: WantedCard, resolved: Resolved, basis: Basis, errors: Floats, limits: dict[str, int]
 ) -> Provenance:
     at = resolved.at
+    how = f"memory at this utilisation less {weight_bytes(at) / 1e9:.1f} GB of weights and the workspace"
+    every: list[Named] = [("kv_tokens", limits["kv_tokens"], PUBLISHED, how)]
+    every += [(name, limits[name], *known) for name, known in LIMITS.items()]
+    every += [*_prices(at, basis), *_gpu(at), *_engine(at, basis)]
+    every += [(f"model.{name}", value, PUBLISHED, "config.json") for name, value in at.model.shape().items()]
+    numbers = {
+        name: Number.model_validate({"value": float(f"{value:.6g}"), "origin": origin, "source": source})
+        for name, value, origin, source in every
+    }
     off = {"mean": round(float(np.abs(errors).mean()), 4), "most": round(float(np.abs(errors).max()), 4)}
-    limits = {"kv_tokens": tokens, "block": BLOCK, "max_batch_tokens": MOST_TOKENS}
-    limits |= {"max_running": most_running(tokens), "max_model_len": min(at.model.longest, tokens)}
     return Provenance(
         source=SOURCE,
         measured=f"nothing on this engine; corrections for what an engine loses are from {basis.corrected}",
@@ -111,7 +109,7 @@ def _provenance(
             "asynchronous scheduling": str(not wanted.synchronous),
         },
         model_shape=at.model.shape(),
-        numbers=origins(at, basis, limits),
+        numbers=numbers,
     )
 
 
@@ -209,7 +207,7 @@ def expected_error(at: Deployment, kv: float, approximate: bool, synchronous: bo
     return ExpectedError(**errors, kv=float(f"{kv:.2g}"), source="; ".join(source for _, source in bars))
 
 
-# -- where each number comes from
+# -- where each number comes from: by its place in the card, or by gpu., model., memory. and engine.
 
 Named = tuple[str, float, str, str]  # place, value, origin, source
 
@@ -230,19 +228,6 @@ class Basis:
     lost: Corrections
     corrected: str  # by which card
     utilisation: float
-
-
-def origins(at: Deployment, basis: Basis, limits: dict[str, int]) -> dict[str, Number]:
-    """By the place of the number in the card; those it rests on by gpu., model., memory. and engine."""
-    how = f"memory at this utilisation less {weight_bytes(at) / 1e9:.1f} GB of weights and the workspace"
-    every: list[Named] = [("kv_tokens", limits["kv_tokens"], PUBLISHED, how)]
-    every += [(name, limits[name], *known) for name, known in LIMITS.items()]
-    every += [*_prices(at, basis), *_gpu(at), *_engine(at, basis)]
-    every += [(f"model.{name}", value, PUBLISHED, "config.json") for name, value in at.model.shape().items()]
-    return {
-        name: Number.model_validate({"value": float(f"{value:.6g}"), "origin": origin, "source": source})
-        for name, value, origin, source in every
-    }
 
 
 def _prices(at: Deployment, basis: Basis) -> Iterator[Named]:
@@ -581,8 +566,3 @@ def host_prior(model: Transformer, graph: int) -> HostTerms:
     dense = model.layers - model.expert_layers
     ungraphed = DENSE_LAYER * dense + EXPERT_LAYER * model.expert_layers
     return HostTerms(CONSTANT, PER_REQUEST, WITH_PROMPTS, float(f"{ungraphed:.4g}"), graph)
-
-
-def with_host(terms: WorkTerms, host: HostTerms) -> WorkTerms:
-    ungraphed = float(f"{SHOWN_UNGRAPHED * host.ungraphed:.4g}")
-    return replace(terms, **SHOWN, host_ungraphed=ungraphed, graph=host.graph)

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import lsq_linear  # type: ignore[import-untyped]
 
 from headgate.core.errors import InputError
-from headgate.cost.card import Card, ExpectedError, Number, Provenance
+from headgate.cost.card import Card, ExpectedError, Number
 from headgate.cost.fit.fit import measure
 from headgate.cost.fit.solve import level, seconds
 from headgate.cost.fit.steps import DECODE, KINDS, Cuts, Floats, Rows, StepTable, cut
@@ -87,7 +87,11 @@ def rescale(card: Card, table: StepTable, name: str, source: str) -> Rescaled:
         terms = _applied(law, found, table)
     factors = dict(zip(GROUPS, found.tolist(), strict=False))
     added = dict(zip(ADDED, found[len(GROUPS) :].tolist(), strict=True))
-    host = card.host if terms is law else _slower_host(card.host, table)
+    host, alone = card.host, table.kind == DECODE
+    if host is not None and terms is not law and alone.sum() >= FEWEST:  # no slower than what was seen
+        said = host.constant + host.per_request * table.decodes[alone]
+        share = min(1.0, float(np.quantile(table.seconds[alone] / said, LOWEST_HOST)))
+        host = replace(host, constant=host.constant * share, per_request=host.per_request * share)
     made = _card(card, terms, host, name, source, (before, after), len(table))
     return Rescaled(made, factors, added, before, after, len(table))
 
@@ -199,16 +203,6 @@ def _host_shares(law: WorkTerms, table: StepTable) -> dict[str, float]:
     return {name: shares["prompts" in name or "ungraphed" in name] for name in HOST}
 
 
-def _slower_host(host: HostTerms | None, table: StepTable) -> HostTerms | None:
-    """The host beside the GPU, no slower than decode steps that were seen."""
-    alone = table.kind == DECODE
-    if host is None or alone.sum() < FEWEST:
-        return host
-    said = host.constant + host.per_request * table.decodes[alone]
-    share = min(1.0, float(np.quantile(table.seconds[alone] / said, LOWEST_HOST)))
-    return replace(host, constant=host.constant * share, per_request=host.per_request * share)
-
-
 def _card(
     card: Card,
     terms: WorkTerms,
@@ -222,11 +216,17 @@ def _card(
     known = card.provenance
     residuals = {f"{kind} before": figures for kind, figures in before.items()}
     residuals |= {f"{kind} after": figures for kind, figures in after.items()}
+    values = {field.name: getattr(terms, field.name) for field in fields(terms)}
+    measured = {
+        f"work.{name}": Number(value=value, origin="measured", source=f"rescaled by {source}")
+        for name, value in values.items()
+        if isinstance(value, float) and value
+    }
     provenance = {
         "source": f"{source}; before: {known.source}",
         "measured": f"{steps} steps, which scale groups of a derived card's prices",
         "residuals": residuals,
-        "numbers": _numbers(known, terms, source),
+        "numbers": known.numbers and known.numbers | measured,
     }
     changed = {
         "name": name,
@@ -252,15 +252,3 @@ def _bars(prior: ExpectedError, after: dict[str, dict[str, float]], source: str)
     kinds = {kind: bar(kind, getattr(prior, kind)) for kind in KINDS[1:]}
     rates = round(min(prior.throughput, max(SURE, 2 * total, max(kinds.values()) / 2)), 3)
     return ExpectedError(**kinds, throughput=rates, kv=prior.kv, source=f"held-out steps of {source}")
-
-
-def _numbers(known: Provenance, terms: WorkTerms, source: str) -> dict[str, Number] | None:
-    if known.numbers is None:
-        return None
-    found = dict(known.numbers)
-    for field in fields(terms):
-        value = getattr(terms, field.name)
-        if isinstance(value, float) and value:
-            number = Number(value=value, origin="measured", source=f"rescaled by {source}")
-            found[f"work.{field.name}"] = number
-    return found

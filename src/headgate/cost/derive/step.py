@@ -40,6 +40,10 @@ class Deployment:
         """On one GPU; fewer heads than GPUs are copied."""
         return max(1.0, self.model.kv_heads / self.tensor)
 
+    @property
+    def peak(self) -> float:
+        return 2 * self.gpu.peak if self.fp8 else self.gpu.peak
+
 
 @dataclass(frozen=True)
 class Corrections:
@@ -81,7 +85,11 @@ def step_seconds(
     head = gemm(at.gpu, sampled, model.vocabulary / at.tensor, model.hidden, lost.compute)
     words = 12 * sampled * model.vocabulary / at.tensor / (STREAM * at.gpu.bandwidth)
     nets = (model.layers - model.expert_layers) * dense + model.expert_layers * routed
-    return model.layers * alike + nets + attention + head + words + lost.constant + _stages(at, tokens)
+    spent = model.layers * alike + nets + attention + head + words + lost.constant
+    if at.pipeline > 1:
+        link = next(iter(at.gpu.links.values())).speed
+        spent += (at.pipeline - 1) * (HAND_OVER + 2 * tokens * model.hidden / link)
+    return spent
 
 
 def _matrices_and_sums(at: Deployment, tokens: int, lost: Corrections) -> float:
@@ -101,14 +109,18 @@ def _gated(at: Deployment, tokens: int, inner: float, lost: Corrections) -> floa
 
 
 def _experts(at: Deployment, tokens: int, lost: Corrections) -> float:
-    model = at.model
-    share = at.tensor if at.whole_experts else 1
+    model, gpu, law = at.model, at.gpu, at.gpu.experts
+    experts, each, hidden = model.experts, model.experts_per_token, model.hidden
+    share = at.tensor if at.whole_experts else 1  # GPUs that have whole ones
     inner = model.expert_feed_forward * share / at.tensor
-    of, sizes = (model.experts, model.experts_per_token, share), (model.hidden, inner)
-    spent = gemm(at.gpu, tokens, model.experts, model.hidden, lost.compute)
-    spent += routed_experts(at.gpu, tokens, of, sizes, lost.compute, model.bytes_per_weight, _peak(at))
-    around = 3 * model.experts_per_token * inner / share
-    spent += 2 * tokens * around / (STREAM * at.gpu.bandwidth)
+    spent = gemm(gpu, tokens, experts, hidden, lost.compute)
+    met = experts * (1 - (1 - each / experts) ** tokens) / share  # those read: tokens draw experts alike
+    sent = tokens * each / share
+    read = met * 3 * model.bytes_per_weight * hidden * inner + 4 * sent * hidden
+    work = 6 * (sent + law.pad * met) * hidden * inner * lost.compute
+    spent += law.c0 + joined(read / (gpu.bandwidth * law.eb), work / (at.peak * law.ef), law.q)
+    around = 3 * each * inner / share
+    spent += 2 * tokens * around / (STREAM * gpu.bandwidth)
     shared = model.shared_feed_forward / at.tensor
     return spent + (_gated(at, tokens, shared, lost) if shared else 0.0)
 
@@ -122,13 +134,18 @@ def _attention(
     window: float = inf,
 ) -> float:
     """Of one layer in which no token reads more than `window` others."""
-    model = at.model
-    kv = lost.kv * (lost.mixed if decodes and chunks else 1.0)
-    read = min(context, decodes * window) if decodes else 0.0
-    spent = decode_attention(at.gpu, decodes, read, at.kv_heads, model.head_size, kv, model.bytes_per_kv)
-    tokens = sum(chunk.tokens for chunk in chunks)
-    pairs = sum(_pairs(chunk, window) for chunk in chunks)
-    return spent + prompt_attention(at.gpu, tokens, pairs, model.heads / at.tensor, model.head_size)
+    model, gpu, spent = at.model, at.gpu, 0.0
+    if decodes:
+        kv = lost.kv * (lost.mixed if chunks else 1.0)
+        of_token = 2 * model.bytes_per_kv * at.kv_heads * model.head_size
+        read = of_token * min(context, decodes * window) * kv / (gpu.bandwidth * gpu.decode.e)
+        spent = gpu.decode.c0 + joined(gpu.decode.c1 * decodes * at.kv_heads, read, gpu.decode.q)
+    if chunks:
+        tokens = sum(chunk.tokens for chunk in chunks)
+        pairs = sum(_pairs(chunk, window) for chunk in chunks)
+        heads, law = model.heads / at.tensor, gpu.prompt
+        spent += law.c0 + law.c1 * tokens * heads + 4 * heads * model.head_size * pairs / (gpu.peak * law.e)
+    return spent
 
 
 def _pairs(chunk: Chunk, window: float) -> float:
@@ -138,19 +155,8 @@ def _pairs(chunk: Chunk, window: float) -> float:
     return (near - start) * (start + near) / 2 + (end - near) * min(window, end)
 
 
-def _stages(at: Deployment, tokens: int) -> float:
-    if at.pipeline == 1:
-        return 0.0
-    link = next(iter(at.gpu.links.values())).speed
-    return (at.pipeline - 1) * (HAND_OVER + 2 * tokens * at.model.hidden / link)
-
-
 def _gemm(at: Deployment, tokens: int, rows: float, columns: float, lost: Corrections) -> float:
-    return gemm(at.gpu, tokens, rows, columns, lost.compute, at.model.bytes_per_weight, _peak(at))
-
-
-def _peak(at: Deployment) -> float:
-    return 2 * at.gpu.peak if at.fp8 else at.gpu.peak
+    return gemm(at.gpu, tokens, rows, columns, lost.compute, at.model.bytes_per_weight, at.peak)
 
 
 # -- seconds of one operator on a GPU
@@ -171,45 +177,6 @@ def gemm(
     law = gpu.gemm
     read = (weight_bytes * n * k + 2 * (m * k + m * n)) / (gpu.bandwidth * law.eb)
     work = 2 * 16 * -(-m // 16) * n * k * compute / ((peak or gpu.peak) * law.ef)
-    return law.c0 + joined(read, work, law.q)
-
-
-def decode_attention(
-    gpu: Gpu, decodes: int, context: float, kv_heads: float, head: int, kv: float = 1.0, kv_bytes: float = 2.0
-) -> float:
-    """Decodes that read `context` tokens together; `kv` stretches the reading."""
-    if not decodes:
-        return 0.0
-    law = gpu.decode
-    read = 2 * kv_bytes * kv_heads * head * context * kv / (gpu.bandwidth * law.e)
-    return law.c0 + joined(law.c1 * decodes * kv_heads, read, law.q)
-
-
-def prompt_attention(gpu: Gpu, tokens: int, pairs: float, heads: float, head: int) -> float:
-    """Prompt tokens with `pairs`, the sum of tokens * (start + tokens / 2) over pieces of prompts."""
-    if not tokens:
-        return 0.0
-    law = gpu.prompt
-    return law.c0 + law.c1 * tokens * heads + 4 * heads * head * pairs / (gpu.peak * law.e)
-
-
-def routed_experts(
-    gpu: Gpu,
-    tokens: int,
-    of: tuple[int, int, int],
-    sizes: tuple[int, float],
-    compute: float = 1.0,
-    weight_bytes: float = 2.0,
-    peak: float = 0.0,
-) -> float:
-    """The experts of a layer: (experts, each token's, GPUs that share them whole), (hidden, inner)."""
-    experts, each, share = of
-    hidden, inner = sizes
-    law = gpu.experts
-    met = experts * (1 - (1 - each / experts) ** tokens) / share  # those read: tokens draw experts alike
-    sent = tokens * each / share
-    read = (met * 3 * weight_bytes * hidden * inner + 4 * sent * hidden) / (gpu.bandwidth * law.eb)
-    work = 6 * (sent + law.pad * met) * hidden * inner * compute / ((peak or gpu.peak) * law.ef)
     return law.c0 + joined(read, work, law.q)
 
 

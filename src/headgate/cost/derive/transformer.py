@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,11 @@ class Transformer:
 
     @property
     def body_weights(self) -> int:
-        routed = self.hidden * self.experts + self.experts * _size(self._net(self.expert_feed_forward))
-        dense = (self.layers - self.expert_layers) * _size(self._net(self.feed_forward))
-        mixed = self.expert_layers * (routed + _size(self._net(self.shared_feed_forward)))
-        return self.layers * _size(self.attention) + dense + mixed
+        net = 3 * self.hidden  # for each row of a gated one
+        routed = self.experts * (self.hidden + net * self.expert_feed_forward)
+        dense = (self.layers - self.expert_layers) * net * self.feed_forward
+        mixed = self.expert_layers * (routed + net * self.shared_feed_forward)
+        return self.layers * sum(rows * columns for rows, columns in self.attention) + dense + mixed
 
     @property
     def head_weights(self) -> int:
@@ -85,13 +87,6 @@ class Transformer:
             sizes |= {"expert_inner": self.expert_feed_forward}
         return sizes
 
-    def _net(self, inner: int) -> tuple[tuple[int, int], ...]:
-        return ((inner, self.hidden), (inner, self.hidden), (self.hidden, inner))
-
-
-def _size(matrices: tuple[tuple[int, int], ...]) -> int:
-    return sum(rows * columns for rows, columns in matrices)
-
 
 # -- shapes of common models, as published
 
@@ -99,56 +94,40 @@ LLAMA, QWEN, GEMMA_2, GEMMA_3 = 128256, 151936, 256000, 262208  # vocabularies
 LONG = 131072
 
 
-def _llama(layers: int, hidden: int, heads: int, head: int, inner: int, tied: bool = False) -> Transformer:
-    return Transformer(layers, hidden, heads, 8, head, inner, LLAMA, tied=tied, longest=LONG)
-
-
-def _qwen3(layers: int, hidden: int, heads: int, inner: int, tied: bool = False) -> Transformer:
-    return Transformer(layers, hidden, heads, 8, 128, inner, QWEN, tied=tied, longest=40960)
-
-
-def _qwen3_moe(layers: int, hidden: int, heads: int, inner: int, each: int) -> Transformer:
-    dense = Transformer(layers, hidden, heads, 4, 128, inner, QWEN, longest=40960)
-    return replace(dense, experts=128, experts_per_token=8, expert_feed_forward=each)
-
-
-def _mixtral(layers: int, hidden: int, heads: int, inner: int, words: int, longest: int) -> Transformer:
-    dense = Transformer(layers, hidden, heads, 8, 128, inner, words, longest=longest)
-    return replace(dense, experts=8, experts_per_token=2, expert_feed_forward=inner)
-
-
-def _gemma(
-    layers: int, hidden: int, heads: tuple[int, int, int], inner: int, words: int, window: tuple[int, int]
-) -> Transformer:
-    longest = 8192 if words == GEMMA_2 else LONG
-    whole = Transformer(layers, hidden, *heads, inner, words, tied=True, longest=longest)
-    return replace(whole, window=window[0], full_every=window[1])
-
-
+_llama = partial(Transformer, kv_heads=8, vocabulary=LLAMA, longest=LONG)
+_qwen3 = partial(Transformer, kv_heads=8, head_size=128, vocabulary=QWEN, longest=40960)
+_qwen3_moe = partial(_qwen3, kv_heads=4, experts=128, experts_per_token=8)
+_mistral = partial(Transformer, kv_heads=8, head_size=128, longest=32768)
+_mixtral = partial(_mistral, experts=8, experts_per_token=2)
+_gemma2 = partial(Transformer, vocabulary=GEMMA_2, tied=True, longest=8192, window=4096, full_every=2)
+_gemma3 = partial(Transformer, vocabulary=GEMMA_3, tied=True, longest=LONG, window=1024, full_every=6)
+# Layers, hidden, heads; for Gemma KV heads, size of a head and inner size, too
 MODELS: dict[str, Transformer] = {
-    "llama-3.2-1b": _llama(16, 2048, 32, 64, 8192, tied=True),
-    "llama-3.2-3b": _llama(28, 3072, 24, 128, 8192, tied=True),
-    "llama-3.1-8b": _llama(32, 4096, 32, 128, 14336),
-    "llama-3.1-70b": _llama(80, 8192, 64, 128, 28672),
-    "llama-3.3-70b": _llama(80, 8192, 64, 128, 28672),
-    "llama-3.1-405b": _llama(126, 16384, 128, 128, 53248),
-    "qwen3-0.6b": _qwen3(28, 1024, 16, 3072, tied=True),
-    "qwen3-1.7b": _qwen3(28, 2048, 16, 6144, tied=True),
-    "qwen3-4b": _qwen3(36, 2560, 32, 9728, tied=True),
-    "qwen3-8b": _qwen3(36, 4096, 32, 12288),
-    "qwen3-14b": _qwen3(40, 5120, 40, 17408),
-    "qwen3-32b": _qwen3(64, 5120, 64, 25600),
-    "qwen3-30b-a3b": _qwen3_moe(48, 2048, 32, 6144, 768),
-    "qwen3-235b-a22b": _qwen3_moe(94, 4096, 64, 12288, 1536),
-    "mistral-7b": Transformer(32, 4096, 32, 8, 128, 14336, 32768, longest=32768),
-    "mistral-small-24b": Transformer(40, 5120, 32, 8, 128, 32768, 131072, longest=32768),
-    "mixtral-8x7b": _mixtral(32, 4096, 32, 14336, 32000, 32768),
-    "mixtral-8x22b": _mixtral(56, 6144, 48, 16384, 32768, 65536),
-    "gemma-2-9b": _gemma(42, 3584, (16, 8, 256), 14336, GEMMA_2, (4096, 2)),
-    "gemma-2-27b": _gemma(46, 4608, (32, 16, 128), 36864, GEMMA_2, (4096, 2)),
-    "gemma-3-4b": _gemma(34, 2560, (8, 4, 256), 10240, GEMMA_3, (1024, 6)),
-    "gemma-3-12b": _gemma(48, 3840, (16, 8, 256), 15360, GEMMA_3, (1024, 6)),
-    "gemma-3-27b": _gemma(62, 5376, (32, 16, 128), 21504, GEMMA_3, (1024, 6)),
+    "llama-3.2-1b": _llama(16, 2048, 32, head_size=64, feed_forward=8192, tied=True),
+    "llama-3.2-3b": _llama(28, 3072, 24, head_size=128, feed_forward=8192, tied=True),
+    "llama-3.1-8b": _llama(32, 4096, 32, head_size=128, feed_forward=14336),
+    "llama-3.1-70b": _llama(80, 8192, 64, head_size=128, feed_forward=28672),
+    "llama-3.3-70b": _llama(80, 8192, 64, head_size=128, feed_forward=28672),
+    "llama-3.1-405b": _llama(126, 16384, 128, head_size=128, feed_forward=53248),
+    "qwen3-0.6b": _qwen3(28, 1024, 16, feed_forward=3072, tied=True),
+    "qwen3-1.7b": _qwen3(28, 2048, 16, feed_forward=6144, tied=True),
+    "qwen3-4b": _qwen3(36, 2560, 32, feed_forward=9728, tied=True),
+    "qwen3-8b": _qwen3(36, 4096, 32, feed_forward=12288),
+    "qwen3-14b": _qwen3(40, 5120, 40, feed_forward=17408),
+    "qwen3-32b": _qwen3(64, 5120, 64, feed_forward=25600),
+    "qwen3-30b-a3b": _qwen3_moe(48, 2048, 32, feed_forward=6144, expert_feed_forward=768),
+    "qwen3-235b-a22b": _qwen3_moe(94, 4096, 64, feed_forward=12288, expert_feed_forward=1536),
+    "mistral-7b": _mistral(32, 4096, 32, feed_forward=14336, vocabulary=32768),
+    "mistral-small-24b": _mistral(40, 5120, 32, feed_forward=32768, vocabulary=131072),
+    "mixtral-8x7b": _mixtral(32, 4096, 32, feed_forward=14336, expert_feed_forward=14336, vocabulary=32000),
+    "mixtral-8x22b": _mixtral(
+        56, 6144, 48, feed_forward=16384, expert_feed_forward=16384, vocabulary=32768, longest=65536
+    ),
+    "gemma-2-9b": _gemma2(42, 3584, 16, 8, 256, 14336),
+    "gemma-2-27b": _gemma2(46, 4608, 32, 16, 128, 36864),
+    "gemma-3-4b": _gemma3(34, 2560, 8, 4, 256, 10240),
+    "gemma-3-12b": _gemma3(48, 3840, 16, 8, 256, 15360),
+    "gemma-3-27b": _gemma3(62, 5376, 32, 16, 128, 21504),
 }
 
 
@@ -170,7 +149,6 @@ LARGEST_FILE = 4 * 2**20  # bytes
 STATES = ("mamba", "ssm", "rwkv", "recurrent", "linear_attention", "lfm2", "falcon_h1", "jamba", "zamba")
 UNGATED = ("opt", "gpt2", "gpt_neox", "gptj", "bloom", "falcon", "mpt", "phi", "starcoder2", "gpt_bigcode")
 LOCAL_EVERY = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6}  # layers of which one reads everything
-FP8_METHODS = ("fp8", "compressed-tensors-fp8")
 
 
 def read_config(path: str | Path) -> tuple[Transformer, list[str], bool]:
@@ -203,7 +181,8 @@ def parse_config(document: Mapping[str, Any], where: str) -> tuple[Transformer, 
     heads = read.count("num_attention_heads")
     hidden = read.count("hidden_size")
     kind = str(inner.get("model_type", ""))
-    experts = read.first(("num_experts", "num_local_experts", "n_routed_experts"))
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((found for name in names if (found := read.optional(name))), 0)
     each = read.optional("moe_intermediate_size") or read.optional("intermediate_size")
     if not read.optional("head_dim") and hidden % heads:
         raise InputError(f"{where}: hidden_size {hidden} is no multiple of {heads} heads; give head_dim")
@@ -232,8 +211,9 @@ def parse_config(document: Mapping[str, Any], where: str) -> tuple[Transformer, 
         raise InputError(f"{where}: num_experts_per_tok must be 1 to {experts}; correct it")
     if model.dense_layers > model.layers:
         raise InputError(f"{where}: first_k_dense_replace is more than the layers; correct it")
-    fp8 = _method(inner) in FP8_METHODS
-    return model, _uncovered(inner, kind, fp8), fp8
+    method = _method(inner)
+    fp8 = method in ("fp8", "compressed-tensors-fp8")
+    return model, _uncovered(inner, kind, "" if fp8 else method), fp8
 
 
 class _Reader:
@@ -253,9 +233,6 @@ class _Reader:
         if type(value) is not int or not 0 <= value <= MOST:
             raise InputError(f"{self._where}: {name} must be a whole number, not {str(value)[:40]}; fix it")
         return value
-
-    def first(self, names: tuple[str, ...]) -> int:
-        return next((found for name in names if (found := self.optional(name))), 0)
 
 
 def _window(document: Mapping[str, Any], kind: str, read: _Reader) -> tuple[int, int]:
@@ -280,7 +257,7 @@ def _method(document: Mapping[str, Any]) -> str:
     return f"{method}-fp8" if method == "compressed-tensors" and '"float"' in text else method
 
 
-def _uncovered(document: Mapping[str, Any], kind: str, fp8: bool) -> list[str]:
+def _uncovered(document: Mapping[str, Any], kind: str, method: str) -> list[str]:
     found = []
     if document.get("kv_lora_rank") or document.get("q_lora_rank"):
         found.append("multi-head latent attention (MLA)")
@@ -293,7 +270,6 @@ def _uncovered(document: Mapping[str, Any], kind: str, fp8: bool) -> list[str]:
         found.append("an encoder")
     if kind in UNGATED:
         found.append(f"a feed-forward net without gate ({kind})")
-    method = _method(document)
-    if method and not fp8:
+    if method:
         found.append(f"quantised weights ({method})")
     return found

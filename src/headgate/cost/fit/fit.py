@@ -49,7 +49,16 @@ class Fitted:
             host=self.host,
             speculation=self.drafting,
             region=region(table),
-            provenance=self._provenance(),
+            provenance=Provenance(
+                **{name: getattr(self.about, name) for name in BEHIND_IT},
+                measured=HOW,
+                residuals=self.quality.regions,
+                assumptions=_assumptions(self.choice.law, table),
+                extrapolated=_extrapolated(table),
+                intervals=self.intervals,
+                chosen=[f"{tried.law}: {100 * tried.loss:.2f} %" for tried in self.choice.path],
+                grid=_grid(table, self.quality),
+            ),
         )
 
     def lines(self) -> list[str]:
@@ -76,18 +85,6 @@ class Fitted:
             shown = "".join(f"{100 * figures[key]:>6.1f} %" for key in ("median", "p95", "total"))
             text.append(f"  {name:<22}{shown}{figures['pieces']:>8.0f}")
         return text
-
-    def _provenance(self) -> Provenance:
-        return Provenance(
-            **{name: getattr(self.about, name) for name in BEHIND_IT},
-            measured=HOW,
-            residuals=self.quality.regions,
-            assumptions=_assumptions(self.choice.law, self.table),
-            extrapolated=_extrapolated(self.table),
-            intervals=self.intervals,
-            chosen=[f"{_added(tried.law)}: {100 * tried.loss:.2f} %" for tried in self.choice.path],
-            grid=_grid(self.table, self.quality),
-        )
 
 
 def fit(table: StepTable, about: About) -> Fitted:
@@ -170,13 +167,6 @@ def _grid(table: StepTable, quality: Quality) -> list[GridCell]:
         known = None if error is None else round(error, 4)
         cells.append(GridCell(label=table.labels[index], steps=int(rows.sum()), error=known, **ranges))
     return cells
-
-
-def _added(law: Law) -> str:
-    words = ["affine", *law.extras]
-    words += [f"least_tokens={law.least_tokens}"] if law.least_tokens else []
-    words += [f"tile={law.tile}"] if law.tile > 1 else []
-    return " + ".join([*words, "host"] if law.host else words)
 
 
 def _assumptions(law: Law, table: StepTable) -> list[str]:

@@ -398,6 +398,12 @@ class Law:
     experts: tuple[int, int] = (0, 0)  # of a layer, and those each token is sent to
     graph: int = 0  # tokens of the largest CUDA graph, 0 where none is known
 
+    def __str__(self) -> str:
+        words = ["affine", *self.extras]
+        words += [f"least_tokens={self.least_tokens}"] if self.least_tokens else []
+        words += [f"tile={self.tile}"] if self.tile > 1 else []
+        return " + ".join([*words, "host"] if self.host else words)
+
     @property
     def names(self) -> tuple[str, ...]:
         return (*AFFINE, *self.extras, *(HOST if self.host else ()))

@@ -97,7 +97,13 @@ class StepTable:
         table = _filled(given, count, tuple(labels))
         if count and not 0 <= table.part.min() <= table.part.max() < len(labels):
             raise InputError(f"column 'part' of timed steps must index the {len(labels)} labels")
-        _refuse_nonsense(table)
+        for name in ("decodes", "context", "prefill", "behind", "drafts"):
+            values = getattr(table, name)
+            bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+            if len(bad):
+                raise InputError(
+                    f"row {bad[0]} of the timed steps: {name} is {values[bad[0]]}; must be zero or more"
+                )
         good = (table.seconds > 0) & (table.seconds <= LONGEST) & (table.tokens > 0)
         kept = table.take(good)
         return replace(kept, dropped=int((~good).sum()))
@@ -145,16 +151,6 @@ def _filled(given: Mapping[str, NDArray[np.generic]], count: int, labels: tuple[
         before = np.where(same, np.roll(kinds, 1), NOTHING).astype(np.int8)
     busy = np.asarray(given.get("busy", np.ones(count)), dtype=np.bool_)
     return StepTable(**numbers, before=before, busy=busy, part=part, labels=labels, dropped=0, exact=False)
-
-
-def _refuse_nonsense(table: StepTable) -> None:
-    for name in ("decodes", "context", "prefill", "behind", "drafts"):
-        values = getattr(table, name)
-        bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
-        if len(bad):
-            raise InputError(
-                f"row {bad[0]} of the timed steps: {name} is {values[bad[0]]}; must be zero or more"
-            )
 
 
 COLUMNS = tuple(field.name for field in fields(StepTable) if field.name not in ("labels", "dropped", "exact"))
@@ -211,7 +207,10 @@ def cut(table: StepTable, together: int = TOGETHER) -> Cuts:
     starts = _fine(table)
     starts = _merged(table, starts, together) if together > 1 else starts
     seconds, kind = np.add.reduceat(table.seconds, starts), np.maximum.reduceat(table.kind, starts)
-    return Cuts(starts, seconds, kind, _mostly(table, starts))
+    piece = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(table))))
+    order = np.lexsort((table.seconds, piece))  # the longest row of each piece comes last
+    last = np.append(starts[1:], len(table)) - 1
+    return Cuts(starts, seconds, kind, np.asarray(table.part[order[last]]))
 
 
 def _fine(table: StepTable) -> Starts:
@@ -239,13 +238,6 @@ def _merged(table: StepTable, starts: Starts, together: int) -> Starts:
             kept.append(piece)
             held = 1
     return starts[np.array(kept, dtype=np.intp)]
-
-
-def _mostly(table: StepTable, starts: Starts) -> NDArray[np.int32]:
-    piece = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(table))))
-    order = np.lexsort((table.seconds, piece))  # the longest row of each piece comes last
-    last = np.append(starts[1:], len(table)) - 1
-    return np.asarray(table.part[order[last]])
 
 
 def single(table: StepTable, pieces: Cuts) -> Starts:

@@ -86,7 +86,18 @@ class LinearCost(CompiledCost):
         decoding = line[0] + line[1] * context
         if decoding > alone:
             alone = decoding
-        together = self._together(decodes, context, prefill, behind)
+        constant, per_prefill, per_decode, per_context, per_behind, free_decodes, (a, b, c) = self._mixed
+        tokens = decodes + prefill
+        share = decodes / tokens
+        paid = decodes - free_decodes if decodes > free_decodes else 0
+        together = (
+            constant
+            + per_prefill * prefill
+            + per_decode * paid
+            + per_context * context
+            + per_behind * behind
+            + (a + share * (b + share * c)) * tokens
+        )
         return together if together > alone else alone
 
     def decode_line(self, decodes: int) -> tuple[float, float]:
@@ -96,17 +107,3 @@ class LinearCost(CompiledCost):
             paid = max(decodes - terms.free_decodes, 0)
             line = self._lines[decodes] = (terms.constant + terms.per_decode * paid, terms.per_context)
         return line
-
-    def _together(self, decodes: int, context: int, prefill: int, behind: int) -> float:
-        constant, per_prefill, per_decode, per_context, per_behind, free_decodes, (a, b, c) = self._mixed
-        tokens = decodes + prefill
-        share = decodes / tokens
-        paid = decodes - free_decodes if decodes > free_decodes else 0
-        return (
-            constant
-            + per_prefill * prefill
-            + per_decode * paid
-            + per_context * context
-            + per_behind * behind
-            + (a + share * (b + share * c)) * tokens
-        )

@@ -32,9 +32,8 @@ class Acceptance(NamedTuple):
 
     def rates(self, drafts: int) -> list[float]:
         """The probability that the first j drafts are accepted, from j = 1 on."""
-        rates, rate = [], 1.0
+        rates, rate, alike = [], 1.0, isinf(self.spread)
         for place in range(drafts):
-            alike = isinf(self.spread)
             rate *= self.mean if alike else (self.mean * self.spread + place) / (self.spread + place)
             rates.append(rate)
         return rates
@@ -72,21 +71,9 @@ def gain(cost: WorkCost, drafting: DraftTerms, accept: Accepts, decodes: int, co
     return Gain(k, step, tokens, tokens * before / step)
 
 
-def best(
-    cost: WorkCost, drafting: DraftTerms, accept: Accepts, decodes: int, context: float, most: int
-) -> Gain:
-    """The k with the most tokens a second, up to `most`; the smallest of equal ones."""
-    return max(
-        (gain(cost, drafting, accept, decodes, context, k) for k in range(most + 1)),
-        key=lambda one: (one.gain, -one.drafts),
-    )
-
-
-def crossover(
-    cost: WorkCost, drafting: DraftTerms, accept: Accepts, context: float, k: int, most: int = 1024
-) -> int | None:
-    """The smallest batch that k drafts make slower; None: none up to `most`."""
-    sizes = range(1, most + 1)
+def crossover(cost: WorkCost, drafting: DraftTerms, accept: Accepts, context: float, k: int) -> int | None:
+    """The smallest batch that k drafts make slower; None: none up to 1,024."""
+    sizes = range(1, 1025)
     return next((b for b in sizes if gain(cost, drafting, accept, b, context, k).gain < 1.0), None)
 
 

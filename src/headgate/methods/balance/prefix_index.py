@@ -40,7 +40,7 @@ class PrefixIndex:
 
     def cached(self, pieces: Pieces, prompt: int, now: float = 0.0) -> int:
         if self._ttl:
-            self._pool.forget_before(now - self._ttl)
+            self._pool.forget(now - self._ttl)
         return self._pool.find(pieces, prompt).blocks * self._pool.size
 
     def sent(self, pieces: Pieces, prompt: int, now: float = 0.0) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.core.request import GAP, MEAN
-from headgate.cost.card import recorded_card
+from headgate.cost.card import load_card
 from headgate.methods.bounds import Bound, Requests, engine_bound
 from headgate.record.tables import Integers, Run
 from headgate.report.charts import HIGHEST, LOG, LOWEST, TAIL, Axis, Chart, Floats, Mark, Series, distribution
@@ -144,7 +144,7 @@ class Scene:
             return None
         lengths = Requests.of(run.requests["prompt"][done], run.requests["output"][done] - 1)
         try:
-            cost = recorded_card(run.meta["card"]).cost
+            cost = load_card(run.meta["card"]).cost
             most = (limits["running"], limits["batch_tokens"], limits["kv_tokens"])
             return engine_bound(cost, lengths, *most, self.engines)
         except (InputError, KeyError):

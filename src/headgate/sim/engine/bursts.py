@@ -48,7 +48,9 @@ class Bursts:
         self.slack = 2 * self.width + self._ahead + self._in_flight
 
     def deliver(self, entry: Entry, remaining: int, size: int) -> None:
-        steps = min(remaining, int(remaining / self._mean(entry.id)) + SPARE)
+        rate = self._rates[entry.id]
+        mean = float(self.width) if rate >= 1 else (1 - rate**self.width) / (1 - rate)  # tokens of a step
+        steps = min(remaining, int(remaining / mean) + SPARE)
         drawn = self.draw(entry.id, entry.drawn + steps + 1)[entry.drawn :]
         sums = np.cumsum(drawn)
         last = int(np.searchsorted(sums, remaining))  # the step that brings its last token
@@ -78,10 +80,6 @@ class Bursts:
         draws = np.random.default_rng(self._seeds[id]).geometric(1 - rate, steps)
         return np.minimum(draws, self.width)
 
-    def _mean(self, id: int) -> float:
-        rate = self._rates[id]
-        return float(self.width) if rate >= 1 else (1 - rate**self.width) / (1 - rate)
-
 
 def spread(entry: Entry, ledger: Ledger, blocks: Blocks, by: int) -> None:
     """It begins to roll (by=1), or will not take the steps that are left (by=-1)."""
@@ -90,7 +88,10 @@ def spread(entry: Entry, ledger: Ledger, blocks: Blocks, by: int) -> None:
     assert growth is not None
     begin, taken = ledger.tick - ledger.past, entry.taken
     if begin > FORGET:
-        _forget(ledger, blocks, begin - RECENT)
+        old = begin - RECENT
+        del growth[:old], growers[:old]
+        ledger.past += old
+        blocks.past += old
         begin = RECENT
     sums, held = deliveries.sums[taken:], deliveries.blocks[taken:]
     end = begin + len(sums) - 1
@@ -101,13 +102,6 @@ def spread(entry: Entry, ledger: Ledger, blocks: Blocks, by: int) -> None:
     change = sub if by < 0 else add
     growth[begin:end] = map(change, growth[begin:end], map(sub, sums[1:], sums))
     growers[begin:end] = map(change, growers[begin:end], map(sub, held[1:], held))
-
-
-def _forget(ledger: Ledger, blocks: Blocks, ticks: int) -> None:
-    assert ledger.growth is not None
-    del ledger.growth[:ticks], blocks.growers[:ticks]
-    ledger.past += ticks
-    blocks.past += ticks
 
 
 def drawn_rates(law: Acceptance, chance: np.random.Generator, requests: int) -> NDArray[np.float64]:

@@ -26,19 +26,40 @@ from headgate.sim.engine.steps import StepClock
 STOPPED: Final = End.STOPPED
 LIMIT: Final = End.LIMIT
 MOST_WAITS: Final = 100_000  # plans in a row that run nothing, each for a little time: it will never stop
-Contents = Sequence[Pieces] | None  # of the requests, by number, where they are known
+EVERYTHING: Final = 2**31 - 1  # `lost`: an evicted request starts from nothing
 NO_GAUGES: Mapping[str, float] = {}
 ADMISSION = attrgetter("admission")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Residents:
-    """The state of a virtual engine. Every change touches one request: O(1), or O(log n) for its end."""
+class VirtualEngine:
+    """One engine in virtual time. The simulator's loop calls `ask`, `advance` and `settle`, in this order.
+
+    Nothing is done per running request and step: decodes share the ledger's tick, their ends wait in a heap,
+    their KV needs are counted by remainder. A request is touched when it joins, leaves or is held: O(1), or
+    O(log n) for its end.
+
+    An evicted decode loses its newest `lost` output tokens, which must be brought again. Engines lose none:
+    the step that computes the KV again brings the next token. Analyses assume worse. One lost token is that
+    step without a token, as in models where a prompt brings none; EVERYTHING is the restart that arguments
+    against first come, first served rest on (WAIT's Proposition 4).
+    """
+
+    lost = 0
 
     def __init__(
-        self, engine: Engine, lengths: Sequence[int], contents: Contents = None, bursts: Bursts | None = None
+        self,
+        engine: Engine,
+        policy: BatchPolicy,
+        lengths: Sequence[int],
+        observers: Sequence[Observer] = (),
+        leases: bool = True,
+        on_leave: Callable[[int, float], None] = lambda id, now: None,
+        contents: Sequence[Pieces] | None = None,
+        bursts: Bursts | None = None,
     ) -> None:
-        total = engine.kv_tokens // engine.block
+        """`lengths`, `contents` (where they are known) and `bursts` are those of the requests, by number."""
+        total = engine.checked().kv_tokens // engine.block
         self.cache: PrefixBlocks | None = None
         if contents is not None and engine.prefix_cache:
             written_before = None if bursts is None else self._steps_since
@@ -49,15 +70,38 @@ class Residents:
             self.blocks = Blocks(total, engine.block)
         self._composing = False  # a step with decodes, which write a token each before new prompts enter
         limits = Limits(engine.batch_tokens, engine.running, engine.block, engine.width, engine.burst)
-        self.ledger = Ledger(limits, self.blocks.total * engine.block)
+        self.ledger = Ledger(limits, total * engine.block)
         self._bursts = bursts  # None: every step of a decode brings a token
+        self._pace = StepClock(engine.cost)
         if bursts is not None:
             self.blocks.follow()
             self.ledger.growth = []
+            self._pace.ledger = self.ledger
         self.longest = engine.longest
         self._shortest = engine.retraction == SHORTEST
-        self._lengths = lengths  # true output lengths, by request number; no policy sees them
+        self._lengths = lengths  # true output lengths; no policy sees them
         self._ends: list[tuple[int, int, int]] = []  # heap: tick of its last token, rank, request
+        self.lease = Lease()
+        self.plan = Plan()
+        self.now = 0.0
+        self.last_start = 0.0  # when the newest step began
+        self.asked_now = False  # the plan was made for what the view shows now
+        self._idle_since, self._waits = -inf, 0  # how often the policy was asked since then and ran nothing
+        self._observers = tuple(observers)
+        self._leases = leases
+        self._on_leave = on_leave
+        self._prompts: list[Entry] = []  # prompts of the plan that are still to run, next one last
+        self._decodes_instead = False  # a prompt of the plan found no KV
+        self.take_over(policy)
+
+    def take_over(self, policy: BatchPolicy) -> None:
+        self.policy = policy
+        self.hear = Listeners((*self._observers, policy))
+        self._has_gauges = type(policy).gauges is not BatchPolicy.gauges
+        self.lease.ended = True
+        if self.occupied:
+            self._refresh_view()
+            policy.adopt(self.ledger)
 
     @property
     def occupied(self) -> bool:
@@ -140,8 +184,12 @@ class Residents:
         entry.end = NOT_ROLLING
 
     def _drop(self, entry: Entry) -> None:
+        lost = min(self.lost, entry.generated) if self.lost and entry.id in self.ledger.decoding else 0
         self._free(entry, leaves=False)
         self.ledger.evict(entry)
+        if lost:
+            self.ledger.recount(entry, entry.generated - lost)
+            entry.todo -= lost
         if entry.deliveries is not None:
             entry.drawn += entry.deliveries.at
             entry.deliveries = None
@@ -204,17 +252,6 @@ class Residents:
         composed = self._composing and entry.rolls
         return step - taken - composed if first + sums[taken] >= tokens else 0
 
-    def _pop_finished(self) -> Entry | None:
-        ends, ledger = self._ends, self.ledger
-        while ends and ends[0][0] <= ledger.tick:
-            end, _, id = heappop(ends)
-            entry = ledger.decoding.get(id)
-            if entry is not None and entry.end == end:
-                self._free(entry)
-                ledger.leave(entry)
-                return entry
-        return None
-
     def _next_end(self) -> int:
         """The tick at which the next last token comes; at least one decode must roll."""
         ends, decoding = self._ends, self.ledger.decoding
@@ -235,52 +272,6 @@ class Residents:
     def _newest(self) -> Entry:
         running = (*self.ledger.prefilling.values(), *self.ledger.decoding.values())
         return max(running, key=ADMISSION)
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class VirtualEngine(Residents):
-    """One engine in virtual time. The simulator's loop calls `ask`, `advance` and `settle`, in this order.
-
-    Nothing is done per running request and step: decodes share the ledger's tick, their ends wait in a heap,
-    their KV needs are counted by remainder. A request is touched when it joins, leaves or is held.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        policy: BatchPolicy,
-        lengths: Sequence[int],
-        observers: Sequence[Observer] = (),
-        leases: bool = True,
-        on_leave: Callable[[int, float], None] = lambda id, now: None,
-        contents: Contents = None,
-        bursts: Bursts | None = None,
-    ) -> None:
-        super().__init__(engine.checked(), lengths, contents, bursts)
-        self.lease = Lease()
-        self.plan = Plan()
-        self.now = 0.0
-        self.last_start = 0.0  # when the newest step began
-        self.asked_now = False  # the plan was made for what the view shows now
-        self._idle_since, self._waits = -inf, 0  # how often the policy was asked since then and ran nothing
-        self._pace = StepClock(engine.cost)
-        if bursts is not None:
-            self._pace.ledger = self.ledger
-        self._observers = tuple(observers)
-        self._leases = leases
-        self._on_leave = on_leave
-        self._prompts: list[Entry] = []  # prompts of the plan that are still to run, next one last
-        self._decodes_instead = False  # a prompt of the plan found no KV
-        self.take_over(policy)
-
-    def take_over(self, policy: BatchPolicy) -> None:
-        self.policy = policy
-        self.hear = Listeners((*self._observers, policy))
-        self._has_gauges = type(policy).gauges is not BatchPolicy.gauges
-        self.lease.ended = True
-        if self.occupied:
-            self._refresh_view()
-            policy.adopt(self.ledger)
 
     # -- comings and goings
 
@@ -371,7 +362,14 @@ class VirtualEngine(Residents):
         return ran
 
     def settle(self) -> None:
-        while self._ends and self._ends[0][0] <= self.ledger.tick and (entry := self._pop_finished()):
+        ends, ledger = self._ends, self.ledger
+        while ends and ends[0][0] <= ledger.tick:
+            end, _, id = heappop(ends)
+            entry = ledger.decoding.get(id)
+            if entry is None or entry.end != end:
+                continue
+            self._free(entry)
+            ledger.leave(entry)
             self.lease.finish()
             whole = entry.generated >= self._lengths[entry.id]
             self._tell_finished(entry, self.now, STOPPED if whole else LIMIT)
@@ -407,7 +405,9 @@ class VirtualEngine(Residents):
             behind += done
         context = ledger.context + decodes if decodes else 0
         start = self.now
-        parts = _parts(chosen) if self._pace.by_chunk else ()
+        parts: tuple[Chunk, ...] = ()
+        if self._pace.by_chunk:
+            parts = tuple([quick(Chunk, (done, new, new == one.todo)) for one, new, done in chosen])
         end = self._pace.prompts_end(start, quick(Shape, (decodes, context, prefill, behind, parts)))
         self._ran_prompts(start, end, decodes, context, prefill, behind)
         for entry, tokens, _ in chosen:
@@ -598,7 +598,3 @@ class VirtualEngine(Residents):
         for hook in self.hear.finished:
             hook(entry, now, how)
         self._on_leave(entry.id, now)
-
-
-def _parts(chosen: list[tuple[Entry, int, int]]) -> tuple[Chunk, ...]:
-    return tuple([quick(Chunk, (done, tokens, tokens == entry.todo)) for entry, tokens, done in chosen])

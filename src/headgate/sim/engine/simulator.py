@@ -14,7 +14,6 @@ from headgate.core.policy import BatchPolicy, Observer
 from headgate.sim.engine.asynchronous import Ahead
 from headgate.sim.engine.bursts import bursts_of
 from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.forgetful import Forgetful
 from headgate.sim.engine.replica import VirtualEngine
 from headgate.workloads.workload import Workload
 
@@ -28,8 +27,8 @@ class Simulator:
 
     With `leases` (the default) a plan runs until its lease ends, and decode steps that repeat are jumped
     over. Without, the policy is asked at every single step. Both give the same schedule to the last bit.
-    With `asynchronous` the engine composes a step while the one before it runs (`Ahead`); with `lost` it
-    forgets so many output tokens of each request it evicts (`Forgetful`); else it is of the given `kind`.
+    With `asynchronous` the engine composes a step while the one before it runs (`Ahead`); else it is of the
+    given `kind`, and may have no prefix cache but `lost` output tokens of each request it evicts.
     """
 
     def __init__(
@@ -49,20 +48,13 @@ class Simulator:
         self.arrivals = arrivals_of(workload, engine.prefix_cache)
         numbered, returned = self.arrivals.numbered, self.arrivals.returned
         lengths: list[int] = numbered(workload.output.tolist())
-        contents = numbered(workload.pieces()) if engine.prefix_cache else None
+        contents = numbered(workload.pieces()) if engine.prefix_cache and not lost else None
         bursts = bursts_of(engine, workload, numbered, asynchronous)
-        self.replica: VirtualEngine
-        if asynchronous:
-            self.replica = Ahead(engine, policy, lengths, observers, leases, returned, contents, bursts)
-        elif lost:
-            if bursts is not None:
-                raise InputError(
-                    "an engine that speculates loses no output at evictions; give one of the two"
-                )
-            self.replica = forgetful = Forgetful(engine, policy, lengths, observers, leases, returned)
-            forgetful.lost = lost
-        else:
-            self.replica = kind(engine, policy, lengths, observers, leases, returned, contents, bursts)
+        if lost and bursts is not None:
+            raise InputError("an engine that speculates loses no output at evictions; give one of the two")
+        made: type[VirtualEngine] = Ahead if asynchronous else kind
+        self.replica = made(engine, policy, lengths, observers, leases, returned, contents, bursts)
+        self.replica.lost = lost
         self._watchdog = Watchdog(watchdog)
         self._progress = progress
         # When each gives up, if still here, and whether by hanging up; at the same moment patience first.

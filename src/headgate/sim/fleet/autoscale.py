@@ -42,7 +42,7 @@ class FleetScaler:
         self._starting: dict[int, float] = {}
         self._draining: set[int] = set()
         self._spans: list[tuple[float, float]] = []
-        self.sizes: list[tuple[float, int]] = []  # when, and how many serve
+        self._sizes: list[int] = []  # how many serve
         self._end: float | None = None  # all requests were served
         for station in fleet.stations:
             if station.id < self.needed.last.engines:
@@ -51,17 +51,14 @@ class FleetScaler:
                 fleet.dispatch.close(station.id)
         fleet.at(scaling.every, self._tick)
 
-    @property
-    def engine_seconds(self) -> float:
+    def about(self) -> dict[str, Any]:
         now = self._fleet.now if self._end is None else self._end
         open_spans = sum(now - since for since in (*self._paid.values(), *self._starting.values()))
-        return open_spans + sum(end - begun for begun, end in self._spans)
-
-    def about(self) -> dict[str, Any]:
-        sizes = [size for _, size in self.sizes] or [self.needed.last.engines]
+        seconds = open_spans + sum(end - begun for begun, end in self._spans)
+        sizes = self._sizes or [self.needed.last.engines]
         return {
             "rule": self._scaling.rule,
-            "engine_hours": self.engine_seconds / 3600,
+            "engine_hours": seconds / 3600,
             "least": min(sizes),
             "most": max(sizes),
             "start": self._scaling.start,
@@ -79,7 +76,7 @@ class FleetScaler:
             self._add(change, now)
         elif change < 0:
             self._drop(-change, now)
-        self.sizes.append((now, len(self._paid) - len(self._draining)))
+        self._sizes.append(len(self._paid) - len(self._draining))
         if fleet.arrivals.pending or fleet.arrivals.outstanding:
             fleet.at(now + self._scaling.every, self._tick)
         else:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from math import inf, nextafter
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,6 @@ from headgate.core.ledger import Entry, Ledger
 from headgate.core.policy import BatchPolicy, End
 from headgate.core.request import Request
 from headgate.core.roster import Member
-from headgate.kv.transfer import Transfer
 from headgate.record.recorder import FleetRecorder
 from headgate.sim.engine.bursts import bursts_of
 from headgate.sim.engine.engine import Engine
@@ -32,23 +32,51 @@ from headgate.sim.fleet.fleet_engine import (
     FleetReplica,
     Handover,
 )
-from headgate.sim.fleet.kv_handover import KvHandover
+from headgate.sim.fleet.kv_handover import KvHandover, Transfer
 from headgate.sim.fleet.lagged import Lagged
-from headgate.sim.fleet.outage import Outage, check_outages
 from headgate.workloads.workload import Workload
 
-DUE: Final = 0
-WAKE: Final = 1
-TIMER: Final = 2
-LANDS: Final = 3
-OUTAGE: Final = 4
-CALL: Final = 5
 DECODE: Final = Stage.DECODE
 PREFILL: Final = Stage.PREFILL
 NO_TIME = Transfer()
 BY_ID = attrgetter("id")
+# When, in which order, and the engine that must be looked at then, or what else happens
+Event = tuple[float, int, FleetEngine | Callable[[], object]]
 TURN: Final = 64  # requests per engine until the next one's turn, where engines run one by one
 OURS: Final = ("headgate.methods.", "headgate.cost.")  # code of others may share what we do not see
+
+
+class Outage(NamedTuple):
+    """One engine takes nothing from `start` to `end`.
+
+    If it drains, what runs there ends there. If it fails, its requests and those whose KV it holds go back to
+    the heads of their queues and are served elsewhere; KV is lost. In the stochastic network they begin anew;
+    at token level the tokens they have are prefilled again with their prompt.
+    """
+
+    engine: int
+    start: float
+    end: float
+    drain: bool = False
+
+    def checked(self, engines: int) -> Outage:
+        if not 0 <= self.engine < engines:
+            raise InputError(f"an outage of engine {self.engine}; there are {engines}, numbered from 0")
+        if not 0 <= self.start < self.end < inf:
+            raise InputError(f"an outage from {self.start:g} to {self.end:g} s; it must end after it begins")
+        return self
+
+
+def check_outages(outages: Sequence[Outage], engines: int) -> None:
+    last: dict[int, Outage] = {}
+    for outage in sorted(outages, key=lambda outage: outage.start):
+        before = last.get(outage.checked(engines).engine)
+        if before is not None and outage.start < before.end:
+            raise InputError(
+                f"two outages of engine {outage.engine} at {outage.start:g} s; the first must end before the "
+                "second begins"
+            )
+        last[outage.engine] = outage
 
 
 class FleetSimulator:
@@ -90,7 +118,7 @@ class FleetSimulator:
         self.working = 0  # engines with a step under way
         self._begun = -inf  # when engines last began steps: what begins at that time has begun
         self._beginning = -1  # up to which engine, while they begin one after the other
-        self._heap: list[tuple[float, int, int, Any]] = []
+        self._heap: list[Event] = []
         self._sequence = engines  # orders what happens at one time; ends of steps come first, by engine
         self._came = 0  # requests so far
         self._progress = progress
@@ -117,11 +145,11 @@ class FleetSimulator:
             kinds,
             send=self._send,
             refuse=lambda request, now: self._leaves(request, End.REFUSED),
-            wake=lambda time: self._push(time, WAKE, None),
+            wake=lambda time: self._push(time, lambda: self.dispatch.woken(self.now)),
         )
         self._porter = KvHandover(
             transfer.checked(),
-            lands=lambda time, handover: self._push(time, LANDS, handover),
+            lands=lambda time, handover: self._push(time, partial(self._porter.landed, handover)),
             reach=self._reach,
             arrives=self._joined,
         )
@@ -138,13 +166,13 @@ class FleetSimulator:
         self._outages = bool(outages)
         check_outages(outages, engines)
         for outage in outages:
-            self._push(outage.start, OUTAGE, outage)
-            self._push(outage.end, OUTAGE, outage)
+            self._push(outage.start, partial(self._outage, outage))
+            self._push(outage.end, partial(self.dispatch.open, outage.engine))
 
     def at(self, time: float, call: Callable[[], None]) -> None:
         """Call it then: for what opens and closes engines while they run."""
         self._outages = True
-        self._push(time, CALL, call)
+        self._push(time, call)
 
     def _station(self, member: Member, engine: Engine, leases: bool, watchdog: float) -> FleetEngine:
         id = member.id
@@ -157,7 +185,7 @@ class FleetSimulator:
 
         def on_part(entry: Entry) -> None:
             self._porter.take(entry, self._at.pop(entry.id))
-            self.dispatch.parted(entry, id, self.now)
+            self.dispatch.prompt_done(entry, id, self.now, False)
 
         replica = FleetReplica(
             engine,
@@ -223,13 +251,11 @@ class FleetSimulator:
         while (now := self._next()) < until:
             self.now = dispatch.roster.now = now
             while heap and heap[0][0] <= now:
-                time, _, what, target = heappop(heap)
-                if what != DUE:
-                    self._happen(what, target)
-                    continue
-                station: FleetEngine = target
-                if station.due == time:
-                    self._turn(station)
+                time, _, what = heappop(heap)
+                if not isinstance(what, FleetEngine):
+                    what()
+                elif what.due == time:
+                    self._turn(what)
             now = self.now
             if dispatch.pending:
                 dispatch.route(now)
@@ -244,12 +270,10 @@ class FleetSimulator:
     def _next(self) -> float:
         heap, now = self._heap, self.arrivals.next_time
         while heap:
-            time, _, what, target = heap[0]
-            if what == DUE:
-                station: FleetEngine = target
-                if station.due != time:
-                    heappop(heap)  # out of date: something reached that engine
-                    continue
+            time, _, what = heap[0]
+            if isinstance(what, FleetEngine) and what.due != time:
+                heappop(heap)  # out of date: something reached that engine
+                continue
             if time < now:
                 now = time
             break
@@ -296,24 +320,12 @@ class FleetSimulator:
             self._beginning = station.id
             station.begin(now)
             if station.due < inf:
-                heappush(heap, (station.due, station.id, DUE, station))
+                heappush(heap, (station.due, station.id, station))
                 self.working += station.state != WAITS
         ready.clear()
         self._begun, self._beginning = now, -1
         if self.dispatch.pending:
             self.dispatch.route(now)
-
-    def _happen(self, what: int, target: Any) -> None:
-        if what == WAKE:
-            self.dispatch.woken(self.now)
-        elif what == TIMER:
-            self._time_is_up(*target)
-        elif what == OUTAGE:
-            self._outage(target)
-        elif what == CALL:
-            target()
-        else:
-            self._porter.landed(target)
 
     def _arrive(self, now: float) -> None:
         entry = self.arrivals.take(self._lobby)
@@ -327,9 +339,9 @@ class FleetSimulator:
             self.arrivals.returned(id, now)
             return
         if self._patience[id] < inf:
-            self._push(entry.arrival + self._patience[id], TIMER, (id, False))
+            self._push(entry.arrival + self._patience[id], partial(self._time_is_up, id, False))
         if self._abort[id] < inf:
-            self._push(entry.arrival + self._abort[id], TIMER, (id, True))
+            self._push(entry.arrival + self._abort[id], partial(self._time_is_up, id, True))
         if self.alone is None:
             self.dispatch.arrived(entry, now)
         else:
@@ -375,11 +387,8 @@ class FleetSimulator:
                 self.dispatch.ended(handover.entry, handover.receiver.id, self.now, End.ABORTED)
 
     def _outage(self, outage: Outage) -> None:
-        """An engine fails, drains or comes back. The step under way when it fails is its last."""
+        """An engine fails or drains. The step under way when it fails is its last."""
         station = self.stations[outage.engine]
-        if self.now >= outage.end:
-            self.dispatch.open(station.id)
-            return
         self.dispatch.close(station.id)
         if outage.drain:
             return
@@ -439,11 +448,11 @@ class FleetSimulator:
 
     def _push_due(self, station: FleetEngine) -> None:
         """In the order of engines, because one that jumps over steps is pushed at other times."""
-        heappush(self._heap, (station.due, station.id, DUE, station))
+        heappush(self._heap, (station.due, station.id, station))
 
-    def _push(self, time: float, what: int, target: Any) -> None:
+    def _push(self, time: float, call: Callable[[], object]) -> None:
         self._sequence += 1
-        heappush(self._heap, (time, self._sequence, what, target))
+        heappush(self._heap, (time, self._sequence, call))
 
     def _left_behind(self) -> str:
         name, roster = type(self.dispatch.router).__name__, self.dispatch.roster
@@ -465,7 +474,7 @@ class EngineShare(Arrivals):
         self.rows: list[int] = []
         self._known, self._numbers = known, numbers
         self.now = 0.0
-        self.events: list[tuple[float, int, int, Any]] = []
+        self.events: list[Event] = []
         self._look_ahead()
 
     def take(self, ledger: Ledger) -> Entry:

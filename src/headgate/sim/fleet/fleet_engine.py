@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from headgate.core.errors import RunError
 from headgate.core.ledger import Entry, Watchdog
@@ -20,6 +20,9 @@ from headgate.sim.engine.bursts import Bursts
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import LIMIT, STOPPED, VirtualEngine
 
+if TYPE_CHECKING:
+    from headgate.sim.fleet.kv_handover import KvHandover
+
 IDLE: Final = 0
 WAITS: Final = 1
 PENDING: Final = 2
@@ -28,14 +31,6 @@ READY: Final = 4
 AT_ONCE: Final = -inf  # when a span that cannot be put off is due
 CUT_TO: Final = 1  # new output tokens of a request that is sent for its prompt alone
 Timer = tuple[float, int, bool]  # when the patience of which request ends, and whether by hanging up
-
-
-class HandsOver(Protocol):
-    def copy(self, handover: Handover, now: float) -> bool:
-        """Begin to copy; False: it is there already."""
-
-    def joined(self, handover: Handover) -> None:
-        """It decodes at its receiver now."""
 
 
 class FleetEngine:
@@ -57,7 +52,7 @@ class FleetEngine:
         id: int,
         replica: FleetReplica,
         watchdog: float,
-        porter: HandsOver,
+        porter: KvHandover,
         catch_up: Callable[[FleetEngine], None],
     ) -> None:
         self.id, self.replica, self._catch_up = id, replica, catch_up

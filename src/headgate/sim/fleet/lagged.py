@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from headgate.core.plan import NONE, Plan
 from headgate.core.policy import BatchPolicy, End, Steps
@@ -13,16 +13,14 @@ from headgate.core.view import Limits, View
 SILENT = -1.0  # before any time
 
 
-class LateView(NamedTuple):
-    now: float
-    waiting: Mapping[int, Request]
-    prefilling: Mapping[int, Request]
-    decoding: Mapping[int, Request]
-    oldest_token: float
-    kv_free: int
-    kv_total: int
-    kv_shared: int
-    limits: Limits
+class LateView:
+    """A view but for what is not known yet."""
+
+    def __init__(self, view: View, waiting: Mapping[int, Request], limits: Limits) -> None:
+        self._view, self.waiting, self.limits = view, waiting, limits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._view, name)
 
 
 class Lagged(BatchPolicy):
@@ -42,24 +40,6 @@ class Lagged(BatchPolicy):
         self.inner = inner
         self._began = self._ended = SILENT  # the newest step
         self._left = 0  # requests that left when it ended
-
-    def arrived(self, request: Request, now: float) -> None:
-        self.inner.arrived(request, now)
-
-    def admitted(self, request: Request, now: float) -> None:
-        self.inner.admitted(request, now)
-
-    def prefilled(self, request: Request, now: float) -> None:
-        self.inner.prefilled(request, now)
-
-    def held(self, request: Request, now: float) -> None:
-        self.inner.held(request, now)
-
-    def resumed(self, request: Request, now: float) -> None:
-        self.inner.resumed(request, now)
-
-    def evicted(self, request: Request, now: float) -> None:
-        self.inner.evicted(request, now)
 
     def finished(self, request: Request, now: float, how: End) -> None:
         self.inner.finished(request, now, how)
@@ -84,9 +64,19 @@ class Lagged(BatchPolicy):
             plan = self.inner.plan(view)
         return plan._replace(until=plan.until._replace(steps=1))
 
-    def _seen(self, view: View) -> View:
+    def _seen(self, view: View) -> Any:
         waiting = view.waiting.items()
         known = {id: request for id, request in waiting if request.queued <= self._began or request.evictions}
         limits = view.limits._replace(running=max(1, view.limits.running - self._left))
-        seen = LateView(*(getattr(view, name) for name in LateView._fields))
-        return seen._replace(waiting=known, limits=limits)
+        return LateView(view, known, limits)
+
+
+def _passed_on(hook: str) -> Callable[[Lagged, Request, float], None]:
+    def tell(self: Lagged, request: Request, now: float) -> None:
+        getattr(self.inner, hook)(request, now)
+
+    return tell
+
+
+for _hook in ("arrived", "admitted", "prefilled", "held", "resumed", "evicted"):
+    setattr(Lagged, _hook, _passed_on(_hook))

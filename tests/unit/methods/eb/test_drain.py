@@ -13,7 +13,7 @@ from worlds import batches
 
 
 def engine():
-    return card_engine("h200-qwen3-8b", slots=512, budget=16384)
+    return card_engine("cal-h200-qwen3-8b", slots=512, budget=16384)
 
 
 def seconds(policy, requests: Workload) -> float:
@@ -29,7 +29,7 @@ def test_a_queue_that_drains_costs_no_throughput():
 
 def test_the_last_prompts_enter_when_they_have_slots():
     requests = Workload.of([8] * 5, [4, 10, 10, 10, 3])
-    made = card_engine("h200-qwen3-8b", slots=4, budget=64)
+    made = card_engine("cal-h200-qwen3-8b", slots=4, budget=64)
     entered = [
         (len(batch.decodes), [id for id, _, _ in batch.chunks])
         for batch in batches(made, Exclusive(4, 3), requests)
@@ -43,7 +43,7 @@ def test_the_last_prompts_enter_when_they_have_slots():
 
 def test_request_level_still_runs_its_batch_empty():
     requests = Workload.of([8] * 5, [4, 10, 10, 10, 3])
-    made = card_engine("h200-qwen3-8b", slots=4, budget=64)
+    made = card_engine("cal-h200-qwen3-8b", slots=4, budget=64)
     run = simulate(made, RequestLevel(4), requests).requests
     assert run["admitted"][4] == pytest.approx(run["finished"][:4].max())
 
@@ -51,7 +51,7 @@ def test_request_level_still_runs_its_batch_empty():
 def test_an_arrival_makes_it_wait_for_more():
     """The fifth and sixth come one after the other: the fifth waits for idle slots as EB(k) says."""
     requests = Workload.of([8] * 6, [4, 40, 40, 40, 3, 3], arrival=[0, 0, 0, 0, 0.001, 0.5])
-    made = card_engine("h200-qwen3-8b", slots=4, budget=64)
+    made = card_engine("cal-h200-qwen3-8b", slots=4, budget=64)
     run = simulate(made, Exclusive(4, 3), requests).requests
     assert run["admitted"][4] > run["finished"][0]
 
@@ -59,7 +59,7 @@ def test_an_arrival_makes_it_wait_for_more():
 def test_an_arrival_during_a_refill_counts():
     """Traffic flows: a prompt that came while others were computed waits until it is k/N of the batch."""
     requests = Workload.of([300] * 4 + [8], [40, 40, 40, 60, 3], arrival=[0, 0, 0, 0, 0.01])
-    made = card_engine("h200-qwen3-8b", slots=8, budget=64)
+    made = card_engine("cal-h200-qwen3-8b", slots=8, budget=64)
     run = simulate(made, Exclusive(8, 4), requests).requests
     assert run["first_token"][:4].max() > 0.01  # it came during the refill
     assert run["admitted"][4] == pytest.approx(run["finished"][:3].max())

@@ -111,7 +111,7 @@ class Gate(GuardedRouter):
             raise Refused(503, "draining", SHUT)
         ticket.state = TicketState.HANDED_OVER
         ticket.tell(None)
-        self._tell(self.desk.parted, ticket, ticket.engine, now)
+        self._tell(self.desk.prompt_done, ticket, ticket.engine, now, False)
         self._deadlines.set(ticket, now + OF_LEASE * lease)
         self._arm(now)
         self._settle_soon()
