@@ -465,8 +465,11 @@ def expand_policies(policies: Sequence[str], axes: Sequence[Axis]) -> list[str]:
 
 
 def with_value(words: Experiment, axis: Axis, value: Any) -> Experiment:
-    kind = Experiment.model_fields[axis.word].annotation
-    value = float(value) if "float" in str(kind) and isinstance(value, int) else value
+    kind = str(Experiment.model_fields[axis.word].annotation)
+    if "float" in kind and isinstance(value, int):
+        value = float(value)
+    elif "bool" in kind:
+        value = {"true": True, "false": False}.get(value, value)
     return experiment(words.model_dump(exclude_unset=True) | {axis.word: value})
 
 

@@ -180,7 +180,7 @@ class Experiment(LengthSettings, ManyEngines):
     )
     columns: str | None = _trace(
         "which column is which, instead of a format: arrival=ts,prompt=input,output=out, and class=kind, "
-        "tenant=team where there are; a CSV file headed arrival,prompt,output needs none",
+        "tenant=team, session=chat where there are; a CSV file headed arrival,prompt,output needs none",
     )
     times: str | None = _trace(
         "unit of the arrivals with --columns: s, ms, us, ns (default: told from the file)"

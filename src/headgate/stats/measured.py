@@ -136,18 +136,20 @@ class Promises:
 
         A request is met when it was served to its end with its TTFT and every gap between its tokens (where
         the mean or the envelope was promised: its TPOT, its pace) within what its kind was promised. One
-        that was aborted, abandoned or refused is not met; one that no engine of this size can serve is not
-        judged. One still in the system counts only when it has already broken a promise: the rest is not
-        known.
+        that was aborted, abandoned or refused is not met; one that was promised nothing, or that no engine
+        of this size can serve, is not judged. One still in the system counts only when it has already broken
+        a promise: the rest is not known.
         """
-        if not any(promised(kind) for kind in run.kinds):
+        promised_kinds = np.array([promised(kind) for kind in run.kinds], bool)
+        if not promised_kinds.any():
             return None
         requests, first = run.requests, _promised(run, "first_token")
         so_far = run.span()[1] - requests["arrival"]
         late = np.where(np.isnan(latencies.ttft), so_far, latencies.ttft) > first
         slow = np.nan_to_num(between_tokens, nan=0.0) > _promised(run, "between_tokens")
-        judged = ((requests["how"] >= 0) | late | slow) & ~unservable_rows(run)
-        return cls(judged, run.completed() & ~late & ~slow)
+        theirs = promised_kinds[requests["kind"].astype(np.int64)]
+        judged = theirs & ((requests["how"] >= 0) | late | slow) & ~unservable_rows(run)
+        return cls(judged, theirs & run.completed() & ~late & ~slow)
 
 
 def _promised(run: Run, name: str) -> Floats:

@@ -197,7 +197,7 @@ def compute_metrics(measured: Measured) -> Metrics:
     times = np.linspace(begin, end, flow.POINTS)
     value = None
     if promises is not None and weighed(run):
-        judged, worth = chosen.keep & _judged(run, promises), weights(run)
+        judged, worth = chosen.keep & promises.judged, weights(run)
         value = _share(worth[judged & promises.met], float(worth[judged].sum()))
     each, outputs = np.ones(len(requests["id"])), requests["output"].astype(float)
     # the mean gap by batch: the decode time of its requests over their gaps
@@ -422,7 +422,7 @@ def compute_tenants(run: Run, window: Window, promises: Promises | None) -> Tena
     served = np.bincount(places, weights=service_of)
     order = [numbers[place] for place in np.argsort(-served, kind="stable")]
     names, total = run.tenants, float(served.sum()) or math.nan
-    judged = window.keep & _judged(run, promises) if promises else window.keep
+    judged = window.keep & promises.judged if promises else window.keep
 
     def share(name: str, mine: Flags) -> TenantShare:
         service = float(service_of[mine].sum())
@@ -443,12 +443,6 @@ def compute_tenants(run: Run, window: Window, promises: Promises | None) -> Tena
         ahead="" if math.isnan(apart) else named(ahead),
         behind="" if math.isnan(apart) else named(behind),
     )
-
-
-def _judged(run: Run, promises: Promises) -> Flags:
-    """Requests that can be judged and whose class was promised something."""
-    classes = np.array([promised(kind) for kind in run.kinds])[run.requests["kind"].astype(np.int64)]
-    return np.asarray(classes & promises.judged)
 
 
 def _furthest(run: Run, rows: dict[int, Flags]) -> tuple[float, int, int]:

@@ -132,10 +132,15 @@ class Format(NamedTuple):
     unsorted: bool = False  # rows come in another order than requests arrived, and are sorted when read
     hashed: int = 0  # tokens that one entry of `hash_ids` stands for; 0: the format has none
     any_unit: bool = False  # times may be in any unit, which is told by their size (`unit_of`)
+    shared: tuple[tuple[str, str], ...] = ()  # what SHARING's columns are called, where they have other names
+
+    def sharing(self) -> dict[str, str]:
+        return {name: name for name in SHARING} | dict(self.shared)
 
     def required(self) -> list[str]:
         arrival = "" if self.lengths_only else self.arrival
-        names = (arrival, self.prompt, self.output, self.client, self.tenant, self.mark)
+        shared = [column for _, column in self.shared]
+        names = (arrival, self.prompt, self.output, self.client, self.tenant, self.mark, *shared)
         return [name for name in names if name]
 
 
@@ -250,7 +255,7 @@ def _csv_rows(path: str, text: str, name: str, chosen: Format, owner: str) -> It
         place = {column: number for number, column in reversed([*enumerate(header)])}
         arrival, client, tenant = (place.get(column) for column in (chosen.arrival, chosen.client, owner))
         prompt, output = place[chosen.prompt], place[chosen.output]
-        sharing = [(name, place[name]) for name in SHARING if name in place]
+        sharing = [(name, place[column]) for name, column in chosen.sharing().items() if column in place]
         for row in reader:
             if len(row) == len(header):
                 when, whose = (None if at is None else row[at] for at in (arrival, client))
@@ -276,7 +281,8 @@ def _json_rows(text: str, chosen: Format, owner: str) -> Iterator[Row]:
             get = record.get
             client, tenant = (get(column) if column else None for column in (chosen.client, owner))
             whose = str(client) if isinstance(client, str | int) else None
-            sharing = {name: record[name] for name in SHARING if record.get(name) is not None}
+            columns = chosen.sharing().items()
+            sharing = {name: record[key] for name, key in columns if record.get(key) is not None}
             times = (get(chosen.arrival), get(chosen.prompt), get(chosen.output))
             yield number, Fields(*times, whose, sharing, str(tenant) if isinstance(tenant, str | int) else "")
 

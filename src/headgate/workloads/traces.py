@@ -49,8 +49,9 @@ def read_trace(
         format: a name in FORMATS; detected from the first line when left out.
         skip_bad_rows: leaves out rows without usable lengths or times instead of refusing the file.
         sort: sorts rows that are out of order instead of refusing the file.
-        columns: which column is which: "arrival=ts,prompt=input,output=out,class=kind,tenant=team"; not
-            needed where the header of a CSV file says arrival, prompt, output (and class, tenant).
+        columns: which column is which: "arrival=ts,prompt=input,output=out,class=kind,tenant=team"; also
+            session, prefix, prefix_tokens. Not needed where the header of a CSV file says arrival, prompt,
+            output.
         times: the unit of arrivals (s, ms, us, ns) with `columns`; told from the file when left out.
 
     Examples:
@@ -176,8 +177,9 @@ def _table(
 
 # -- columns of any name: arrival=ts,prompt=input
 
-ROLES = ("arrival", "prompt", "output", "class", "tenant")
-FORM = "write arrival=COLUMN,prompt=COLUMN,output=COLUMN[,class=COLUMN][,tenant=COLUMN]"
+SHARED = ("session", "prefix", "prefix_tokens")
+ROLES = ("arrival", "prompt", "output", "class", "tenant", *SHARED)
+FORM = "write arrival=COLUMN,prompt=COLUMN,output=COLUMN, and class=, tenant=, session= where there are"
 
 
 def own_format(text: str, json: bool) -> Format:
@@ -197,6 +199,7 @@ def own_format(text: str, json: bool) -> Format:
     columns = named.get("arrival", "arrival"), named["prompt"], named["output"]
     format = Format(json, *columns, formats.as_written, lengths_only="arrival" not in named)
     format = format._replace(client=named.get("class", ""), tenant=named.get("tenant", ""))
+    format = format._replace(shared=tuple((role, named[role]) for role in SHARED if role in named))
     return format._replace(classes=True, unsorted=True, any_unit=True)
 
 

@@ -99,3 +99,10 @@ def test_the_library_composes_ahead_where_the_card_knows_its_host():
         for asked in ({}, {"asynchronous": False})
     ]
     assert same[0] == same[1]
+
+
+def test_switches_are_swept(headgate):
+    over = ["--over", "prefix-cache=true,false", "--turns", 3, "--jobs", 1]
+    assert "prefix-cache false" in headgate("sweep", *over, "--rate", 5, "--requests", 40).out
+    failed = headgate("sweep", "--over", "prefix-cache=maybe", "--rate", 5)
+    assert failed.code == 2 and "prefix_cache: maybe is not allowed; give true or false" in failed.err

@@ -95,6 +95,27 @@ def test_wrong_columns_are_one_line(tmp_path, columns, message):
         read_trace(written(tmp_path, "ts,input\n1,2\n"), columns=columns)
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_requests_share_may_have_any_name(tmp_path, as_json):
+    """Two turns of one chat behind a system prompt, then a row that shares nothing."""
+    rows = [
+        ("1", "100", "5", "a", "s", "40"),
+        ("2", "150", "5", "a", "s", "40"),
+        ("3", "90", "5", "", "", ""),
+    ]
+    names = ("at", "in", "out", "chat", "system", "length")
+    lines = [",".join(names), *(",".join(row) for row in rows)]
+    if as_json:
+        lines = [json.dumps({k: v for k, v in zip(names, row, strict=True) if v}) for row in rows]
+    text = "arrival=at,prompt=in,output=out,session=chat,prefix=system,prefix_tokens=length"
+    workload, _ = read_trace(written(tmp_path, "\n".join(lines)), columns=text)
+    first, second, third = workload.pieces()
+    assert [[size for _, size in pieces] for pieces in (first, second, third)] == [[40, 60], [40, 110], [90]]
+    assert [key for key, _ in first] == [key for key, _ in second]
+    with pytest.raises(InputError, match="no column 'chats'"):
+        read_trace(written(tmp_path, "a,b\n1,2\n"), columns="prompt=a,output=b,session=chats")
+
+
 def test_an_unknown_file_names_its_columns_and_the_remedy(tmp_path):
     with pytest.raises(InputError, match=r"--columns arrival=\.\.,prompt=\.\.,output=\.\.; it has ts, input"):
         read_trace(written(tmp_path, "ts,input\n1,2\n"))
