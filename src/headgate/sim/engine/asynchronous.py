@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop
 from itertools import accumulate
 from math import inf, nan
@@ -15,6 +15,8 @@ from headgate.core.plan import Decodes, Plan
 from headgate.core.policy import BatchPolicy, End, Observer
 from headgate.core.request import Request
 from headgate.cost.model import Shape, StepCost
+from headgate.kv.prefix import Pieces
+from headgate.sim.engine.bursts import Bursts
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import ADMISSION, LIMIT, STOPPED, VirtualEngine
 from headgate.sim.engine.steps import LONG, StepClock, needed, step_ends
@@ -73,15 +75,16 @@ class Ahead(VirtualEngine):
         policy: BatchPolicy,
         lengths: Sequence[int],
         observers: Sequence[Observer] = (),
-        *more: Any,
-        **named: Any,
+        leases: bool = True,
+        on_leave: Callable[[int, float], None] = lambda id, now: None,
+        contents: Sequence[Pieces] | None = None,
+        bursts: Bursts | None = None,
     ) -> None:
-        """As of any virtual engine."""
         self._later = DelayedEvents(observers)
         self._air: Composed | None = None  # composed last
         self._landing: Composed | None = None  # the one before it, seen when `settle` is called
         self._seen = -inf  # when the last tokens were
-        super().__init__(engine, policy, lengths, (self._later,), *more, **named)
+        super().__init__(engine, policy, lengths, (self._later,), leases, on_leave, contents, bursts)
         self.ledger.limits = self.ledger.limits._replace(ahead=True)
         self._launches = self._pace = Launches(engine.cost)
         if self._bursts is not None:
