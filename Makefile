@@ -127,10 +127,10 @@ bench: $(READY)
 bench-route: $(READY)
 	$(BIN)/python -m benchmarks.router --streams 500 --rate 10000 --seconds 20 --engines 4
 
-$(READY): pyproject.toml papers/pyproject.toml requirements-dev.txt
+$(READY): pyproject.toml papers/pyproject.toml leaderboard/pyproject.toml requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e . -e papers
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e . -e papers -e leaderboard
 	touch $(READY)
 
 # Modules are compiled when they are first imported: most of scipy never is.

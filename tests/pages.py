@@ -19,6 +19,8 @@ OTHER_PAGES = sorted(
     [
         ROOT / "CONTRIBUTING.md",
         ROOT / "CHANGELOG.md",
+        ROOT / "papers" / "README.md",
+        ROOT / "leaderboard" / "README.md",
         *(ROOT / "benchmarks").rglob("*.md"),
         *(ROOT / "studies").rglob("*.md"),
         *(ROOT / "examples").glob("*.md"),

@@ -113,6 +113,26 @@ def try_program(headgate: Path, folder: Path) -> list[str]:
     return wrong if reports else [*wrong, "headgate demo wrote no report"]
 
 
+def try_packages(headgate: Path, folder: Path) -> list[str]:
+    """Commands of packages of their own: refused in one line, then installed and run; what went wrong."""
+    wrong = []
+    board = ROOT / "leaderboard" / "policies.toml"
+    for package, command, sign in (
+        ("papers", "reproduce", "eb-table3"),
+        ("leaderboard", f"leaderboard --known --board {board}", "Capacity"),
+    ):
+        ran = run([headgate, *command.split()], folder)
+        if ran.returncode != 2 or f"pip install ./{package}" not in ran.stderr:
+            wrong.append(f"headgate {command}, not installed: exit code {ran.returncode}\n{ran.stderr}")
+        pip = headgate.with_name("pip")
+        ran = run([pip, "install", "--quiet", "--no-deps", ROOT / package], folder)
+        assert ran.returncode == 0, f"pip install ./{package}:\n{ran.stderr}"
+        ran = run([headgate, *command.split()], folder)
+        if ran.returncode or sign not in ran.stdout:
+            wrong.append(f"headgate {command}: exit code {ran.returncode}\n{ran.stdout}{ran.stderr}")
+    return wrong
+
+
 def main() -> int:
     """Exit code 1 and a list if something is missing or does not run."""
     dist = Path(sys.argv[1])
@@ -128,7 +148,7 @@ def main() -> int:
             "CITATION.cff": cited_version(ROOT / "CITATION.cff"),
             "headgate --version": run([headgate, "--version"], folder).stdout.split()[-1],
         }
-        wrong += disagreement(versions) + try_program(headgate, folder)
+        wrong += disagreement(versions) + try_program(headgate, folder) + try_packages(headgate, folder)
     for line in wrong:
         print(line)
     print(f"{wheel.name}: {len(wanted(PACKAGE))} files, version {version_of(wheel)}, {len(wrong)} problems")

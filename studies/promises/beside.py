@@ -13,6 +13,7 @@ from pathlib import Path
 from headgate.advisor.capacity.beside import BesidePlan, plan_beside
 from headgate.advisor.capacity.plan import choose
 from headgate.advisor.capacity.traffic import parse_levels
+from headgate.advisor.set_up import Asked
 from headgate.advisor.settings import SearchSettings
 from headgate.cli.output import bar
 from headgate.cost.card import load_card
@@ -46,7 +47,7 @@ def plan(rate: float, requests: int, seeds: int, jobs: int) -> BesidePlan:
     )
     chosen, _ = choose(list(NAMES), words, make_engine(words, load_card(words.card)))
     levels = parse_levels(["ttft=500ms@p95,tbt=100ms@p99"])
-    return plan_beside(words, chosen, levels, SearchSettings(seeds=seeds, jobs=jobs), bar)
+    return plan_beside(words, chosen, Asked(levels, SearchSettings(seeds=seeds, jobs=jobs), bar))
 
 
 def draw(lines: list[dict[str, object]]) -> str:

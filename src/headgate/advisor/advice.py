@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from headgate.advisor.capacity import plan as capacity
 from headgate.advisor.capacity.beside import BesidePlan, plan_beside
 from headgate.advisor.capacity.plan import Declined
-from headgate.advisor.capacity.search import Progress
 from headgate.advisor.capacity.traffic import Level, promised_gap
 from headgate.advisor.capacity.trials import HOPELESS, Chosen, Contender, Race, named_policy, remembered
-from headgate.advisor.fewest_engines import FleetFound, Serving, make_ways, plan_engines
+from headgate.advisor.fewest_engines import FleetFound, make_ways, plan_engines
 from headgate.advisor.flags import (
     ENGINES,
     FILLED,
@@ -32,6 +30,7 @@ from headgate.advisor.flags import (
     with_graphs,
 )
 from headgate.advisor.set_up import (
+    Asked,
     OtherTimes,
     SetUp,
     offered_rate,
@@ -40,7 +39,6 @@ from headgate.advisor.set_up import (
     set_up,
     without_load,
 )
-from headgate.advisor.settings import SearchSettings
 from headgate.advisor.situation import card_situation
 from headgate.core.errors import InputError
 from headgate.experiment.build import ALL_FIT, Unservable
@@ -151,43 +149,33 @@ class Advice:
         return dict(without_nan(document))
 
 
-def advise(
-    settings: Experiment,
-    policies: Sequence[str],
-    levels: tuple[Level, ...],
-    options: SearchSettings,
-    progress: Progress,
-    folder: Path | None,
-) -> Advice:
-    plain = ENGINES[settings.engine].policy
+def advise(settings: Experiment, policies: Sequence[str], asks: Asked) -> Advice:
+    levels, plain = asks.levels, ENGINES[settings.engine].policy
     if plain not in policies:
         policies = [plain, *policies]
     if plain == SGLANG:
         policies = list(dict.fromkeys([*policies, *_sglang_flags(settings, levels)]))
     settings = with_graphs(settings, levels)
-    start = set_up(without_load(settings), levels, options, REQUESTS)
+    start = set_up(without_load(settings), asks, REQUESTS)
     load = offered_rate(settings, start.traffic)
     bound, _ = start.bounds()
-    first, final, searched, notes = try_flags(start, policies, bound, load, progress, folder)
+    first, final, searched, notes = try_flags(start, policies, bound, load)
     ranked = tuple(sorted(final, key=lambda each: -each.found.rate.value))
-    most, requests = options.most_engines, searched.traffic.requests
-    advice = Advice(start, levels, bound, load, most, first, ranked, tuple(notes), requests)
+    most, requests = asks.options.most_engines, searched.traffic.requests
+    advice = Advice(start, levels, bound, load, most, tuple(first), ranked, notes, requests)
     advice = replace(advice, declined=searched.declined(advice.best.found, load))
     if advice.declined or not advice.best.found.rate.value:
         return advice
     if load is not None:  # engines are counted for every policy at its best flags, and vLLM at its defaults
-        counting = EngineCounter(settings, levels, options, progress, folder)
         best = {each.text: each.name for each in reversed(ranked)}
         shown = {*best.values(), advice.default.name}
-        counted = tuple(counting.engines(each) if each.name in shown else each for each in ranked)
+        counted = tuple(_counted(each, settings, asks) if each.name in shown else each for each in ranked)
         advice = replace(advice, final=counted)
-        advice = replace(advice, beside=_left_beside(advice, settings, options, progress))
-    return _at_other_times(advice, settings, options, progress, folder)
+        advice = replace(advice, beside=_left_beside(advice, settings, asks))
+    return _at_other_times(advice, settings, asks)
 
 
-def _left_beside(
-    advice: Advice, settings: Experiment, options: SearchSettings, progress: Progress
-) -> BesidePlan | None:
+def _left_beside(advice: Advice, settings: Experiment, asks: Asked) -> BesidePlan | None:
     """What the answer, plain vLLM and `keep` leave to background work on the engines that the load needs."""
     best, plain = advice.best, advice.plain
     if not any(share.background for share in settings.classes) or not best.engines:
@@ -198,73 +186,55 @@ def _left_beside(
         name = tried.name if tried.policy == KEEP else KEEP
         shown[name] = tried.contender._replace(policy=KEEP)
     fleet = settings.model_copy(update={"engines": best.engines if best.engines > 1 else None})
-    return plan_beside(fleet, shown, advice.levels, options, progress)
-
-
-class FlagTrials(NamedTuple):
-    first: tuple[capacity.PolicyRate, ...]
-    final: list[Advised]
-    searched: capacity.Searched
-    notes: list[str]
+    return plan_beside(fleet, shown, asks)
 
 
 def try_flags(
-    start: SetUp,
-    names: Sequence[str],
-    bound: Bound,
-    load: float | None,
-    progress: Progress,
-    folder: Path | None,
-) -> FlagTrials:
+    start: SetUp, names: Sequence[str], bound: Bound, load: float | None
+) -> tuple[list[capacity.PolicyRate], list[Advised], capacity.Searched, tuple[str, ...]]:
+    """All flags on short runs, the best on long ones; what these were, and what is to be said of them."""
     chosen = candidates(names, start, bound)
     default, contender = plain_default(start)
     chosen.setdefault(default, contender)
-    first = _short(start, chosen, bound.rate, progress, folder)
+    first = _short(start, chosen, bound.rate)
     kept = {name: chosen[name] for name in _finalists(first, chosen, default, contender.policy)}
     known = {each.policy: each.rate.value for each in first}
-    length = capacity.Lengthening(start, kept, bound.rate, folder=folder, known=known, brief=True, load=load)
-    searched = length.search(progress)
+    length = capacity.Lengthening(start, kept, bound.rate, known=known, brief=True, load=load)
+    searched = length.search()
     if searched.left:
         raise KeyboardInterrupt
     notes = [*start.notes(fleet=False), *capacity.at_the_edge(searched.found), *length.not_enough(searched)]
     policies = [contender.policy for contender in chosen.values()]
     notes += small_graphs(start.engine, start.traffic.levels, policies)
-    final = []
-    for found in searched.found:
-        policy, values, limits = kept[found.policy]
-        final.append(Advised(policy, values, *(limits or (0, 0)), found))
-    return FlagTrials(tuple(first), final, searched, notes)
+    tried = [(*kept[found.policy], found) for found in searched.found]
+    final = [Advised(policy, values, *(limits or (0, 0)), found) for policy, values, limits, found in tried]
+    return first, final, searched, tuple(notes)
 
 
-def _at_other_times(
-    advice: Advice, settings: Experiment, options: SearchSettings, progress: Progress, folder: Path | None
-) -> Advice:
+def _at_other_times(advice: Advice, settings: Experiment, asks: Asked) -> Advice:
     """The same with the rate, and where that is far off the engines, of the other arrival times."""
     best, rate = advice.best, advice.best.found.rate.value
-    question = other_question(settings, options, advice.requests)
+    question = other_question(settings, asks, advice.requests)
     if question is None:
         return advice
-    other = other_rate(question, advice.levels, (best.name, rate), best.contender, progress, folder)
+    other = other_rate(question, best.name, rate, best.contender)
     if not other.apart or advice.load is None:
         return replace(advice, other=other)
     held = replace(best, engines=None, found=replace(best.found, rate=Estimate(other.other)))
     asked = question.settings.model_copy(update={"rate": advice.load, "scale_rate": None})
-    counting = EngineCounter(asked, advice.levels, question.options, progress, folder)
-    return replace(advice, other=other, other_engines=counting.engines(held).engines)
+    return replace(advice, other=other, other_engines=_counted(held, asked, question.asks).engines)
 
 
-def _short(
-    start: SetUp, chosen: Chosen, top: float, progress: Progress, folder: Path | None
-) -> list[capacity.PolicyRate]:
+def _short(start: SetUp, chosen: Chosen, top: float) -> list[capacity.PolicyRate]:
     """All of them roughly: one seed, few requests, and a wide bracket for the hopeless. Of plain vLLM the
     best flags are wanted, hopeless or not.
     """
-    traffic = start.traffic
+    traffic, (_, options, progress, folder) = start.traffic, start.asks
     few = traffic if traffic.recorded else replace(traffic, requests=max(300, traffic.requests // SHORT))
-    case, one_seed, workers = start.case(few), start.seeds[:1], start.options.workers
+    case, one_seed = start.case(few), start.seeds[:1]
     plain = ENGINES[start.settings.engine].policy
     droppable = [name for name, contender in chosen.items() if contender.policy != plain]
-    race = Race(case, top, COARSE, one_seed, droppable, workers, progress, remembered(folder, case))
+    race = Race(case, top, COARSE, one_seed, droppable, options.workers, progress, remembered(folder, case))
     searches, answers, dropped = race.run(chosen, {})
     if any(search.next() is not None for (name, _), search in searches.items() if name not in dropped):
         raise KeyboardInterrupt
@@ -288,27 +258,19 @@ def _finalists(first: Sequence[capacity.PolicyRate], chosen: Chosen, default: st
     return list(dict.fromkeys([*kept, default]))
 
 
-class EngineCounter(NamedTuple):
-    settings: Experiment
-    levels: tuple[Level, ...]
-    options: SearchSettings
-    progress: Progress
-    folder: Path | None
-
-    def engines(self, each: Advised) -> Advised:
-        each = replace(each, counted=True)
-        if not each.found.rate.value:
-            return each
-        fleet = self.settings.model_copy(update={"slots": each.slots, "budget": each.budget})
-        ways, serving = make_ways([fleet.router or DEFAULT_ROUTER], [each.text], fleet), Serving.of(fleet)
-        try:
-            plan = plan_engines(fleet, ways, self.levels, self.options, serving, self.progress, self.folder)
-        except InputError:  # more engines than may be
-            return each
-        if plan.interrupted:
-            raise KeyboardInterrupt
-        (found,) = plan.found
-        return replace(each, engines=found.engines, fleet=found)
+def _counted(each: Advised, settings: Experiment, asks: Asked) -> Advised:
+    each = replace(each, counted=True)
+    if not each.found.rate.value:
+        return each
+    fleet = settings.model_copy(update={"slots": each.slots, "budget": each.budget})
+    try:
+        plan = plan_engines(fleet, make_ways([fleet.router or DEFAULT_ROUTER], [each.text], fleet), asks)
+    except InputError:  # more engines than may be
+        return each
+    if plan.interrupted:
+        raise KeyboardInterrupt
+    (found,) = plan.found
+    return replace(each, engines=found.engines, fleet=found)
 
 
 # -- what is worth trying
@@ -407,9 +369,7 @@ class FlagsTried:
     gap: float
     final: tuple[Advised, ...]
     default: str  # vLLM's own flags
-    slots: Flag
-    budget: Flag
-    graphs: Flag
+    flags: tuple[Flag, Flag, Flag]  # slots, budget, graphs
     notes: tuple[str, ...]
     declined: Declined | None = None
     lost: Unservable = ALL_FIT
@@ -422,59 +382,48 @@ class FlagsTried:
     def own(self) -> Advised:
         return next(each for each in self.final if each.name == self.default)
 
-    @property
-    def flags(self) -> tuple[Flag, ...]:
-        return self.slots, self.budget, self.graphs
-
     def as_dict(self) -> dict[str, Any]:
         document: dict[str, Any] = {
             "formula": self.formula,
             "gap": self.gap,
             "best": None if self.declined else self.best.name,
             "default": self.default,
-            "graphs": self.graphs.value,
+            "graphs": self.flags[2].value,
             "tried": [asdict(each) for each in self.final],
         }
         declined = {"declined": self.declined._asdict()} if self.declined else {}
         return dict(without_nan(document | declined))
 
 
-def search_flags(
-    settings: Experiment, levels: tuple[Level, ...], options: SearchSettings, progress: Progress
-) -> FlagsTried:
-    gap = promised_gap(levels)
+def search_flags(settings: Experiment, asks: Asked) -> FlagsTried:
+    gap = promised_gap(asks.levels)
     if gap is None:
         raise InputError("--slo promises no gap; plan flags needs one for the budget, such as tbt=100ms@p99")
-    settings = with_graphs(settings, levels)
-    start = set_up(without_load(settings), levels, options, REQUESTS)
+    settings = with_graphs(settings, asks.levels)
+    start = set_up(without_load(settings), asks, REQUESTS)
     bound, _ = start.bounds()
     load = offered_rate(settings, start.traffic)
-    tried = try_flags(start, (PLAIN,), bound, load, progress, None)
-    final, searched = tried.final, tried.searched
+    _, final, searched, notes = try_flags(start, (PLAIN,), bound, load)
     best = max(final, key=lambda each: each.found.rate.value)
     formula, most = formula_budget(best.slots, start, gap, bound), most_slots(start)
+    slots = f"KV memory, --slots or the card are enough for {most:,} such requests 99 % of the time"
+    slots += "." if best.slots == most else "; fewer held more in the search."
+    budget = (
+        f"beside the decodes of a full engine, {formula:,} tokens make a step of {100 * FILLED:.0f} % of the "
+        f"{1000 * gap:g} ms promised between tokens, by the card"
+    )
+    budget += "." if best.budget == formula else f"; {best.budget:,} held more in the search."
     return FlagsTried(
         formula=formula,
         gap=gap,
         final=tuple(final),
         default=plain_default(start)[0],
-        slots=Flag("--max-num-seqs", best.slots, _why_slots(best.slots, most)),
-        budget=Flag("--max-num-batched-tokens", best.budget, _why_budget(best.budget, formula, gap)),
-        graphs=graph_flag(best.budget, settings.graph),
-        notes=tuple(tried.notes),
+        flags=(
+            Flag("--max-num-seqs", best.slots, slots),
+            Flag("--max-num-batched-tokens", best.budget, budget),
+            graph_flag(best.budget, settings.graph),
+        ),
+        notes=notes,
         declined=searched.declined(best.found, load),
         lost=start.traffic.lost,
     )
-
-
-def _why_slots(slots: int, most: int) -> str:
-    enough = f"KV memory, --slots or the card are enough for {most:,} such requests 99 % of the time"
-    return f"{enough}." if slots == most else f"{enough}; fewer held more in the search."
-
-
-def _why_budget(budget: int, formula: int, gap: float) -> str:
-    why = (
-        f"beside the decodes of a full engine, {formula:,} tokens make a step of {100 * FILLED:.0f} % of the "
-        f"{1000 * gap:g} ms promised between tokens, by the card"
-    )
-    return f"{why}." if budget == formula else f"{why}; {budget:,} held more in the search."

@@ -17,10 +17,9 @@ from headgate.experiment.fleet import mean_lengths
 from headgate.experiment.run import Prepared, arrivals_said, carry_out
 from headgate.experiment.settings import Experiment
 from headgate.methods.make import split_name
-from headgate.sim.engine.engine import Engine, drafting_of, speculate_settings
+from headgate.sim.engine.engine import drafting_of, speculate_settings
 from headgate.stats.measured import Measured
 from headgate.stats.metrics import Metrics, without_nan
-from headgate.workloads.workload import Workload
 
 SIZES = (1, 4, 16, 64, 256, 512)  # batches whose gain is shown
 WORTH = 1.02  # a gain below it is none: runs are finite, and draws are drawn
@@ -41,13 +40,11 @@ class DraftsRun(NamedTuple):
 @dataclass(frozen=True)
 class DraftsPlan:
     card: Card
-    engine: Engine  # without drafts
     workload: str
     arrivals: str
     closed: bool  # clients send as fast as they are served
     policy: str
     drafting: DraftTerms
-    accept: MixedAcceptance
     context: float  # KV tokens of a decode, on average
     runs: tuple[DraftsRun, ...]
     gains: dict[int, list[float]]  # by k, at each of `SIZES`
@@ -117,20 +114,24 @@ def plan_drafts(settings: Experiment) -> DraftsPlan:
     assert speculation is not None
     assert isinstance(cost, WorkCost)
     workload = prepared.workload
-    accept = _mixture(workload, lambda name: speculation.of(name))
+    outputs = np.minimum(workload.output, workload.limit).astype(np.float64)
+    whole = np.bincount(workload.kind, outputs, minlength=len(workload.kinds))
+    parts: dict[Acceptance, float] = {}
+    for kind, share in zip(workload.kinds, (whole / whole.sum()).tolist(), strict=True):
+        law = speculation.of(kind.name)
+        parts[law] = parts.get(law, 0.0) + share
+    accept = MixedAcceptance(tuple((share, law) for law, share in parts.items() if share))
     _, rest = (*settings.speculate.split(":", 1), "")[:2]
     runs = tuple(_run(settings, k, rest, accept) for k in range(asked.drafts + 1))
     _, context = mean_lengths(workload)
     drafting, ks = drafting_of(card, asked), range(1, asked.drafts + 1)
     return DraftsPlan(
         card=card,
-        engine=engine,
         workload=workload.name or "requests as given",
         arrivals=arrivals_said(settings),
         closed=not np.ptp(workload.arrival),
         policy=settings.policy,
         drafting=drafting,
-        accept=accept,
         context=context,
         runs=runs,
         gains={k: [gain(cost, drafting, accept, size, context, k).gain for size in SIZES] for k in ks},
@@ -163,13 +164,3 @@ def _run(settings: Experiment, drafts: int, rest: str, accept: MixedAcceptance) 
         busy=found.engine.utilisation,
         kept=found.goodput.share.value if found.goodput else None,
     )
-
-
-def _mixture(workload: Workload, law: Any) -> MixedAcceptance:
-    outputs = np.minimum(workload.output, workload.limit).astype(np.float64)
-    whole = np.bincount(workload.kind, outputs, minlength=len(workload.kinds))
-    shares = (whole / whole.sum()).tolist()
-    parts: dict[Acceptance, float] = {}
-    for kind, share in zip(workload.kinds, shares, strict=True):
-        parts[law(kind.name)] = parts.get(law(kind.name), 0.0) + share
-    return MixedAcceptance(tuple((share, accept) for accept, share in parts.items() if share))

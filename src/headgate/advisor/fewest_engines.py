@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil, floor, inf, isfinite, log10
 from pathlib import Path
@@ -13,13 +13,13 @@ import numpy as np
 
 from headgate.advisor.capacity.memory import AnswerFile, file_of
 from headgate.advisor.capacity.plan import ALL, STAYS
-from headgate.advisor.capacity.search import Fewest, Progress, search_all
+from headgate.advisor.capacity.search import Fewest, search_all
 from headgate.advisor.capacity.traffic import Level, SearchTraffic, measure
 from headgate.advisor.capacity.trials import longest_stay, named_policy
 from headgate.advisor.flags import graphs_said, small_graphs
 from headgate.advisor.fluid_plan import demand, fluid_bound, make_pace
-from headgate.advisor.set_up import SearchPlan, offered_rate, set_up, without_load
-from headgate.advisor.settings import SearchSettings, StepSettings
+from headgate.advisor.set_up import Asked, SearchPlan, SetUp, offered_rate, set_up, without_load
+from headgate.advisor.settings import StepSettings
 from headgate.core.errors import InputError, RunError
 from headgate.cost.card import load_card
 from headgate.experiment.build import make_engine
@@ -120,40 +120,31 @@ def least_engines(rate: float, bound: Bound) -> int:
 
 
 def plan_engines(
-    settings: Experiment,
-    ways: dict[str, Way],
-    levels: tuple[Level, ...],
-    options: SearchSettings,
-    serve: Serve,
-    progress: Progress,
-    folder: Path | None = None,
+    settings: Experiment, ways: dict[str, Way], asks: Asked, serve: Serve | None = None
 ) -> EnginesPlan:
-    """Search every way for itself, from the bound up, on the same requests.
-
-    `folder` has outcomes of a `Serving` from before and takes the new ones.
-    """
+    """Search every way for itself, from the bound up, on the same requests."""
+    serve = serve or Serving.of(settings)
     names = settings.model_fields_set - set(ManyEngines.model_fields)
     settings = Experiment.model_construct(names, **{name: getattr(settings, name) for name in names})
-    start = set_up(without_load(settings), levels, options, FEWEST)
+    start = set_up(without_load(settings), asks, FEWEST)
     rate = offered_rate(settings, start.traffic)
     if rate is None:
         raise InputError("--find engines needs a load: give --rate, or a trace with its own times")
     _, bound = start.bounds()
     least = least_engines(rate, bound)
-    if least > options.most_engines:
+    if least > asks.options.most_engines:
         raise InputError(
             f"{rate:g} requests/s need at least {least} engines, more than --most-engines "
-            f"{options.most_engines}; raise it, or ask for less"
+            f"{asks.options.most_engines}; raise it, or ask for less"
         )
     traffic, fixed = start.traffic, bool(settings.requests or start.traffic.recorded)
     if not fixed:  # so many requests that every engine is busy for a while
         traffic = replace(traffic, requests=min(MOST, max(FEWEST, PER_ENGINE * least)))
-    counting = CountSearch(ways=ways, seeds=start.seeds, options=options, progress=progress, folder=folder)
     case = FleetCase(serve=serve, traffic=traffic, rate=rate, slots=start.engine.running)
-    counted = counting.search(case, least, longer=not fixed)
-    notes = start.notes(fleet=True) + graphs_said(settings, start.engine, levels)
-    notes += small_graphs(start.engine, levels, (way.policy for way in ways.values()))
-    fleets = _fleets(counted, ways, levels, rate / bound.rate)
+    counted = CountSearch(ways=ways, start=start).search(case, least, longer=not fixed)
+    notes = start.notes(fleet=True) + graphs_said(settings, start.engine, asks.levels)
+    notes += small_graphs(start.engine, asks.levels, (way.policy for way in ways.values()))
+    fleets = tuple(_fleets(counted, ways, asks.levels, rate / bound.rate))
     return EnginesPlan(
         start=start,
         traffic=replace(traffic, requests=counted.requests),
@@ -183,21 +174,19 @@ class CountSearch(NamedTuple):
     """
 
     ways: dict[str, Way]
-    seeds: range
-    options: SearchSettings
-    progress: Progress
-    folder: Path | None
+    start: SetUp
 
     def search(self, case: FleetCase, least: int, longer: bool) -> CountsTried:
         """From `least` up. Each way for itself, so that its answer does not depend on the others."""
-        open_ = {name: Fewest(least, self.options.most_engines) for name in self.ways}
+        most = self.start.asks.options.most_engines
+        open_ = {name: Fewest(least, most) for name in self.ways}
         outcomes = self._run(case, open_)
         found = CountsTried(open_, outcomes, _unfinished(open_), case.traffic.requests)
         while longer and not found.left and open_ and case.traffic.requests < MOST:
             twice = replace(case.traffic, requests=min(MOST, 2 * case.traffic.requests))
             case = case._replace(traffic=twice)
             before = {name: count for name, each in open_.items() if (count := each.enough) is not None}
-            open_ = {name: Fewest(count, self.options.most_engines) for name, count in before.items()}
+            open_ = {name: Fewest(count, most) for name, count in before.items()}
             try:
                 ran = self._run(case, open_)
             except KeyboardInterrupt:
@@ -216,11 +205,12 @@ class CountSearch(NamedTuple):
         """
 
         def trials(key: tuple[str], count: int) -> list[FleetTrial]:
-            return [FleetTrial(way=self.ways[key[0]], engines=count, seed=seed) for seed in self.seeds]
+            return [FleetTrial(way=self.ways[key[0]], engines=count, seed=seed) for seed in self.start.seeds]
 
-        memory = remembered(self.folder, case.serve, case) if isinstance(case.serve, Serving) else None
-        keyed, seeds = {(name,): search for name, search in searches.items()}, len(self.seeds)
-        values = search_all(case.run, keyed, trials, self.options.workers, self.progress, memory, seeds)
+        _, options, progress, folder = self.start.asks
+        memory = remembered(folder, case.serve, case) if isinstance(case.serve, Serving) else None
+        keyed, seeds = {(name,): search for name, search in searches.items()}, len(self.start.seeds)
+        values = search_all(case.run, keyed, trials, options.workers, progress, memory, seeds)
         return {(*tried.key, tried.value): tried.judged for tried in values.values()}
 
 
@@ -268,35 +258,34 @@ class CountsTried(NamedTuple):
     def tried(self) -> dict[str, Fewest]:
         return {name: search for name, search in self.searches.items() if search.tried}
 
-    def notes(self) -> list[str]:
-        notes = [f"interrupted: the search for {name} is unfinished" for name in self.left]
+    def notes(self) -> Iterator[str]:
+        yield from (f"interrupted: the search for {name} is unfinished" for name in self.left)
         for name, search in self.tried.items():
             largest = max(search.tried)
             runs = self.outcomes[name, largest]
             if search.enough is None and not any(run.shares for run in runs):
-                notes.append(f"{name} with {largest} engines: {runs[0].worst}")
-        return notes
+                yield f"{name} with {largest} engines: {runs[0].worst}"
 
 
 def _unfinished(searches: dict[str, Fewest]) -> list[str]:
     return [name for name, search in searches.items() if search.next() is not None]
 
 
-def _too_short(found: Sequence[FleetFound], seconds: float, rate: float) -> list[str]:
+def _too_short(found: Sequence[FleetFound], seconds: float, rate: float) -> Iterator[str]:
     answers = {fleet.name: size for fleet in found if (size := fleet.size(fleet.engines or 0))}
-    notes = [
-        f"{name}: {size.engines} engines run at {100 * FULL:.0f} % of λ* or more, where {seconds:.0f} s "
-        "of traffic do not show a backlog that grows slowly; take more --requests, or an engine more"
-        for name, size in answers.items()
-        if size.load > FULL
-    ]
+    for name, size in answers.items():
+        if size.load > FULL:
+            yield (
+                f"{name}: {size.engines} engines run at {100 * FULL:.0f} % of λ* or more, where "
+                f"{seconds:.0f} s of traffic do not show a backlog that grows slowly; take more --requests, "
+                "or an engine more"
+            )
     stay = max((size.stay for size in answers.values()), default=0.0)
     if seconds < STAYS * stay:
-        notes.append(
+        yield (
             f"runs of {seconds:.0f} s last less than {STAYS} times the longest stay ({stay:.0f} s) and "
             f"flatter every fleet: take --requests {ceil(STAYS * stay * rate / 100) * 100}"
         )
-    return notes
 
 
 def _fluid(settings: Experiment, rate: float) -> float:
@@ -312,17 +301,14 @@ def _fluid(settings: Experiment, rate: float) -> float:
 
 def _fleets(
     counted: CountsTried, ways: dict[str, Way], levels: Sequence[Level], least: float
-) -> tuple[FleetFound, ...]:
+) -> Iterator[FleetFound]:
     names = [str(level) for level in levels if level.statistic]
-    fleets = []
     for name, search in counted.tried.items():
         runs = {count: counted.outcomes[name, count] for count in sorted(search.tried)}
         missed = Counter(run.worst for run in runs.get(search.too_few, ()) if not run.ratio <= 1)
         gives_way = missed.most_common(1)[0][0] if missed else ""
         sizes = tuple(_size(count, own, names, least / count) for count, own in runs.items())
-        way = ways[name]
-        fleets.append(FleetFound(name, way.router, way.policy, search.enough, gives_way, sizes))
-    return tuple(fleets)
+        yield FleetFound(name, *ways[name][:2], search.enough, gives_way, sizes)
 
 
 def _size(engines: int, runs: Sequence[FleetOutcome], names: Sequence[str], load: float) -> Size:
@@ -362,7 +348,7 @@ def out_of_reach(plan: EnginesPlan) -> str:
     best = min(plan.found, key=lambda found: _ratio(found.sizes[-1], checked))
     size = best.sizes[-1]
     engines = f"{size.engines} engine{'s' if size.engines > 1 else ''}"
-    more = f"raise --most-engines (now {plan.start.options.most_engines})"
+    more = f"raise --most-engines (now {plan.start.asks.options.most_engines})"
     if size.stopped:
         return f"{engines} with {best.name}: {best.gives_way}"
     if not isfinite(_ratio(size, checked)):
@@ -436,9 +422,8 @@ def remembered(
     shared = case.rate, setup.transfer, setup.prices, setup.watchdog, setup.asynchronous
 
     def known_as(trial: FleetTrial) -> tuple[list[str], object]:
-        way = trial.way
-        settings = sorted(way.router_settings.items()), sorted(way.settings.items())
-        return [way.router, way.policy], (settings, trial.engines, trial.seed)
+        router, policy, *settings = trial.way
+        return [router, policy], (tuple(sorted(each.items()) for each in settings), *trial[1:])
 
     return AnswerFile(file_of(folder, setup.engine, case.traffic, shared), FleetOutcome, known_as)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, floor, sqrt
 from shlex import quote
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
+from headgate.advisor.capacity.search import Progress
 from headgate.advisor.capacity.traffic import Level, promised_gap
 from headgate.advisor.situation import SATURATED, Situation, card_situation
 from headgate.advisor.threshold import MISS, WHOLE, ThresholdPlan, plan_threshold
@@ -131,15 +132,14 @@ class FlagsPlan:
         }
 
 
-@dataclass(frozen=True)
-class Checked:
+class Checked(NamedTuple):
     label: str
     slots: int
     budget: int
     metrics: Metrics
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "metrics": self.metrics.as_dict()}
+        return {**self._asdict(), "metrics": self.metrics.as_dict()}
 
 
 def plan_flags(settings: Experiment, gap: float | None = None) -> FlagsPlan:
@@ -149,17 +149,30 @@ def plan_flags(settings: Experiment, gap: float | None = None) -> FlagsPlan:
     """
     refuse_speculation(settings, "plan flags")
     about, card = card_situation(settings)
+    more, parameters = list[Flag](), dict[str, Any]()
     if settings.engine == "sglang":
-        return _plan_sglang(settings, about, card, gap)
-    slots = _slots(about, settings.tpot)
-    budget = _budget(about, slots.value, settings.tpot)
-    rate = mixed_rate(about.cost, about.lengths, slots.value, budget.value)
-    per_token = step_mean(about, slots.value, budget.value)
+        (slots, budget, rate, per_token), more, parameters = _sglang(settings, about, gap)
+        decoding = max(1, min(slots.value, round(rate * about.lengths.output * per_token)))
+    else:
+        slots, budget, rate, per_token = _mixed(about, settings.tpot, ENGINES["vllm"])
+        decoding = floor(sustained(about, slots.value, budget.value))
     queue, waiting = None, None
     if settings.ttft is not None:
         queue, waiting = _queue(about, rate, per_token, settings.ttft)
-    decoding = floor(sustained(about, slots.value, budget.value))
-    return FlagsPlan(about, card, settings, slots, budget, queue, waiting, decoding, rate, per_token)
+        if settings.engine == "sglang":
+            queue = Flag("--max-queued-requests", waiting, queue.why)
+    found = slots, budget, queue, waiting, decoding, rate, per_token, tuple(more), parameters
+    return FlagsPlan(about, card, settings, *found)
+
+
+Limits = tuple[Flag, Flag, float, float]  # slots, budget, the rate and the mean time between tokens with them
+
+
+def _mixed(about: Situation, tpot: float | None, names: EngineFlags) -> Limits:
+    slots = _slots(about, tpot, names.slots)
+    budget = _budget(about, slots.value, tpot, names.budget)
+    rate = mixed_rate(about.cost, about.lengths, slots.value, budget.value)
+    return slots, budget, rate, step_mean(about, slots.value, budget.value)
 
 
 def sustained(about: Situation, running: float, budget: int) -> float:
@@ -280,7 +293,9 @@ OWN_GRAPHS = 256  # requests in its largest decode graph on an H100 or H200; les
 NO_PLUG_IN = "no flags make it; it takes the plug-in, headgate serve MODEL --engine sglang"
 
 
-def _plan_sglang(settings: Experiment, about: Situation, card: Card, gap: float | None) -> FlagsPlan:
+def _sglang(
+    settings: Experiment, about: Situation, gap: float | None
+) -> tuple[Limits, list[Flag], dict[str, Any]]:
     """Mixed chunks where they serve more; else exclusive batches with EB's threshold, which is a flag.
 
     A promised gap is kept by small pieces with a decode step between two of them.
@@ -288,10 +303,7 @@ def _plan_sglang(settings: Experiment, about: Situation, card: Card, gap: float 
     names = ENGINES["sglang"]
     planned = plan_threshold(replace(about, load=SATURATED))
     if planned.winner == "mixed":
-        slots = _slots(about, settings.tpot or gap, names.slots)
-        budget = _budget(about, slots.value, settings.tpot or gap, names.budget)
-        rate = mixed_rate(about.cost, about.lengths, slots.value, budget.value)
-        per_token = step_mean(about, slots.value, budget.value)
+        slots, budget, rate, per_token = _mixed(about, settings.tpot or gap, names)
         why = f"mixed steps serve {-100 * planned.gain:.0f} % more than exclusive ones, by the card."
         more, parameters = [Flag("--enable-mixed-chunk", True, why)], {"mixed_chunk": True}
     else:
@@ -300,25 +312,7 @@ def _plan_sglang(settings: Experiment, about: Situation, card: Card, gap: float 
         slots = Flag(names.slots, refill.slots, _why_slots(about, refill.slots, settings.tpot, gap))
         more, parameters = _exclusive_flags(about, refill, budget.value, gap)
     more += _beside(about, slots.value, parameters)
-    queue, waiting = None, None
-    if settings.ttft is not None:
-        tokens, waiting = _queue(about, rate, per_token, settings.ttft)
-        queue = Flag("--max-queued-requests", waiting, tokens.why)
-    decoding = max(1, min(slots.value, round(rate * about.lengths.output * per_token)))
-    return FlagsPlan(
-        situation=about,
-        card=card,
-        settings=settings,
-        slots=slots,
-        budget=budget,
-        queue=queue,
-        waiting=waiting,
-        decoding=decoding,
-        rate=rate,
-        per_token=per_token,
-        more=tuple(more),
-        parameters=parameters,
-    )
+    return (slots, budget, rate, per_token), more, parameters
 
 
 def _exclusive_slots(about: Situation, planned: ThresholdPlan, tpot: float | None) -> Threshold:
@@ -424,14 +418,14 @@ def _beside(about: Situation, slots: int, parameters: dict[str, Any]) -> list[Fl
 
 def sglang_words(policy: str, parameters: Mapping[str, Any], slots: int, budget: int) -> list[str]:
     names = ENGINES["sglang"]
-    words = [f"{names.slots} {slots}", f"{names.budget} {budget}"]
+    own: dict[str, Any] = {"slots": slots, "budget": budget}
     if policy == "mixed":
-        return [*words, "--enable-mixed-chunk"]
-    if policy == "eb" and not parameters.get("max_gap"):
-        return [*words, f"--min-free-slots-delay {parameters['refill']}"]
-    if policy == "v0":
-        return words
-    if policy != names.policy:
+        parameters = {"mixed_chunk": True}
+    elif policy == "eb" and not parameters.get("max_gap"):
+        parameters = {"min_free_slots_delay": parameters["refill"]}
+    elif policy == "v0":
+        parameters = {}
+    elif policy != names.policy:
         return []
     written = {
         "max_prefill_tokens": "--max-prefill-tokens",
@@ -441,7 +435,7 @@ def sglang_words(policy: str, parameters: Mapping[str, Any], slots: int, budget:
         "conservativeness": "--schedule-conservativeness",
         "order": "--schedule-policy",
     }
-    own = {"slots": slots, "budget": budget, **parameters}
+    own |= parameters
     words = [f"{names.slots} {own['slots']}", f"{names.budget} {own['budget']}"]
     words += [f"{flag} {parameters[key]}" for key, flag in written.items() if key in parameters]
     return words + (["--enable-mixed-chunk"] if parameters.get("mixed_chunk") else [])
@@ -451,7 +445,6 @@ def sglang_words(policy: str, parameters: Mapping[str, Any], slots: int, budget:
 
 
 ADVISED, LIMITED = "advised", "advised, 503"
-Progress = Callable[[str, int], Any]  # a context manager that yields a function to report to
 
 
 def check_flags(settings: Experiment, plan: FlagsPlan, progress: Progress) -> tuple[list[Checked], str]:
@@ -461,8 +454,7 @@ def check_flags(settings: Experiment, plan: FlagsPlan, progress: Progress) -> tu
     """
     settings, load = _loaded(settings, plan)
     served_by = plan.served_by
-    advised = (plan.slots.value, plan.budget.value)
-    tried = {advised: ADVISED}
+    tried = {(plan.slots.value, plan.budget.value): ADVISED}
     if settings.engine == "vllm":
         tried[DEFAULT_SLOTS, DEFAULT_BUDGET] = "headgate's"
     tried.setdefault(served_by.own, f"{served_by.title}'s")

@@ -70,10 +70,6 @@ class FluidAnswer:
     def engines(self) -> int:
         return self.staffing.engines
 
-    @property
-    def per_engine(self) -> float:
-        return sum(flow.rate for flow in self.plan.instance.flows)
-
     def as_dict(self) -> dict[str, Any]:
         plan, pace, shadows = self.plan, self.plan.instance.pace, self.plan.shadows
         more = {"adds": self.gains[0], "role": "mixed" if self.next_mixed else "solo"}
@@ -239,30 +235,27 @@ def _frontier(
     return planner.frontier(instance, name, values, levels)
 
 
-def _warnings(plan: planner.FluidPlan) -> list[str]:
-    pace, warnings = plan.instance.pace, []
+def _warnings(plan: planner.FluidPlan) -> Iterator[str]:
+    pace = plan.instance.pace
     if plan.prefilling <= planner.NOTHING:
-        why = "no engine may prefill under these roles and levels"
-        warnings.append(f"no request is served: {why}; loosen one")
+        yield "no request is served: no engine may prefill under these roles and levels; loosen one"
     if not pace.keeps_up:
-        warnings.append(
+        yield (
             f"mixed steps are so short (κ = {pace.ratio:.2f}) that a queue before decode may pay; what the "
             "paper proves of its router does not hold"
         )
     short = [flow.name for flow in plan.instance.flows if flow.computed < pace.chunk]
     if short and not pace.whole_chunks:
-        warnings.append(
+        yield (
             f"prompts of {', '.join(short)} are shorter than a chunk of {pace.chunk}: --whole-chunks counts "
             "a whole step for each"
         )
     cached = {flow.name: flow.cached / flow.prompt for flow in plan.instance.flows if flow.cached}
     if cached:
         shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in cached.items())
-        warnings.append(f"prompt tokens in prefix caches are paid for but no prefill work: {shares}")
+        yield f"prompt tokens in prefix caches are paid for but no prefill work: {shares}"
     if any(loss > planner.NOTHING for loss in plan.decode_loss):
-        router = "use the service-level-general router"
-        warnings.append(f"the plan lets requests give up after their prompt: {router}")
-    return warnings
+        yield "the plan lets requests give up after their prompt: use the service-level-general router"
 
 
 # -- classes: given, drawn or cut from a trace
@@ -279,7 +272,10 @@ def demand(words: Experiment, classes: tuple[str, ...], clusters: int, engine: E
     if classes:
         not_with(words, "--class")
         flows = tuple(_flow(text, words.patience) for text in classes)
-        return Demand("classes as given", flows, _context(flows))
+        tokens = sum(flow.rate * flow.output for flow in flows)
+        # outputs are taken to be exponential: the one that runs has made D tokens on average
+        read = sum(flow.rate * flow.output * (flow.prompt + flow.output) for flow in flows)
+        return Demand("classes as given", flows, read / tokens if tokens > 0 else 0.0)
     if words.clients or words.all_at_once:
         raise InputError("a fluid plan needs arrivals per second; give --rate instead of another load")
     if words.rate is None and words.trace is None:
@@ -334,13 +330,6 @@ def named_apart(flows: tuple[Flow, ...]) -> tuple[Flow, ...]:
         number = f".{seen[flow.name]}" if seen[flow.name] > 1 else ""
         named.append(replace(flow, name=flow.name + number))
     return tuple(named)
-
-
-def _context(flows: tuple[Flow, ...]) -> float:
-    """Exponential outputs: the one that runs has made D tokens on average."""
-    tokens = sum(flow.rate * flow.output for flow in flows)
-    read = sum(flow.rate * flow.output * (flow.prompt + flow.output) for flow in flows)
-    return read / tokens if tokens > 0 else 0.0
 
 
 def _flow(text: str, patience: float | None) -> Flow:
@@ -470,7 +459,7 @@ def make_levels(settings: Experiment, asked: LevelSettings, roles: Staffing | No
         prefill_fairness=asked.prefill_fairness,
         decode_fairness=asked.decode_fairness,
         tpot=settings.tpot,
-        tpot_over=asked.tpot_over.replace("seats", "slots"),
+        tpot_over=asked.tpot_over,
         served=served,
         prefilling=roles.mixed / roles.engines if roles else 1.0,
     )

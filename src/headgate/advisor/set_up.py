@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,15 @@ from headgate.workloads.sessions import late_turns
 
 INSTANT = 1e9  # requests per second that no engine serves
 AS_RECORDED = "a trace as recorded is one sample of traffic: no interval"
+
+
+class Asked(NamedTuple):
+    """What a search is to keep, how it looks, and where it tells how far it is and keeps its answers."""
+
+    levels: tuple[Level, ...]
+    options: SearchSettings
+    progress: Progress = lambda label, total: nullcontext(lambda done: None)
+    folder: Path | None = None  # of answers from before, which takes the new ones
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,7 @@ class SetUp:
     card: Card
     engine: Engine
     traffic: SearchTraffic
-    options: SearchSettings
+    asks: Asked
 
     @property
     def workload(self) -> str:
@@ -71,7 +81,7 @@ class SetUp:
     @property
     def seeds(self) -> range:
         first = self.settings.seed
-        return range(first, first + (self.options.seeds if self.traffic.drawn else 1))
+        return range(first, first + (self.asks.options.seeds if self.traffic.drawn else 1))
 
     def case(self, traffic: SearchTraffic | None = None) -> Case:
         return Case(self.engine, traffic or self.traffic, self.settings.watchdog, self.asynchronous)
@@ -99,11 +109,11 @@ class SetUp:
         return ideal, limited
 
 
-def set_up(settings: Experiment, levels: tuple[Level, ...], options: SearchSettings, requests: int) -> SetUp:
-    card = load_card(settings.card)
+def set_up(settings: Experiment, asks: Asked, requests: int) -> SetUp:
+    card, options = load_card(settings.card), asks.options
     engine = make_engine(settings, card)
-    traffic = make_traffic(settings, levels, options.classes, requests, options.as_recorded, engine)
-    start = SetUp(settings=settings, card=card, engine=engine, traffic=traffic, options=options)
+    traffic = make_traffic(settings, asks.levels, options.classes, requests, options.as_recorded, engine)
+    start = SetUp(settings=settings, card=card, engine=engine, traffic=traffic, asks=asks)
     if settings.turns and traffic.trace is None:
         rate = settings.rate or start.bounds()[0].rate
         drawn = traffic.at_rate.at(rate, settings.seed)
@@ -147,43 +157,37 @@ class OtherTimes(NamedTuple):
 
 class Question(NamedTuple):
     settings: Experiment
-    options: SearchSettings
+    asks: Asked
     own: float  # the trace's own rate
 
 
-def other_question(settings: Experiment, options: SearchSettings, requests: int) -> Question | None:
+def other_question(settings: Experiment, asks: Asked, requests: int) -> Question | None:
     """The same with the other times and one seed; None where a trace has none, or the user chose a law.
 
     A trace is asked for its first `requests`, for a run of few drawn ones says little of its bursts.
     """
     if settings.trace is None or settings.arrivals or settings.burstiness:
         return None
-    others = options.model_copy(update={"as_recorded": not options.as_recorded, "seeds": 1})
+    others = asks.options.model_copy(update={"as_recorded": not asks.options.as_recorded, "seeds": 1})
     trace, _ = make_workload(without_clients(without_load(settings)).model_copy(update={"requests": None}))
     if not trace.arrival[-1] > trace.arrival[0]:
         return None
     if others.as_recorded:
         first = min(len(trace), max(requests, REQUESTS))
         settings, trace = settings.model_copy(update={"requests": first}), trace.head(first)
-    return Question(settings, others, own_rate(trace))
+    return Question(settings, asks._replace(options=others), own_rate(trace))
 
 
-def other_rate(
-    question: Question,
-    levels: tuple[Level, ...],
-    found: tuple[str, float],
-    contender: Contender,
-    progress: Progress,
-    folder: Path | None = None,
-) -> OtherTimes:
+def other_rate(question: Question, name: str, rate: float, contender: Contender) -> OtherTimes:
     """The rate of the policy that was found, searched again from where it was."""
-    settings, options, own = question
-    start = set_up(without_load(settings), levels, options, REQUESTS)
-    (name, rate), top, seed = found, start.bounds()[0].rate, start.settings.seed
+    settings, asks, own = question
+    start = set_up(without_load(settings), asks, REQUESTS)
+    top, seed = start.bounds()[0].rate, start.settings.seed
     search = Search(top, PRECISION, rate / top)
     case, searches = start.case(), {(name, seed): search}
-    search_rates(case, {name: contender}, searches, Workers(), progress, remembered(folder, case))
+    search_rates(case, {name: contender}, searches, Workers(), asks.progress, remembered(asks.folder, case))
     if search.next() is not None:
         raise KeyboardInterrupt
-    recorded = search.answer if options.as_recorded else rate
-    return OtherTimes(name, options.as_recorded, rate, search.answer, recorded / own)
+    recorded = asks.options.as_recorded
+    own_answer = search.answer if recorded else rate
+    return OtherTimes(name, recorded, rate, search.answer, own_answer / own)

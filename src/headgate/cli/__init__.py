@@ -48,12 +48,13 @@ COMMANDS = {
 }
 
 
+# Packages of their own bring these by an entry point; where they are in a clone.
+PLUGGED_IN = {"reproduce": "papers", "leaderboard": "leaderboard"}
 # A command's module has its name, but for these.
 HOMES = {
     "advise": "plan",
     "calibrate": "card",
     "check": "doctor",
-    "reproduce": "report",
     "trace": "report",
     "top": "route",
 }
@@ -63,8 +64,17 @@ HOMES |= dict.fromkeys(("compare", "sweep"), "simulate")
 
 @cache
 def command_of(name: str) -> Any:
-    module = import_module(f"headgate.cli.{HOMES.get(name, name)}")
-    return built(getattr(module, name.replace("-", "_")))
+    if name not in PLUGGED_IN:
+        module = import_module(f"headgate.cli.{HOMES.get(name, name)}")
+        return built(getattr(module, name.replace("-", "_")))
+    from importlib import metadata  # slow to import
+
+    for point in metadata.entry_points(group="headgate.commands", name=name):
+        return built(point.load())
+    folder = PLUGGED_IN[name]
+    raise InputError(
+        f"headgate {name} is in package headgate-{folder}; install it: pip install ./{folder} in a clone"
+    )
 
 
 class Commands(GroupPage):

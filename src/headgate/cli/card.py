@@ -12,9 +12,8 @@ import typer
 
 from headgate.cli.help import Application, Text, Texts
 from headgate.cli.help import panelled as _option
-from headgate.cli.output import Json, bar, json_option, said_to, write_json
+from headgate.cli.output import Json, bar, json_option, said_to, write_json, write_text
 from headgate.core.errors import InputError, RunError, unknown
-from headgate.record.tables import write_whole
 
 if TYPE_CHECKING:
     from headgate.cost.card import Card
@@ -74,7 +73,7 @@ def derive(
     say = said_to(json)
     print(*_lines(found), sep="\n", file=say)
     if place is not None:
-        _write(place, found.text())
+        write_text("--out", place, found.text())
         print(f"card: {place}", file=say)
     elif not correct:
         print(f"by name: --card {found.name}", file=say)
@@ -140,13 +139,6 @@ def _lines(found: Any) -> list[str]:
         lines.append(f"Numbers in it and behind it: {told} (provenance.numbers of the card names each).")
     lines += [f"Assumed: {text}" for text in found.provenance.assumptions]
     return [*lines, *error_bar(found)]
-
-
-def _write(place: Path, text: str) -> None:
-    try:
-        write_whole(place, text)
-    except OSError as error:
-        raise InputError(f"--out {place}: {error.strerror}; name a file that can be written") from None
 
 
 # -- calibrate
@@ -255,7 +247,7 @@ def _write_calibrated(found: _MeasuredSteps, card: Path, json: str | None, paper
     say = said_to(json)
     fitted = fit(found.table, found.about)
     text = fitted.card().text()
-    _write(card, text)
+    write_text("--out", card, text)
     print(*fitted.lines(), *(f"note: {note}" for note in found.notes), f"card: {card}", sep="\n", file=say)
     if not fitted.quality.good_enough():
         print("note: errors above 3 %; measure longer, or on a quieter machine", file=say)
@@ -285,7 +277,7 @@ def _rescale(found: _MeasuredSteps, derived: Card, card: Path, json: str | None)
     kept = {field: getattr(derived, field) for field in Card.model_fields}
     on_engine = Card(**kept | limits | {"provenance": provenance})
     done = rescale(on_engine, found.table, about.name, about.source)
-    _write(card, done.card.text())
+    write_text("--out", card, done.card.text())
     notes = (f"note: {note}" for note in found.notes)
     print(*done.lines(), *notes, f"card: {card}", sep="\n", file=said_to(json))
     figures = {"factors": done.factors, "added": done.added, "before": done.before, "after": done.after}

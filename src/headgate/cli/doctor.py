@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -242,7 +241,6 @@ def _offered(what: str, base: type, ours: Mapping[str, type], problems: list[str
 
 LOOK = "import json; from headgate.live.vllm.seams import faults; print(); print(json.dumps(faults()))"
 PATIENCE = 240.0  # seconds to import vLLM on a slow machine
-TICK = 0.5  # seconds between two signs of life
 AS_EXPECTED = "as expected"
 
 
@@ -299,38 +297,21 @@ def sglang_checkup() -> dict[str, Any]:
 def _seams(release: str, problems: list[str]) -> str:
     from headgate.live.vllm.seams import refusal, release_numbers
 
-    began = time.monotonic()
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    child = subprocess.Popen([sys.executable, "-c", LOOK], **pipes)
+    look: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PATIENCE}
     try:
-        while (waited := time.monotonic() - began) < PATIENCE:
-            try:
-                out, err = child.communicate(timeout=TICK)
-                break
-            except subprocess.TimeoutExpired:
-                _sign_of_life(waited)
-        else:
-            problems.append(f"importing vLLM took more than {PATIENCE:.0f} s; try again, or --no-seams")
-            return "unknown"
-    finally:
-        child.kill()
-        if child.returncode is None:
-            child.communicate()  # also closes its pipes
-        _sign_of_life(None)
-    if child.returncode:
-        last = (err.strip().splitlines() or ["no reason given"])[-1]
+        with bar("importing vLLM to look at its seams", None):
+            looked = subprocess.run([sys.executable, "-c", LOOK], check=False, **look)
+    except subprocess.TimeoutExpired:
+        problems.append(f"importing vLLM took more than {PATIENCE:.0f} s; try again, or --no-seams")
+        return "unknown"
+    if looked.returncode:
+        last = (looked.stderr.strip().splitlines() or ["no reason given"])[-1]
         problems.append(f"vLLM cannot be imported: {last}; install it again")
         return "unknown"
-    faults: list[str] = json.loads(out.splitlines()[-1])
+    faults: list[str] = json.loads(looked.stdout.splitlines()[-1])
     if faults and (why := refusal(release_numbers(release), faults)):
         problems.append(why)
     return f"{len(faults)} not as expected" if faults else AS_EXPECTED
-
-
-def _sign_of_life(seconds: float | None) -> None:
-    if sys.stderr.isatty():
-        text = "" if seconds is None else f"importing vLLM to look at its seams, {seconds:.0f} s ..."
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _settings(problems: list[str]) -> dict[str, str]:

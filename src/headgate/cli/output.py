@@ -131,11 +131,16 @@ def write_json(target: str | None, document: dict[str, Any]) -> None:
     text = json.dumps(document, indent=2, allow_nan=False)
     if target == "-":
         print(text, flush=True)
-        return
+    else:
+        write_text("--json", target, text + "\n")
+
+
+def write_text(what: str, target: str | Path, text: str) -> None:
     try:
-        write_whole(target, text + "\n")
+        write_whole(target, text)
     except OSError as error:
-        raise InputError(f"--json {target}: {error.strerror}; name a file that can be written") from None
+        why = error.strerror or error
+        raise InputError(f"{what} {target}: {why}; name a file that can be written") from None
 
 
 def ended_early(run: Run, what: str, folder: Path) -> RunError:
@@ -210,9 +215,10 @@ def summed_up(scenes: Sequence[Scene]) -> None:
 def save_page(page: Page, target: str | None, say: IO[str]) -> None:
     if target is None or target == NO_REPORT:
         return
-    from headgate.report.html.page import write
+    from headgate.report.html.page import render
 
-    path = write(page, target)
+    write_text("report", target, render(page))
+    path = Path(target)
     print(f"report: {path} ({path.stat().st_size / 1000:,.0f} kB, open it in a browser)", file=say)
 
 
@@ -222,8 +228,8 @@ PATIENCE = 2.0  # seconds before it shows
 
 
 @contextmanager
-def bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A function to call with how much of `total` is done. It shows by itself, even without a call."""
+def bar(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A function to call with how much of `total` (None: not known) is done. It shows by itself."""
     if not sys.stderr.isatty():
         yield lambda done: None
         return

@@ -6,8 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from math import inf
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,9 +27,8 @@ from headgate.core.errors import InputError, unknown
 from headgate.experiment.settings import NAMED, POLICY, Experiment
 
 if TYPE_CHECKING:
-    from headgate.advisor.capacity.traffic import Level
     from headgate.advisor.fewest_engines import EnginesPlan, Way
-    from headgate.advisor.set_up import OtherTimes, SearchPlan
+    from headgate.advisor.set_up import Asked, OtherTimes, SearchPlan
     from headgate.report.document import Page
 
 
@@ -173,9 +171,9 @@ def _promised(
 
     if check or words.tpot or words.ttft:
         raise InputError("--slo is checked by a search and says the targets; drop --check, --tpot and --ttft")
-    asks = asked("plan flags", words, search, slo)
+    asks, _ = asked("plan flags", words, search, slo, cache="none")
     found = plan_flags(words)
-    tried = search_flags(words, asks.levels, asks.options, bar)
+    tried = search_flags(words, asks)
     setup = assumed(words, tried_arrivals(search.as_recorded), limits=False)
     document = {**found.as_dict(), "promise": tried.as_dict()}
     outside = "" if tried.declined else outside_said(words, MIXED, tried.best.found.rate.value)
@@ -234,46 +232,47 @@ def capacity(
     from headgate.advisor.flags import with_graphs
 
     outputs = Outputs(json, report)
-    asks = asked("plan capacity", words, search, slo, policy, cache, needed=find != BATCH)
+    asks, policies = asked("plan capacity", words, search, slo, policy, cache, needed=find != BATCH)
     if find == BATCH:
-        _find_batch(words.model_copy(update={"engines": engines}), router or [], asks, outputs)
+        _find_batch(words.model_copy(update={"engines": engines}), router or [], policies, asks, outputs)
         return
     if engines:
         raise InputError("--engines is about --find batch; --find engines says how many are needed")
     words = with_graphs(words, asks.levels)
-    asks = asks._replace(policies=asks.policies or [words.policy])
+    policies = policies or [words.policy]
     if find == ENGINES:
-        _find_engines(words, router or [], asks, outputs)
+        _find_engines(words, router or [], policies, asks, outputs)
     elif find != RATE:
         raise unknown("thing to --find", find, (RATE, ENGINES, BATCH))
     elif router:
         raise InputError("--router is about fleets; say --find engines, or drop it")
     else:
-        _find_rate(words, asks, outputs)
+        _find_rate(words, policies, asks, outputs)
 
 
-def _find_rate(words: Experiment, asks: SearchQuestion, outputs: Outputs) -> None:
+def _find_rate(words: Experiment, policies: list[str], asks: Asked, outputs: Outputs) -> None:
     from headgate.advisor.capacity.plan import choose, plan_capacity
     from headgate.advisor.set_up import other_question, other_rate
     from headgate.experiment.run import assumed, outside_said, tried_arrivals
     from headgate.report.plans.capacity import apart_said, capacity_page
 
-    found = plan_capacity(words, asks.policies, asks.levels, asks.options, bar, asks.folder)
+    found = plan_capacity(words, policies, asks)
     setup = assumed(words, tried_arrivals(asks.options.as_recorded))
     best, other, outside = None if found.declined else found.best, None, ""
     if best is not None:
         outside = outside_said(words, best.policy, best.rate.value)
         known = best.rate.value and not found.interrupted
-        question = other_question(words, asks.options, found.traffic.requests) if known else None
+        question = other_question(words, asks, found.traffic.requests) if known else None
         if question is not None:
             chosen, _ = choose([best.policy], words, found.start.engine)
-            named = best.policy, best.rate.value
-            other = other_rate(question, asks.levels, named, chosen[best.policy], bar, asks.folder)
+            other = other_rate(question, best.policy, best.rate.value, chosen[best.policy])
     alarms = apart_said(other, "sustains"), outside
     _tell_search(found, other, capacity_page(found, sys.argv[1:]), outputs, setup, alarms)
 
 
-def _find_batch(words: Experiment, routers: list[str], asks: SearchQuestion, outputs: Outputs) -> None:
+def _find_batch(
+    words: Experiment, routers: list[str], policies: list[str], asks: Asked, outputs: Outputs
+) -> None:
     from headgate.advisor.capacity.beside import plan_beside, with_promises
     from headgate.advisor.capacity.plan import choose
     from headgate.advisor.flags import with_graphs
@@ -286,11 +285,10 @@ def _find_batch(words: Experiment, routers: list[str], asks: SearchQuestion, out
         raise InputError("--find batch takes one --router, with --engines; drop the others")
     if routers:
         words = words.model_copy(update={"router": routers[0]})
-    levels = with_promises(words, asks.levels)
-    words = with_graphs(words, levels)
+    words = with_graphs(words, with_promises(words, asks.levels))
     engine = make_engine(words, load_card(words.card))
-    chosen, notes = choose(asks.policies or list(BESIDE), words, engine)
-    found = plan_beside(words, chosen, levels, asks.options, bar, notes)
+    chosen, notes = choose(policies or list(BESIDE), words, engine)
+    found = plan_beside(words, chosen, asks, notes)
     come = f"{tried_arrivals(asks.options.as_recorded, found.rate)} with a promise"
     come += f", beside {found.clients:,} clients of {found.name}"
     setup = assumed(words, come, fleet=found.engines > 1)
@@ -309,14 +307,16 @@ def _tell_search(
 # -- plan capacity --find engines
 
 
-def _find_engines(words: Experiment, routers: list[str], asks: SearchQuestion, outputs: Outputs) -> None:
-    from headgate.advisor.fewest_engines import Serving, make_ways, out_of_reach, plan_engines
+def _find_engines(
+    words: Experiment, routers: list[str], policies: list[str], asks: Asked, outputs: Outputs
+) -> None:
+    from headgate.advisor.fewest_engines import make_ways, out_of_reach, plan_engines
     from headgate.experiment.run import DEFAULT_ROUTER, assumed, outside_said, tried_arrivals
     from headgate.report.plans.capacity import apart_said, engines_page
 
     wanted = routers or list(words.routers) or [words.router or DEFAULT_ROUTER]
-    ways = make_ways(wanted, asks.policies, words)
-    found = plan_engines(words, ways, asks.levels, asks.options, Serving.of(words), bar, folder=asks.folder)
+    ways = make_ways(wanted, policies, words)
+    found = plan_engines(words, ways, asks)
     other = _engines_at_other_times(words, asks, ways, found)
     setup = assumed(words, tried_arrivals(asks.options.as_recorded, found.rate), fleet=True)
     best = found.best
@@ -328,30 +328,22 @@ def _find_engines(words: Experiment, routers: list[str], asks: SearchQuestion, o
 
 
 def _engines_at_other_times(
-    words: Experiment, asks: SearchQuestion, ways: dict[str, Way], found: EnginesPlan
+    words: Experiment, asks: Asked, ways: dict[str, Way], found: EnginesPlan
 ) -> OtherTimes | None:
-    from headgate.advisor.fewest_engines import Serving, plan_engines
+    from headgate.advisor.fewest_engines import plan_engines
     from headgate.advisor.set_up import OtherTimes, other_question
 
     best = found.best
-    question = None if found.interrupted else other_question(words, asks.options, found.traffic.requests)
+    question = None if found.interrupted else other_question(words, asks, found.traffic.requests)
     if question is None or best is None or best.engines is None:
         return None
     settings, others, own = question
     # its first requests alone may be faster or slower
     settings = settings.model_copy(update={"rate": found.rate, "scale_rate": None})
-    way, serving = {best.name: ways[best.name]}, Serving.of(words)
-    (again,) = plan_engines(settings, way, asks.levels, others, serving, bar, folder=asks.folder).found
+    (again,) = plan_engines(settings, {best.name: ways[best.name]}, others).found
     if again.engines is None:
         return None
-    return OtherTimes(best.name, others.as_recorded, best.engines, again.engines, found.rate / own)
-
-
-class SearchQuestion(NamedTuple):
-    levels: tuple[Level, ...]
-    policies: list[str]
-    options: SearchSettings
-    folder: Path | None
+    return OtherTimes(best.name, others.options.as_recorded, best.engines, again.engines, found.rate / own)
 
 
 def asked(
@@ -362,15 +354,16 @@ def asked(
     policies: Sequence[str] | None = None,
     cache: str | None = None,
     needed: bool = True,
-) -> SearchQuestion:
+) -> tuple[Asked, list[str]]:
     from headgate.advisor.capacity.memory import chosen_folder
     from headgate.advisor.capacity.traffic import parse_levels
+    from headgate.advisor.set_up import Asked
 
     if not slo and needed:
         raise InputError(f"{command} needs a promise, such as --slo ttft=1s@p95,tbt=100ms@p99")
     options = search.model_copy(update={"jobs": search.jobs or os.cpu_count() or 1})
-    levels, folder = parse_levels(slo) if slo else (), chosen_folder(cache)
-    return SearchQuestion(levels, list(policies or words.policies), options, folder)
+    asks = Asked(parse_levels(slo) if slo else (), options, bar, chosen_folder(cache))
+    return asks, list(policies or words.policies)
 
 
 # -- plan fluid, plan wait
@@ -409,7 +402,9 @@ def fluid(
     found = make_fluid_plan(words, fleet, steps, levels)
     setup = "" if steps.costs else assumed(words, arrivals_said(words, "rates of the classes"), run=False)
     described = not (steps.costs or fleet.classes or fleet.from_log)  # by settings that a run can take
-    outside = outside_said(words, MIXED, found.per_engine) if described else ""
+    outside = (
+        outside_said(words, MIXED, sum(flow.rate for flow in found.plan.instance.flows)) if described else ""
+    )
     page, lost = fluid_page(found, levels.frontier, sys.argv[1:]), found.demand.lost
     tell(page, found.as_dict(), Outputs(json, report), setup, lost, [outside])
 
@@ -478,10 +473,11 @@ def advise(
     from headgate.experiment.run import assumed, tried_arrivals
     from headgate.report.plans.advise import advice_page, other_said
 
-    asks = asked("advise", words, search, slo, policy, cache)
+    asks, policies = asked("advise", words, search, slo, policy, cache)
     told = search.most_engines if "most_engines" in search.model_fields_set else MOST_ENGINES
     options = asks.options.model_copy(update={"most_engines": engines_at_most or told})
-    found = find(words, asks.policies or list(POLICIES[words.engine]), asks.levels, options, bar, asks.folder)
+    asks = asks._replace(options=options)
+    found = find(words, policies or list(POLICIES[words.engine]), asks)
     setup = assumed(words, tried_arrivals(search.as_recorded), limits=False)
     page = advice_page(found, model, sys.argv[1:])
     tell(page, found.as_dict(), Outputs(json, report), setup, found.start.traffic.lost, [other_said(found)])

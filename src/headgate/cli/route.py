@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from time import localtime, strftime
@@ -363,16 +363,14 @@ def _tenant(row: Row) -> Row:
     }
 
 
-def _lanes(history: list[list[float | None]]) -> list[Text]:
-    lines = []
+def _lanes(history: list[list[float | None]]) -> Iterator[Text]:
     for name, column in LANES.items():
         values = [row[column] or 0.0 for row in history[-WIDEST:]]
         most = max(values, default=0.0)
         if len(values) >= FEWEST and most > 0:
             bars = "".join(BLOCKS[max(round(8 * value / most), value > 0)] for value in values)
             least = f"  at most {(_seconds if name.startswith('TTFT') else _number)(most)}"
-            lines.append(Text(f"{name:<10}", "dim").append(bars, "cyan").append(least, "dim"))
-    return lines
+            yield Text(f"{name:<10}", "dim").append(bars, "cyan").append(least, "dim")
 
 
 def _table(title: str, rows: list[Row], headed: bool = True) -> Table | None:
@@ -429,7 +427,6 @@ def route(
     router: Annotated[str | None, _option(ROUTER, POLICY)] = None,
     card: Annotated[str | None, _option("cost card of the engines, for routers that plan", POLICY)] = None,
     slots: Annotated[int | None, _option("requests at once of every --engine (256)", POLICY)] = None,
-    seats: Annotated[int | None, typer.Option("--seats", hidden=True)] = None,
     host: Annotated[str | None, _option("address (127.0.0.1)", FRONT)] = None,
     port: Annotated[int | None, _option("port, 0 for any (8000)", FRONT)] = None,
     admin: Annotated[str | None, _option("address of metrics and drain (127.0.0.1:9300)", FRONT)] = None,
@@ -479,9 +476,6 @@ def route(
     flags = {"front": _given(fronts), "router": _given({"name": router, "card": card})}
     if store is not None:
         flags["replicas"] = {"store": store}
-    if seats is not None:
-        logging.warning("--seats is the old name of --slots; rename it")
-        slots = seats if slots is None else slots
     if seconds is not None and not demo:
         raise InputError("--seconds belongs to --demo; drop it, or give --demo")
     if demo:

@@ -83,29 +83,28 @@ def serve(
         raise InputError(f"--engine {engine} is not known; write vllm or sglang")
     if model.startswith("-"):
         raise InputError(f"the model comes first, not {model}; write headgate serve MODEL {model} ...")
-    rest, own = list(context.args), _own_file(config, given)
-    if engine == SGLANG.name:
-        raise typer.Exit(_run_sglang(model, rest, given, own, dry_run))
-    raise typer.Exit(_run(model, rest, given, own, graphs, warm, dry_run))
+    call = Call(model, list(context.args), given, _own_file(config, given), dry_run)
+    raise typer.Exit(_run_sglang(call) if engine == SGLANG.name else _run(call, graphs, warm))
 
 
-def _run(
-    model: str,
-    rest: list[str],
-    given: dict[str, Any],
-    own: str | None,
-    graphs: bool,
-    warm: bool,
-    dry_run: bool,
-) -> int:
+class Call(NamedTuple):
+    model: str
+    rest: list[str]  # for the engine
+    given: dict[str, Any]  # for us
+    own: str | None  # file of our settings
+    dry_run: bool
+
+
+def _run(call: Call, graphs: bool, warm: bool) -> int:
     from headgate.live.vllm.seams import installed, release_numbers, unsupported
 
+    model, rest = call.model, call.rest
     if _value(rest, "--scheduler-cls") is not None:
         raise InputError("--scheduler-cls is what headgate serve sets; drop it or run vllm serve yourself")
-    settings = _settings(own, given, rest)
+    settings = _settings(call)
     _check_model(model, settings, rest)
     vllm = executable()
-    if vllm is None and not dry_run:
+    if vllm is None and not call.dry_run:
         raise InputError("no vllm command here; install vLLM (0.26 to 0.33) into the environment of headgate")
     release = installed()
     why = unsupported(release_numbers(release)) if release else None
@@ -125,7 +124,7 @@ def _run(
     ahead = {OFF: "synchronous", ON: "asynchronous"}.get(named, "asynchronous where vLLM can")
     chosen = f"{_policy_said(settings, model, VLLM)}; {', '.join(limits)}, scheduling {ahead}"
     lines = (chosen, _classes_said(settings), graphs_said, warm_said, priorities)
-    return _launch(command, lines, settings, own, given, dry_run, VLLM, watch)
+    return _launch(call, command, lines, settings, VLLM, watch)
 
 
 class Watch(NamedTuple):
@@ -137,16 +136,14 @@ class Watch(NamedTuple):
 
 
 def _launch(
+    call: Call,
     command: list[str],
     lines: Sequence[str | None],
     settings: Settings,
-    own: str | None,
-    given: dict[str, Any],
-    dry_run: bool,
     engine: EngineNames,
     watch: Watch | None,
 ) -> int:
-    given = Settings.renamed(given)
+    given, own, dry_run = Settings.renamed(call.given), call.own, call.dry_run
     with ExitStack() as scratch:
         folder = Path(tempfile.gettempdir(), "headgate-XXXX")
         if not dry_run:
@@ -180,17 +177,18 @@ def _own_file(config: str | None, given: Mapping[str, Any]) -> str | None:
     return own
 
 
-def _settings(own: str | None, given: dict[str, Any], rest: list[str]) -> Settings:
+def _settings(call: Call) -> Settings:
     from headgate.live.engine.policy import check_policy
 
+    rest = call.rest
     try:
         additional = json.loads(_value(rest, ADDITIONAL_CONFIG) or "null")
     except ValueError:  # vLLM will say so itself
         additional = None
-    if own:
-        settings = read_settings(additional, own)
+    if call.own:
+        settings = read_settings(additional, call.own)
     else:
-        settings = merge(check_words(given, ""), own_table(additional), ADDITIONAL_CONFIG)
+        settings = merge(check_words(call.given, ""), own_table(additional), ADDITIONAL_CONFIG)
     check_policy(settings, VLLM, _number(rest, "--max-num-batched-tokens"), _number(rest, "--max-num-seqs"))
     return settings
 
@@ -201,10 +199,10 @@ SGLANG_LIMITS = ("--max-running-requests", "--chunked-prefill-size", "--context-
 PLUGINS = "SGLANG_PLUGINS"
 
 
-def _run_sglang(model: str, rest: list[str], given: dict[str, Any], own: str | None, dry_run: bool) -> int:
-    settings = _sglang_settings(own, given, rest)
+def _run_sglang(call: Call) -> int:
+    model, rest, settings = call.model, call.rest, _sglang_settings(call)
     command = executable(SGLANG.name)
-    if command is None and not dry_run:
+    if command is None and not call.dry_run:
         raise InputError("no sglang command here; install SGLang into the environment of headgate")
     mixing = settings.policy != SGLANG.name and mixes(settings.named()[0])
     wanted = {MIXED_CHUNK: mixing, "--enable-metrics": settings.metrics}
@@ -228,26 +226,26 @@ def _run_sglang(model: str, rest: list[str], given: dict[str, Any], own: str | N
 
     words = [command or SGLANG.name, "serve", model, *more, *rest]
     watch = Watch(LOADED, "loaded", stop_without_us)
-    code = _launch(words, lines, settings, own, given, dry_run, SGLANG, watch)
+    code = _launch(call, words, lines, settings, SGLANG, watch)
     if missing.is_set():
         raise InputError("SGLang had started without headgate, and was stopped; its log says why")
     return code
 
 
-def _sglang_settings(own: str | None, given: dict[str, Any], rest: list[str]) -> Settings:
+def _sglang_settings(call: Call) -> Settings:
     from headgate.live.engine import settings as neutral
     from headgate.live.engine.policy import check_policy
     from headgate.live.sglang.seams import home, problem
 
-    check_arguments(arguments(rest))
+    check_arguments(arguments(call.rest))
     chosen = [name.strip() for name in os.environ.get(PLUGINS, "").split(",") if name.strip()]
     if chosen and "headgate" not in chosen:
         raise InputError(f"{PLUGINS} names other plug-ins only; add headgate to it or unset it")
-    settings = neutral.read_settings(own) if own else merge(check_words(given, ""), None, "")
+    settings = neutral.read_settings(call.own) if call.own else merge(check_words(call.given, ""), None, "")
     if settings.policy != SGLANG.name:
         check_fit(settings.named()[0], mixed_chunk=True)
     slots, budget, _ = SGLANG_LIMITS
-    check_policy(settings, SGLANG, _number(rest, budget), _number(rest, slots))
+    check_policy(settings, SGLANG, _number(call.rest, budget), _number(call.rest, slots))
     if home() is not None and (why := problem()) and not settings.force:
         raise InputError(why)
     return settings

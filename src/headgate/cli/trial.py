@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from pydantic import create_model
@@ -133,11 +133,12 @@ def trial(
             plan = replace(plan, arms=tuple(arm.with_trace(source) for arm in arms))
         followed = None if sends else FollowedTrace(source or "", own)
         say = output.said_to(json)
-        outcome = asyncio.run(_run(plan, config, url, api_key, followed, workload, judged, say))
+        sent = Sent(plan, url, api_key, workload, judged)
+        outcome = asyncio.run(_run(sent, config, followed, say))
         traffic = f"that the server has, from {source}" if followed else "requests that the trial sends"
         told = (api_key, f"--api-key={api_key}") if api_key else ()  # which no report should
         command = [word[: -len(api_key)] + "KEY" if word in told else word for word in sys.argv[1:]]
-        _write(outcome, plan, folder, report, json, workload, judged, traffic, command)
+        _write(outcome, sent, folder, output.Outputs(json, report), traffic, command)
     if outcome.interrupted:
         raise RunInterruptedError(f"{outcome.stopped}; what there is stands in {folder}")
     if outcome.guarded:
@@ -213,24 +214,24 @@ def _workload(load: dict[str, Any], seed: int) -> Workload:
 # -- the trial
 
 
-async def _run(
-    plan: TrialPlan,
-    config: str | None,
-    url: str | None,
-    key: str,
-    followed: FollowedTrace | None,
-    workload: Workload | None,
-    judged: dict[str | None, Slo],
-    say: Any,
-) -> Outcome:
+class Sent(NamedTuple):
+    plan: TrialPlan
+    url: str | None
+    key: str
+    workload: Workload | None  # None: the traffic that the server has
+    judged: dict[str | None, Slo]
+
+
+async def _run(sent: Sent, config: str | None, followed: FollowedTrace | None, say: Any) -> Outcome:
     from headgate.live.trial.arms import SettingsFile
     from headgate.live.trial.trial import BySettings, ByUrl, Trial
 
     tell = partial(print, "headgate trial:", file=say, flush=True)
-    file, metrics = SettingsFile(config) if config else None, None
+    file, plan = SettingsFile(config) if config else None, sent.plan
     source: Any = followed
-    if workload is not None:
-        source, metrics = await _own_load(plan, url, key, workload, judged)
+    metrics: Any = None
+    if sent.workload is not None:
+        source, metrics = await _own_load(sent, sent.workload)
     switch = ByUrl(source) if file is None else BySettings(file, source, metrics, plan.speed)
     if file is not None:
         file.take()
@@ -242,11 +243,10 @@ async def _run(
         switch.restore()
 
 
-async def _own_load(
-    plan: TrialPlan, url: str | None, key: str, workload: Workload, judged: dict[str | None, Slo]
-) -> tuple[Any, Any]:
+async def _own_load(sent: Sent, workload: Workload) -> tuple[Any, Any]:
     from headgate.live.trial import load
 
+    plan, url, key = sent[:3]
     urls = [arm.url for arm in plan.arms if arm.url] or ([url.rstrip("/")] if url else [])
     if not urls:
         raise InputError("--rate, --clients and --trace send requests; say where, --url http://HOST:PORT")
@@ -256,7 +256,7 @@ async def _own_load(
     metrics = None if plan.arms[0].url else load.PlugInMetrics(urls[0], key)
     if metrics is not None:
         await metrics.require()
-    source = load.TraceLoad(workload, urls[0], judged, plan.seed, plan.speed, key)
+    source = load.TraceLoad(workload, urls[0], sent.judged, plan.seed, plan.speed, key)
     source.model = models[0]
     if len(set(models)) > 1:
         raise InputError(f"the servers serve {models[0]} and {models[1]}; compare one model")
@@ -264,20 +264,13 @@ async def _own_load(
 
 
 def _write(
-    outcome: Outcome,
-    plan: TrialPlan,
-    folder: Path,
-    report: str | None,
-    json: str | None,
-    workload: Workload | None,
-    judged: dict[str | None, Slo],
-    traffic: str,
-    command: list[str],
+    outcome: Outcome, sent: Sent, folder: Path, to: output.Outputs, traffic: str, command: list[str]
 ) -> None:
     from headgate.live.trial.book import as_json, bench_result
     from headgate.report.runs.trial import trial_page
     from headgate.report.terminal import show
 
+    plan, workload = sent.plan, sent.workload
     date = datetime.now(UTC).isoformat(timespec="seconds")
     document: dict[str, Any] = {"date": date, "stopped": outcome.stopped, "seed": plan.seed}
     document["settings"] = {arm.name: arm.url or dict(arm.words) for arm in plan.arms}
@@ -292,9 +285,9 @@ def _write(
         output.write_json(str(file), result)
     known = {"date": date, "model": outcome.model, "traffic": traffic}
     about = {name: value for name, value in known.items() if value}
-    page = trial_page(outcome, plan.arms, judged, about, command)
-    output.save_page(page, report or str(folder / output.REPORT), output.said_to(json))
-    output.write_json(json, document)
-    if json != "-":
+    page = trial_page(outcome, plan.arms, sent.judged, about, command)
+    output.save_page(page, to.report or str(folder / output.REPORT), output.said_to(to.json))
+    output.write_json(to.json, document)
+    if to.json != "-":
         show(page)
         print(f"results: {folder}")

@@ -192,7 +192,9 @@ class Experiment(LengthSettings, ManyEngines):
     slice: str | None = _trace("a part of the trace, such as 10min..20min")
     scale_rate: Rate | None = _trace("send it so many times faster")
     skip_bad_rows: Switch = _trace("leave out bad rows and say how many", False)
-    sort: Switch = _trace("sort a trace that is out of order", False)
+    sort: Switch = _trace(
+        "sort a trace that is out of order (own columns and logs of tools always are)", False
+    )
     set: dict[str, Setting] = parameters(
         POLICY, "a parameter of the policy, NAME=VALUE; what --policy says wins", "refill=48"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -210,17 +210,15 @@ def _draw(series: Series, x: Scale, y: Scale, shift: float = 0.0) -> Markup:
     return tag("g", *parts, **named)
 
 
-def _points(series: Series, across: Floats, up: Floats, y: Scale) -> list[Markup]:
-    parts = []
+def _points(series: Series, across: Floats, up: Floats, y: Scale) -> Iterator[Markup]:
     if series.low is not None and series.high is not None:
         for at, low, high in zip(across, y(series.low), y(series.high), strict=True):
             if np.isfinite(low) and np.isfinite(high):
                 ends = {"x1": float(at), "x2": float(at), "y1": float(low), "y2": float(high)}
-                parts.append(tag("line", class_=f"whisker {series.style}", **ends))
+                yield tag("line", class_=f"whisker {series.style}", **ends)
     for at, height in zip(across, up, strict=True):
         if np.isfinite(at) and np.isfinite(height):
-            parts.append(tag("circle", class_=f"dot {series.style}", cx=float(at), cy=float(height), r=3.4))
-    return parts
+            yield tag("circle", class_=f"dot {series.style}", cx=float(at), cy=float(height), r=3.4)
 
 
 def brief(values: Floats) -> list[float | None]:

@@ -78,11 +78,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Facts:
-    rows: tuple[tuple[str, str], ...]
-
-    @classmethod
-    def of(cls, facts: Mapping[str, str]) -> Facts:
-        return cls(tuple(facts.items()))
+    rows: Mapping[str, str]
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,10 @@ def _section(section: doc.Section, width: int) -> Iterator[Text]:
             yield from _grid(block, width)
             yield _text()
         elif isinstance(block, doc.Facts):
-            yield from _facts(block, width)
+            names = max(map(len, block.rows)) + GAP
+            for name, said in block.rows.items():
+                for place, line in enumerate(wrap(said, width - names) or [""]):
+                    yield _text(f"{'' if place else name:{names}}{line}")
             yield _text()
         elif isinstance(block, doc.Code):
             yield from (_text(line, "bold") for line in block.text.splitlines())
@@ -109,13 +112,6 @@ def _said(text: str, width: int, style: str = "", reach: int | None = None) -> I
     for line in whole.wrap(Console(file=StringIO()), width) if text else ():
         line.rstrip()
         yield line
-
-
-def _facts(facts: doc.Facts, width: int) -> Iterator[Text]:
-    names = max(len(name) for name, _ in facts.rows) + GAP
-    for name, said in facts.rows:
-        for place, line in enumerate(wrap(said, width - names) or [""]):
-            yield _text(f"{'' if place else name:{names}}{line}")
 
 
 def _grid(grid: doc.Grid, width: int) -> Iterator[Text]:

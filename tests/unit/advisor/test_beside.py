@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
-from headgate.advisor.capacity import beside
 from headgate.advisor.capacity.beside import (
     REQUESTS,
     plan_beside,
@@ -19,7 +17,8 @@ from headgate.advisor.capacity.beside import (
 )
 from headgate.advisor.capacity.plan import choose, plan_capacity
 from headgate.advisor.capacity.traffic import make_traffic, parse_levels, promise
-from headgate.advisor.set_up import set_up
+from headgate.advisor.capacity.trials import Case
+from headgate.advisor.set_up import Asked, set_up
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError, RunError
 from headgate.core.request import Slo
@@ -33,11 +32,6 @@ BATCH = {"name": "batch", "clients": 24, "prompt": 1000, "output": 80, "backgrou
 ONE = SearchSettings(seeds=1)
 
 
-@contextmanager
-def quiet(label, total):
-    yield lambda done: None
-
-
 def words(*classes, **more):
     return experiment({"rate": 6.0, "requests": 120, "slots": 64, "classes": classes or (CHAT, BATCH)} | more)
 
@@ -45,7 +39,7 @@ def words(*classes, **more):
 def planned(policies=("keep", "mixed"), options=ONE, levels="", **more):
     asked = words(**more)
     chosen, _ = choose(policies, asked, make_engine(asked, load_card(asked.card)))
-    return plan_beside(asked, chosen, parse_levels([levels]) if levels else (), options, quiet)
+    return plan_beside(asked, chosen, Asked(parse_levels([levels]) if levels else (), options))
 
 
 def test_a_plan_says_the_bound_and_what_each_policy_leaves():
@@ -69,7 +63,7 @@ def test_a_plan_says_the_bound_and_what_each_policy_leaves():
 
 
 def test_the_bound_is_a_straight_line_between_batch_alone_and_chat_alone():
-    start = set_up(words(rate=None), with_promises(words(), ()), ONE, REQUESTS)
+    start = set_up(words(rate=None), Asked(with_promises(words(), ()), ONE), REQUESTS)
     batch_alone, chat_alone = tokens_bound(start, 0.0)
     half, _ = tokens_bound(start, 0.5 * chat_alone)
     assert half == pytest.approx(0.5 * batch_alone, rel=0.02)  # prices of a linear card add up
@@ -79,7 +73,7 @@ def test_the_bound_is_a_straight_line_between_batch_alone_and_chat_alone():
 def test_the_bound_counts_tenants_by_their_clients():
     def bound(*batch):
         asked = words(CHAT, *batch, rate=None)
-        return tokens_bound(set_up(asked, with_promises(asked, ()), ONE, REQUESTS), 0.0)[0]
+        return tokens_bound(set_up(asked, Asked(with_promises(asked, ()), ONE), REQUESTS), 0.0)[0]
 
     short, long = BATCH | {"tenant": "x"}, BATCH | {"tenant": "y", "prompt": 3000}
     many_short = bound(short | {"clients": 63}, long | {"clients": 1})
@@ -178,9 +172,9 @@ def test_levels_of_all_are_not_about_background_work():
 def test_the_rate_of_chat_is_searched_beside_the_clients():
     settings = {"requests": 150, "slots": 64, "rate": None}
     levels = parse_levels(["ttft=500ms@p95:chat"])
-    options = SearchSettings(seeds=1, precision=0.2)
-    alone = plan_capacity(words(CHAT, **settings), ["keep"], levels, options, quiet)
-    beside = plan_capacity(words(CHAT, BATCH, **settings), ["keep"], levels, options, quiet)
+    asks = Asked(levels, SearchSettings(seeds=1, precision=0.2))
+    alone = plan_capacity(words(CHAT, **settings), ["keep"], asks)
+    beside = plan_capacity(words(CHAT, BATCH, **settings), ["keep"], asks)
     assert beside.ideal.rate == pytest.approx(alone.ideal.rate)  # the bound is of what comes at the rate
     assert 0 < beside.best.rate.value <= 1.05 * alone.best.rate.value
     assert not beside.values_in_overload and "value_kept" not in beside.as_dict()
@@ -191,9 +185,7 @@ def test_the_value_kept_in_overload_is_shown_where_classes_have_weights():
     plan = plan_capacity(
         words(gold, CHAT, requests=200, rate=None),
         ["keep", "mixed"],
-        parse_levels(["ttft=500ms@p95"]),
-        SearchSettings(seeds=1, precision=0.3),
-        quiet,
+        Asked(parse_levels(["ttft=500ms@p95"]), SearchSettings(seeds=1, precision=0.3)),
     )
     values = plan.values_in_overload
     assert set(values) == {"keep", "mixed"} and all(0 <= value <= 1 for value in values.values())
@@ -208,12 +200,12 @@ def test_a_run_that_stops_in_overload_has_no_value_and_says_why(monkeypatch):
             return served(case, contender, *about)
         raise RunError("policy Mixed starves at 3.000 s")
 
-    served = beside._served
-    monkeypatch.setattr(beside, "_served", stops)
+    served = Case.served
+    monkeypatch.setattr(Case, "served", stops)
     asked = words(CHAT | {"weight": 2.0}, rate=None)
-    start = set_up(asked, parse_levels(["ttft=500ms@p95"]), SearchSettings(seeds=1, jobs=1), REQUESTS)
+    start = set_up(asked, Asked(parse_levels(["ttft=500ms@p95"]), SearchSettings(seeds=1, jobs=1)), REQUESTS)
     chosen, _ = choose(["keep", "mixed"], asked, start.engine)
-    values, notes = values_in_overload(start, start.traffic, chosen, 10.0, quiet)
+    values, notes = values_in_overload(start, start.traffic, chosen, 10.0)
     assert set(values) == {"keep"}
     assert notes == ["mixed: no value kept at 1.25 λ*, the run stopped: policy Mixed starves at 3.000 s"]
 

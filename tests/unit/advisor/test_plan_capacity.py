@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from headgate.advisor.capacity.plan import plan_capacity
 from headgate.advisor.capacity.traffic import make_traffic, parse_classes, parse_levels
+from headgate.advisor.set_up import Asked
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
 from headgate.experiment.settings import experiment
@@ -20,15 +20,10 @@ LEVELS = parse_levels(["ttft=2s@p50"])
 ENGINE = Engine(PRICES, 100_000, 8192, 512, 16)
 
 
-@contextmanager
-def quiet(label, total):
-    yield lambda done: None
-
-
 def planned(policies=("mixed",), levels="ttft=2s@p50", options=None, **words):
     base = {"slots": 32, "budget": 1024, "prompt": 200, "output": 40, "requests": 150} | words
     chosen = options or SearchSettings(seeds=2)
-    return plan_capacity(experiment(base), policies, parse_levels([levels]), chosen, quiet)
+    return plan_capacity(experiment(base), policies, Asked(parse_levels([levels]), chosen))
 
 
 def test_what_a_plan_says():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from headgate.advisor.capacity.search import Fewest
 from headgate.advisor.capacity.traffic import measure, parse_levels
 from headgate.advisor.fewest_engines import Way, out_of_reach, plan_engines, utilisation
+from headgate.advisor.set_up import Asked
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError, RunError
 from headgate.cost.card import load_card
@@ -27,11 +27,6 @@ ENGINE = make_engine(experiment(WORDS), load_card("linear-h200-qwen3-8b"))
 STANDS = "the engine stands still; mend the policy"
 TWO_SEEDS = SearchSettings(seeds=2)
 WAYS = {"round robin + mixed": Way("round-robin", "mixed", {}, {})}
-
-
-@contextmanager
-def quiet(label, total):
-    yield lambda done: None
 
 
 def round_robin(way, engines, seed, requests):
@@ -57,7 +52,7 @@ def round_robin(way, engines, seed, requests):
 
 def planned(levels="ttft=30ms@p90", options=TWO_SEEDS, serve=round_robin, ways=None, **words):
     base = experiment(WORDS | {"rate": 400.0} | words)
-    return plan_engines(base, ways or WAYS, parse_levels([levels]), options, serve, quiet)
+    return plan_engines(base, ways or WAYS, Asked(parse_levels([levels]), options), serve)
 
 
 @given(st.integers(1, 40), st.integers(0, 60), st.integers(0, 30))

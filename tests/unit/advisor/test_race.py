@@ -10,7 +10,7 @@ from headgate.advisor.capacity.plan import choose, given_up, plan_capacity, put_
 from headgate.advisor.capacity.search import Search
 from headgate.advisor.capacity.traffic import parse_levels
 from headgate.advisor.capacity.trials import HOPELESS, Case, Race, RateTrial
-from headgate.advisor.set_up import set_up
+from headgate.advisor.set_up import Asked, set_up
 from headgate.advisor.settings import SearchSettings
 from headgate.experiment.settings import experiment
 from headgate.experiment.workers import Workers
@@ -29,7 +29,7 @@ class Answered:
     """Runs that are kept, so that both searches can be compared at the price of one, and counted."""
 
     def __init__(self, levels, names=NAMES) -> None:
-        self.start = set_up(WORLD, levels, SearchSettings(seeds=2), 100)
+        self.start = set_up(WORLD, Asked(levels, SearchSettings(seeds=2)), 100)
         self.case = Case(self.start.engine, self.start.traffic, 3600.0, self.start.asynchronous)
         self.chosen, _ = choose(names, WORLD, self.start.engine)
         self.top = self.start.bounds()[0].rate
@@ -82,9 +82,8 @@ def test_what_the_user_names_is_searched_to_the_end():
     searches, _, dropped = world.raced(frozenset(NAMES) - {"request-level"})
     assert "request-level" not in dropped and "rad" in dropped
     assert {seed for name, seed in searches if name == "request-level"} == {0, 1}
-    named = plan_capacity(
-        WORLD, ["all", "request-level"], parse_levels(["ttft=150ms@p90"]), SearchSettings(seeds=1), quiet
-    )
+    asks = Asked(parse_levels(["ttft=150ms@p90"]), SearchSettings(seeds=1))
+    named = plan_capacity(WORLD, ["all", "request-level"], asks)
     found = {each.policy: each for each in named.found}
     assert found["rad"].dropped == 100 and not found["request-level"].dropped
     (note,) = given_up(named.found)

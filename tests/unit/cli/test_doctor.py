@@ -73,7 +73,6 @@ def test_what_the_settings_say(headgate, tmp_path, monkeypatch, text, code, acti
 def test_the_seams(headgate, monkeypatch, look, seams, problem):
     monkeypatch.setattr("headgate.live.vllm.seams.installed", lambda: "0.31.2")
     monkeypatch.setattr(checkup, "LOOK", look)
-    monkeypatch.setattr(checkup, "TICK", 0.05)
     if "sleep" in look:
         monkeypatch.setattr(checkup, "PATIENCE", 0.3)
     code, vllm = found(headgate)

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from headgate.cli import PLUGGED_IN, command_of
+
 SMALL = ("--requests", 40, "--rate", 20, "--prompt", 60, "--output", 20, "--slots", 8, "--engines", 2)
 MODULE = '''
 from headgate import BatchPolicy, Mixed
@@ -243,6 +245,8 @@ def test_a_broken_law_is_named_with_its_world(headgate, name, law):
     assert said.code == 1 and f"{law:12} BROKEN" in said.out and "world" in said.out
 
 
-def test_the_experiments_of_papers_are_a_package_of_their_own(refused, monkeypatch):
+@pytest.mark.parametrize("command", PLUGGED_IN)
+def test_a_command_of_a_package_that_is_not_installed_says_how_to_install_it(refused, monkeypatch, command):
+    command_of.cache_clear()
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **wanted: ())
-    refused(["reproduce", "eb-table3"], "pip install ./papers")
+    refused([command, "--help"], f"pip install ./{PLUGGED_IN[command]} in a clone")

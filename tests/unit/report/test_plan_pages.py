@@ -8,9 +8,10 @@ from check_html import Reader, read
 from as_text import as_text
 from headgate.advisor.capacity.plan import plan_capacity
 from headgate.advisor.capacity.traffic import parse_levels
-from headgate.advisor.fewest_engines import Serving, make_ways, plan_engines
+from headgate.advisor.fewest_engines import make_ways, plan_engines
 from headgate.advisor.flags import plan_flags
 from headgate.advisor.fluid_plan import make_fluid_plan
+from headgate.advisor.set_up import Asked
 from headgate.advisor.settings import (
     FleetSettings,
     LevelSettings,
@@ -46,7 +47,7 @@ def both(page: Page) -> Reader:
     for block in (block for section in chapter.sections for block in section.blocks if section.depth < 2):
         for cell in (cell for row in block.rows for cell in row) if isinstance(block, Grid) else ():
             assert " ".join(cell.text.split()[:2]) in flat and cell.text in found.text
-        for name, said in block.rows if isinstance(block, Facts) else ():
+        for name, said in block.rows.items() if isinstance(block, Facts) else ():
             assert f"{name} {said}" in flat and said in found.text
         assert not isinstance(block, str) or (block in flat and block in found.text)
     return found
@@ -65,9 +66,8 @@ def test_the_threshold_curve_has_its_optimum_at_the_bottom():
 
 def test_a_capacity_plan_has_a_bar_for_each_policy_and_the_bound():
     words = experiment({"prompt": 100.0, "output": 20.0, "requests": 60})
-    plan = plan_capacity(
-        words, ["mixed", "v0"], parse_levels(["ttft=1s@p50"]), SearchSettings(seeds=1, precision=0.5), bar
-    )
+    asks = Asked(parse_levels(["ttft=1s@p50"]), SearchSettings(seeds=1, precision=0.5))
+    plan = plan_capacity(words, ["mixed", "v0"], asks)
     found = both(capacity_page(plan, ["plan", "capacity"]))
     assert "sustained (requests/s)" in found.text and "λ* =" in found.text
     assert [row[0] for row in found.data[0]["rows"]] in (["mixed", "v0"], ["v0", "mixed"])
@@ -76,7 +76,7 @@ def test_a_capacity_plan_has_a_bar_for_each_policy_and_the_bound():
 def test_the_fewest_engines_are_shown_with_every_number_tried():
     words = experiment({"prompt": 200.0, "output": 40.0, "requests": 300, "slots": 32, "rate": 120.0})
     ways, options = make_ways(["round-robin"], ["mixed"], words), SearchSettings(seeds=2)
-    plan = plan_engines(words, ways, parse_levels(["ttft=25ms@p95"]), options, Serving.of(words), bar)
+    plan = plan_engines(words, ways, Asked(parse_levels(["ttft=25ms@p95"]), options))
     page = both(engines_page(plan, ["plan", "capacity"]))
     sizes = plan.found[0].sizes
     assert len(sizes) > 1 and sizes[-1].kept == 2
@@ -92,15 +92,6 @@ def test_a_wait_plan_has_its_thresholds_by_type_and_by_segment():
     assert "WAIT, where output lengths are known by type" in text and "memory: 812,144" in text
     assert "Nested WAIT, where they are not known" in text and "--policy nested-wait" in text
     assert f"{plan.nested.thresholds.sizes[-1]:.4g}" in text and "with probability 0.99" in text
-
-
-class bar:  # noqa: N801
-    def __init__(self, label: str, total: int) -> None: ...
-
-    def __enter__(self):
-        return lambda done: None
-
-    def __exit__(self, *error: object) -> None: ...
 
 
 def test_a_fluid_plan_has_occupancies_and_the_frontier():

@@ -119,7 +119,7 @@ def test_rows_of_a_group_stand_under_its_name():
 
 
 def test_every_block_has_a_place():
-    blocks = (Facts((("Fact", "said " * 30),)), Listed(("item " * 30,)), Code("a \\\n    b"), "A sentence.")
+    blocks = (Facts({"Fact": "said " * 30}), Listed(("item " * 30,)), Code("a \\\n    b"), "A sentence.")
     found = lines(as_text(Chapter("Title", "Verdict.", (Section("Heading", blocks),), ("A note.",))))
     assert found[:3] == ["Title", "", "Heading"] and found[-2:] == ["Verdict.", "A note."]
     assert "a \\" in found and "    b" in found and "A sentence." in found

@@ -10,21 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headgate.advisor.capacity.search import Progress
 from headgate.advisor.capacity.traffic import BOUND_FROM, LONGEST_BESIDE, Level, SearchTraffic, measure
 from headgate.advisor.capacity.trials import Case, Chosen, Contender
-from headgate.advisor.set_up import SearchPlan, SetUp, offered_rate, set_up, without_load
-from headgate.advisor.settings import SearchSettings
+from headgate.advisor.set_up import Asked, SearchPlan, SetUp, offered_rate, set_up, without_load
 from headgate.core.errors import InputError, RunError
-from headgate.core.policy import BatchPolicy
 from headgate.cost.card import load_card
 from headgate.experiment.build import make_engine
-from headgate.experiment.library import simulate, simulate_fleet
 from headgate.experiment.run import DEFAULT_ROUTER
 from headgate.experiment.settings import ClassSettings, Experiment
 from headgate.experiment.workers import as_they_end
 from headgate.methods.bounds import Requests, engine_bound
-from headgate.methods.make import make_policy
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.stats.figures import Estimate, Spread
@@ -99,26 +94,22 @@ class BesidePlan(SearchPlan):
         return dict(without_nan(document | self.ending()))
 
 
-def plan_beside(
-    settings: Experiment,
-    chosen: Chosen,
-    levels: tuple[Level, ...],
-    options: SearchSettings,
-    progress: Progress,
-    notes: Sequence[str] = (),
-) -> BesidePlan:
+def plan_beside(settings: Experiment, chosen: Chosen, asks: Asked, notes: Sequence[str] = ()) -> BesidePlan:
     engines = settings.engines or 1
-    levels = with_promises(settings, levels)
-    share = unpromised(settings, levels)
-    start = set_up(_from_clients(without_load(settings), share), levels, options, REQUESTS)
+    asks = asks._replace(levels=with_promises(settings, asks.levels))
+    share = unpromised(settings, asks.levels)
+    start = set_up(_from_clients(without_load(settings), share), asks, REQUESTS)
     rate = offered_rate(settings, start.traffic)
     if rate is None:
         raise InputError(f"--find batch: give --rate, of the requests that {share.name} comes beside")
-    part = promised_share(settings, share)
+    part = 1.0  # of the rate, of the others: a class that becomes clients takes its share with it
+    if not share.clients:
+        shares = [(each.name, each.share or 0.0) for each in settings.classes]
+        part = sum(own for name, own in shares if name != share.name) / sum(own for _, own in shares)
     rate *= part
     clients = sum(each.clients or 0 for each in start.settings.classes if each.name == share.name)
     bound, alone = tokens_bound(start, rate / engines)
-    found = _run_all(start, chosen, rate, engines, share.name, bound * engines, progress)
+    found = _run_all(start, chosen, rate, engines, share.name, bound * engines)
     fills = [FILLS.format(each.seconds, each.stay) for each in found if each.seconds < STAYS * each.stay]
     return BesidePlan(
         start=start,
@@ -191,27 +182,17 @@ def _from_clients(settings: Experiment, share: ClassSettings) -> Experiment:
     return settings.model_copy(update={"classes": classes})
 
 
-def promised_share(settings: Experiment, share: ClassSettings) -> float:
-    """Of the rate, of the classes with a promise: a class that becomes clients takes its share with it."""
-    if share.clients:
-        return 1.0
-    others = sum(each.share or 0.0 for each in settings.classes if each.name != share.name)
-    return others / sum(each.share or 0.0 for each in settings.classes)
-
-
-def _rate_notes(traffic: SearchTraffic, name: str, rate: float, part: float) -> list[str]:
-    notes = []
+def _rate_notes(traffic: SearchTraffic, name: str, rate: float, part: float) -> Iterator[str]:
     if part < 1:
-        notes.append(
+        yield (
             f"{name} has {100 * (1 - part):.3g} % of the rate and comes from clients instead; the others "
             f"come at {rate:.4g} requests/s"
         )
     if (requests := traffic.number(rate)) < traffic.requests:
-        notes.append(
+        yield (
             f"runs have {requests:,} requests with a promise, not {traffic.requests:,}: beside clients a run "
             f"lasts {LONGEST_BESIDE:g} s at most"
         )
-    return notes
 
 
 def tokens_bound(start: SetUp, rate: float) -> tuple[float, float]:
@@ -263,36 +244,34 @@ def _with_many(words: Experiment) -> Experiment:
     return words.model_copy(update={"classes": classes, "engines": None})
 
 
-class _Trial(NamedTuple):
-    name: str
-    contender: Contender
-    seed: int
-
-
 def _run_all(
-    start: SetUp, chosen: Chosen, rate: float, engines: int, batch: str, bound: float, progress: Progress
+    start: SetUp, chosen: Chosen, rate: float, engines: int, batch: str, bound: float
 ) -> tuple[PolicyBeside, ...]:
-    trials = [_Trial(name, each, seed) for name, each in chosen.items() for seed in start.seeds]
+    trials = [(name, each, seed) for name, each in chosen.items() for seed in start.seeds]
     work = partial(_run_one, start.case(), rate, engines, batch, start.settings.router or DEFAULT_ROUTER)
-    ended = _shown(start, work, trials, progress, "simulating")
-    outcomes = {(trial.name, trial.seed): outcome for trial, outcome in ended}
+    ended = _shown(start, work, trials, "simulating")
+    outcomes = {(name, seed): outcome for (name, _, seed), outcome in ended}
     levels = [str(level) for level in start.traffic.levels if level.statistic]
     by_policy = {name: [outcomes[name, seed] for seed in start.seeds] for name in chosen}
     return tuple(_together(name, own, levels, bound) for name, own in by_policy.items())
 
 
 def _shown(
-    start: SetUp, work: Callable[[Any], Any], tasks: Sequence[Any], progress: Progress, label: str
+    start: SetUp, work: Callable[[Any], Any], tasks: Sequence[Any], label: str
 ) -> Iterator[tuple[Any, Any]]:
-    with progress(label, len(tasks)) as report, start.options.workers.start(work, len(tasks)) as pool:
+    workers = start.asks.options.workers
+    with start.asks.progress(label, len(tasks)) as report, workers.start(work, len(tasks)) as pool:
         for done, ended in enumerate(as_they_end(pool, tasks), 1):
             yield ended
             report(done)
 
 
-def _run_one(case: Case, rate: float, engines: int, batch: str, router: str, trial: _Trial) -> BesideOutcome:
+def _run_one(
+    case: Case, rate: float, engines: int, batch: str, router: str, trial: tuple[str, Contender, int]
+) -> BesideOutcome:
+    _, contender, seed = trial
     try:
-        run = _served(case, trial.contender, rate, trial.seed, engines, router)
+        run = case.served(contender, rate, seed, engines, router)
     except RunError as error:
         return BesideOutcome(inf, f"the run stopped: {error}", ())
     kept = measure(run, case.traffic.levels)
@@ -315,20 +294,6 @@ def _run_one(case: Case, rate: float, engines: int, batch: str, router: str, tri
         if mine.any()
         else nan,
     )
-
-
-def _served(
-    case: Case, contender: Contender, rate: float, seed: int, engines: int = 1, router: str = ""
-) -> Run:
-    engine, requests = case.limited(contender.limits), case.traffic.at(rate, seed)
-    about: dict[str, Any] = {"asynchronous": case.asynchronous, "watchdog": case.watchdog}
-
-    def policy(role: str = "") -> BatchPolicy:
-        return make_policy(contender.policy, contender.settings, engine)[0]
-
-    if engines == 1:
-        return simulate(engine, policy(), requests, **about)
-    return simulate_fleet(engine, policy, router, requests, engines=engines, seed=seed, **about)
 
 
 def _tokens(run: Run, mine: np.ndarray[Any, np.dtype[np.bool_]]) -> float:
@@ -365,13 +330,13 @@ def _together(name: str, own: Sequence[BesideOutcome], levels: Sequence[str], bo
 
 
 def values_in_overload(
-    start: SetUp, traffic: SearchTraffic, chosen: Chosen, rate: float, progress: Progress
+    start: SetUp, traffic: SearchTraffic, chosen: Chosen, rate: float
 ) -> tuple[dict[str, float], list[str]]:
     """By policy, at `OVERLOAD` times λ* with the first seed, and runs that stopped; empty without weights."""
     if not any(share.weight is not None for share in start.settings.classes):
         return {}, []
     work = partial(_value_at, start.case(traffic), OVERLOAD * rate, start.seeds[0])
-    ended = _shown(start, work, list(chosen.items()), progress, "in overload")
+    ended = _shown(start, work, list(chosen.items()), "in overload")
     found = {name: outcome for (name, _), outcome in ended}
     stopped = {name: found[name][1] for name in chosen if found[name][1]}
     no_value = f"no value kept at {OVERLOAD:g} λ*, the run stopped"
@@ -381,7 +346,7 @@ def values_in_overload(
 
 def _value_at(case: Case, rate: float, seed: int, named: tuple[str, Contender]) -> tuple[float, str]:
     try:
-        run = _served(case, named[1], rate, seed)
+        run = case.served(named[1], rate, seed)
     except RunError as error:
         return nan, str(error)
     value = summarise(run).value_kept

@@ -9,13 +9,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import ceil
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from headgate.advisor.capacity.beside import OVERLOAD, values_in_overload
-from headgate.advisor.capacity.search import ROUGH, Progress, Search
+from headgate.advisor.capacity.search import ROUGH, Search
 from headgate.advisor.capacity.traffic import Level, SearchTraffic
 from headgate.advisor.capacity.trials import (
     HOPELESS,
@@ -28,8 +27,7 @@ from headgate.advisor.capacity.trials import (
     remembered,
 )
 from headgate.advisor.flags import graphs_said, small_graphs
-from headgate.advisor.set_up import SearchPlan, SetUp, set_up
-from headgate.advisor.settings import SearchSettings
+from headgate.advisor.set_up import Asked, SearchPlan, SetUp, set_up
 from headgate.core.errors import InputError
 from headgate.experiment.settings import Experiment
 from headgate.methods.bounds import Bound
@@ -93,27 +91,17 @@ class CapacityPlan(SearchPlan):
         return dict(without_nan(document | self.ending() | declined))
 
 
-def plan_capacity(
-    settings: Experiment,
-    policies: Sequence[str],
-    levels: tuple[Level, ...],
-    options: SearchSettings,
-    progress: Progress,
-    folder: Path | None = None,
-) -> CapacityPlan:
-    """Search every policy with every seed, each between zero and λ*; of `all`, drop the hopeless.
-
-    `folder` has answers from before and takes the new ones.
-    """
-    start = set_up(settings, levels, options, REQUESTS)
+def plan_capacity(settings: Experiment, policies: Sequence[str], asks: Asked) -> CapacityPlan:
+    """Search every policy with every seed, each between zero and λ*; of `all`, drop the hopeless."""
+    start = set_up(settings, asks, REQUESTS)
     ideal, limited = start.bounds()
     chosen, notes = choose(policies, settings, start.engine)
     notes += start.notes(fleet=False)
-    notes += graphs_said(settings, start.engine, levels)
-    notes += small_graphs(start.engine, levels, (each.policy for each in chosen.values()))
+    notes += graphs_said(settings, start.engine, asks.levels)
+    notes += small_graphs(start.engine, asks.levels, (each.policy for each in chosen.values()))
     droppable = frozenset(chosen) - frozenset(policies)
-    length = Lengthening(start, chosen, ideal.rate, droppable, folder)
-    searched = length.search(progress)
+    length = Lengthening(start, chosen, ideal.rate, droppable)
+    searched = length.search()
     found, left = searched.found, searched.left
     if left:
         notes.append(INTERRUPTED.format(left, len(chosen) * len(start.seeds)))
@@ -122,7 +110,7 @@ def plan_capacity(
     plan = CapacityPlan(start, searched.traffic, tuple(notes), bool(left), ideal, limited, found)
     if not left:
         tried = {each.policy: chosen[each.policy] for each in found if not each.dropped}
-        values, stopped = values_in_overload(start, searched.traffic, tried, ideal.rate, progress)
+        values, stopped = values_in_overload(start, searched.traffic, tried, ideal.rate)
         plan = replace(plan, values_in_overload=values, notes=(*plan.notes, *stopped))
     return plan if left or plan.best is None else replace(plan, declined=searched.declined(plan.best))
 
@@ -301,20 +289,16 @@ class Lengthening:
     chosen: Chosen
     top: float
     droppable: frozenset[str] = frozenset()
-    folder: Path | None = None  # of answers from before
     known: Mapping[str, float] = field(default_factory=dict)  # rates that shorter runs gave
     brief: bool = False  # no longer than it takes to have an answer at all
     load: float | None = None  # that the answer is for
 
-    @property
-    def fixed(self) -> bool:
-        return self.start.settings.requests is not None or self.start.traffic.recorded
-
-    def search(self, progress: Progress) -> Searched:
+    def search(self) -> Searched:
         traffic, before = self.start.traffic, None
+        fixed = self.start.settings.requests is not None or traffic.recorded
         while True:
-            found = self._at(traffic, before, progress)
-            enough = self.fixed or found.left or traffic.requests >= MOST
+            found = self._at(traffic, before)
+            enough = fixed or found.left or traffic.requests >= MOST
             if enough or self._done(before, found):
                 return found
             wanted = max([2 * traffic.requests, *map(ceil, [] if self.brief else self._stays(found))])
@@ -347,14 +331,14 @@ class Lengthening:
     def _stays(self, found: Searched) -> list[float]:
         return [STAYS * found.stay * each.rate.value for each in found.found if not each.dropped]
 
-    def _at(self, traffic: SearchTraffic, before: Searched | None, progress: Progress) -> Searched:
-        options = self.start.options
+    def _at(self, traffic: SearchTraffic, before: Searched | None) -> Searched:
+        _, options, progress, folder = self.start.asks
         earlier = {each.policy: each for each in before.found} if before else {}
         found = {text: each for text, each in earlier.items() if each.dropped}
         chosen = {text: own for text, own in self.chosen.items() if text not in found}
         case = self.start.case(traffic)
         precision = options.precision if not before else min(options.precision, TIGHT)
-        memory, seeds = remembered(self.folder, case), self.start.seeds
+        memory, seeds = remembered(folder, case), self.start.seeds
         race = Race(case, self.top, precision, seeds, self.droppable, options.workers, progress, memory)
         known = {text: each.rate.value for text, each in earlier.items()} if before else self.known
         searches, answers, dropped = race.run(chosen, known)

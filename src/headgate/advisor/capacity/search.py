@@ -11,6 +11,7 @@ from math import ceil, isfinite, log
 from time import process_time
 from typing import Any, Generic, Protocol, TypeVar
 
+from headgate.advisor.capacity.memory import AnswerFile
 from headgate.experiment.workers import WorkerPool, Workers
 
 START = 0.7  # of the highest rate there can be
@@ -150,28 +151,9 @@ class RunRatio(Protocol):
         """Of the worst level to its limit; not at most 1: it is missed."""
 
 
-class Asking(Protocol):
-    tried: dict[Any, float]
-    spent: float
-
-    @property
-    def shown(self) -> Any: ...
-
-    def next(self) -> Any: ...
-
-    def tell(self, value: Any, ratio: float, /) -> None: ...
-
-
 Key = TypeVar("Key", bound=tuple[Any, ...])  # of a search; its first part is whose runs they are
 Task = TypeVar("Task")
-Given = TypeVar("Given", contravariant=True)  # the same, of what takes tasks only
 Answer = TypeVar("Answer", bound=RunRatio)
-
-
-class AnswerMemory(Protocol[Given, Answer]):
-    def get(self, task: Given, /) -> Answer | None: ...
-
-    def put(self, task: Given, answer: Answer, /) -> None: ...
 
 
 def _timed(run: Callable[[Task], Answer], task: Task) -> tuple[Answer, float]:
@@ -212,11 +194,11 @@ Values = dict[tuple[Any, ...], TriedValue[Key, Task, Answer]]  # by the parts of
 
 def search_all(
     run: Callable[[Task], Answer],
-    searches: Mapping[Key, Asking],
+    searches: Mapping[Key, Search] | Mapping[Key, Fewest],
     tasks: Callable[[Key, Any], Sequence[Task]],
     workers: Workers,
     progress: Progress,
-    memory: AnswerMemory[Task, Answer] | None = None,
+    memory: AnswerFile[Task, Any] | None = None,
     seeds: int = 1,
 ) -> Values[Key, Task, Answer]:
     """Every search to its end: what was tried. `tasks` are the runs, one for each of `seeds`, of a value.
@@ -244,9 +226,9 @@ class _Searching(Generic[Key, Task, Answer]):
     """
 
     pool: WorkerPool[Task, tuple[Answer, float]]
-    searches: Mapping[Key, Asking]
+    searches: Mapping[Key, Search] | Mapping[Key, Fewest]
     tasks: Callable[[Key, Any], Sequence[Task]]
-    memory: AnswerMemory[Task, Answer] | None
+    memory: AnswerFile[Task, Any] | None
     values: Values[Key, Task, Answer]
     ready: list[tuple[int, TriedValue[Key, Task, Answer]]] = field(default_factory=list)  # places, trials
     spent: dict[Any, float] = field(default_factory=lambda: defaultdict(float))

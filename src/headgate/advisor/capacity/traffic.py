@@ -80,7 +80,12 @@ class SearchTraffic:
             workload = self.trace.scale_rate(rate / own_rate(self.trace))
         else:
             workload = self._resampled(self.trace, rate, seed)
-        workload = self._classed(workload, seed)
+        if self.classes:
+            shares = np.cumsum([share for _, share in self.classes])
+            draws = stream(seed, "classes").random(len(workload)) * shares[-1]
+            kind = np.searchsorted(shares[:-1], draws, side="right")
+            names = tuple(Kind(name, priority=place) for place, (name, _) in enumerate(self.classes))
+            workload = replace(workload, kind=kind, kinds=names, priority=kind.astype(np.int64))
         if self.trace is not None:
             workload = build.beside_clients(self.words, workload, seed)
         kinds = (kind._replace(slo=promise(self.levels, kind.name, kind.slo)) for kind in workload.kinds)
@@ -138,15 +143,6 @@ class SearchTraffic:
         if self.classes:
             return workload
         return replace(workload, kind=trace.kind[drawn], kinds=trace.kinds, priority=trace.priority[drawn])
-
-    def _classed(self, workload: Workload, seed: int) -> Workload:
-        if not self.classes:
-            return workload
-        shares = np.cumsum([share for _, share in self.classes])
-        draws = stream(seed, "classes").random(len(workload)) * shares[-1]
-        kind = np.searchsorted(shares[:-1], draws, side="right")
-        kinds = tuple(Kind(name, priority=place) for place, (name, _) in enumerate(self.classes))
-        return replace(workload, kind=kind, kinds=kinds, priority=kind.astype(np.int64))
 
 
 def make_traffic(
@@ -312,13 +308,13 @@ def measure(run: Run | Measured, levels: Sequence[Level]) -> LevelsKept:
     keep = found.window.keep & ~unservable_rows(run)
     values, shares = [], []
     for level in checked:
-        rows = keep & _of_kind(run, level.kind)
+        rows = keep & rows_of_kind(run, level.kind)
         if not rows.any():
             raise RunError(f"no request of class {level.kind!r} was measured; ask for more --requests")
         if level.metric == "tbt":
             times, weights, _ = found.gaps.sample(rows)
         else:
-            times = _times(found, level.metric, levels)[rows]
+            times = times_of(found, level.metric, levels)[rows]
             if level.metric not in ("gap", "tpot"):  # one token alone has no time per token
                 times = np.where(np.isnan(times), inf, times)
             times = times[~np.isnan(times)]
@@ -330,16 +326,7 @@ def measure(run: Run | Measured, levels: Sequence[Level]) -> LevelsKept:
     return LevelsKept(tuple(values), checked[worst], ratios[worst], tuple(shares))
 
 
-def requests_kept(found: Measured, levels: Sequence[Level]) -> Flags:
-    """Requests that were served to their end within each of these limits; `tbt`: with every gap."""
-    met = found.run.completed()
-    for level in levels:
-        times = _times(found, "gap" if level.metric == "tbt" else level.metric, levels)
-        met = met & ~(_of_kind(found.run, level.kind) & (times > level.limit))
-    return met
-
-
-def _times(found: Measured, metric: str, levels: Sequence[Level]) -> Floats:
+def times_of(found: Measured, metric: str, levels: Sequence[Level]) -> Floats:
     if metric == "gap":
         return found.longest
     if metric == "envelope":
@@ -368,7 +355,7 @@ def _statistic(name: str, values: Floats, weights: Integers) -> float:
     return quantiles(values, weights, [float(name[1:]) / 100])[0]
 
 
-def _of_kind(run: Run, kind: str) -> Flags:
+def rows_of_kind(run: Run, kind: str) -> Flags:
     if not kind:
         background = [number for number, each in enumerate(run.kinds) if each.get("background")]
         return ~np.isin(run.requests["kind"], background)

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headgate.advisor.capacity.memory import AnswerFile, file_of
-from headgate.advisor.capacity.search import START, AnswerMemory, Progress, Search, search_all
+from headgate.advisor.capacity.search import START, Progress, Search, search_all
 from headgate.advisor.capacity.traffic import SearchTraffic, measure
 from headgate.core.errors import RunError
-from headgate.experiment.library import simulate
+from headgate.core.policy import BatchPolicy
+from headgate.experiment.library import simulate, simulate_fleet
 from headgate.experiment.workers import Workers
 from headgate.methods.make import make_policy, policy_parameters, split_name
 from headgate.record.tables import Run
@@ -41,20 +42,26 @@ class Case(NamedTuple):
     watchdog: float
     asynchronous: bool = False
 
-    def limited(self, limits: tuple[int, int] | None) -> Engine:
-        slots, budget = limits or (self.engine.running, self.engine.batch_tokens)
-        return self.engine._replace(running=slots, batch_tokens=budget)
-
     def run(self, task: RateTrial) -> RateOutcome:
-        engine = self.limited(task.limits)
-        policy, _ = make_policy(task.policy, task.settings, engine)
-        requests = self.traffic.at(task.rate, task.seed)
         try:
-            run = simulate(engine, policy, requests, asynchronous=self.asynchronous, watchdog=self.watchdog)
+            run = self.served(Contender(*task[:3]), task.rate, task.seed)
         except RunError as error:
             return RateOutcome(inf, f"the run stopped: {error}", ())
         kept = measure(run, self.traffic.levels)
         return RateOutcome(kept.ratio, str(kept.worst), kept.values, longest_stay(run))
+
+    def served(self, contender: Contender, rate: float, seed: int, engines: int = 1, router: str = "") -> Run:
+        slots, budget = contender.limits or (self.engine.running, self.engine.batch_tokens)
+        engine = self.engine._replace(running=slots, batch_tokens=budget)
+        requests = self.traffic.at(rate, seed)
+        about: dict[str, Any] = {"asynchronous": self.asynchronous, "watchdog": self.watchdog}
+
+        def policy(role: str = "") -> BatchPolicy:
+            return make_policy(contender.policy, contender.settings, engine)[0]
+
+        if engines == 1:
+            return simulate(engine, policy(), requests, **about)
+        return simulate_fleet(engine, policy, router, requests, engines=engines, seed=seed, **about)
 
 
 def longest_stay(run: Run) -> float:
@@ -92,7 +99,7 @@ def search_rates(
     searches: Searches,
     workers: Workers,
     progress: Progress,
-    memory: AnswerMemory[RateTrial, RateOutcome] | None = None,
+    memory: AnswerFile[RateTrial, RateOutcome] | None = None,
 ) -> Answers:
     def tasks(key: tuple[str, int], rate: float) -> list[RateTrial]:
         return [RateTrial(*chosen[key[0]], seed=key[1], rate=rate)]
@@ -121,7 +128,7 @@ class Race(NamedTuple):
     droppable: Collection[str]
     workers: Workers
     progress: Progress
-    memory: AnswerMemory[RateTrial, RateOutcome] | None = None
+    memory: AnswerFile[RateTrial, RateOutcome] | None = None
 
     def run(self, chosen: Chosen, known: Mapping[str, float]) -> tuple[Searches, Answers, frozenset[str]]:
         """What was tried, and the policies that were dropped; `known` are rates that shorter runs gave.

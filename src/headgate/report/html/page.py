@@ -8,11 +8,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.resources import files
 from itertools import chain, count, groupby
-from pathlib import Path
 from typing import Any
 
-from headgate.core.errors import InputError
-from headgate.record.tables import write_whole
 from headgate.report import document as doc
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
@@ -24,16 +21,6 @@ TIMELINE_TOOLS = (
     ("out", "−", "Zoom out"),  # noqa: RUF001
     ("all", "Whole run", "Show the whole run"),
 )
-
-
-def write(page: doc.Page, path: str | Path) -> Path:
-    target = Path(path)
-    try:
-        write_whole(target, render(page))
-    except OSError as error:
-        why = error.strerror or error
-        raise InputError(f"report {target}: {why}; name a file that can be written") from None
-    return target
 
 
 def render(page: doc.Page) -> str:
@@ -72,18 +59,13 @@ def _items(items: Sequence[str], style: str) -> Markup | None:
 def _chapter(chapter: doc.Chapter, numbers: Iterator[int], several: bool) -> Markup:
     parts: list[Markup | None] = [tag("h2", chapter.title) if several or chapter.title else None]
     parts += [tag("p", alarm, class_="alarm", role="alert") for alarm in chapter.alarms]
-    parts.append(_verdict(chapter.verdict))
+    # The answer, one sentence, in bold; what else there is to say follows it.
+    first, *rest = re.split(r"(?<=\.)\s+(?=[A-Z])", chapter.verdict, maxsplit=1)
+    parts.append(tag("p", tag("strong", first), *(f" {text}" for text in rest if text), class_="verdict"))
     parts.append(tag("p", chapter.setup, class_="setup") if chapter.setup else None)
     parts.append(_items(chapter.notes, "notes"))
     parts += [_section(section, numbers) for section in chapter.sections]
     return tag("article", *parts)
-
-
-def _verdict(text: str) -> Markup:
-    """The answer, one sentence, in bold; what else there is to say follows it."""
-    end = re.search(r"\.\s+(?=[A-Z])", text)
-    first, rest = (text[: end.start() + 1], text[end.end() :]) if end else (text, "")
-    return tag("p", tag("strong", first), f" {rest}" if rest else None, class_="verdict")
 
 
 def _section(section: doc.Section, numbers: Iterator[int]) -> Markup | None:
@@ -106,7 +88,7 @@ def _plain(block: doc.Block) -> Markup:
     if isinstance(block, doc.Code):
         return tag("pre", block.text, tabindex="0")
     if isinstance(block, doc.Facts):
-        return tag("dl", *(join(tag("dt", name), tag("dd", said)) for name, said in block.rows))
+        return tag("dl", *(join(tag("dt", name), tag("dd", said)) for name, said in block.rows.items()))
     if isinstance(block, doc.Listed):
         return _items(block.items, "words") or Markup()
     return tag("p", str(block), class_="words")

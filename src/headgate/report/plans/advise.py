@@ -119,7 +119,7 @@ def _facts(advice: Advice) -> doc.Facts:
         facts["Background"] = left_said(advice.beside)
     facts["No policy"] = f"above λ* = {doc.number(advice.bound.rate)} requests/s on one engine"
     facts["Runs"] = f"{advice.requests:,} requests each, {doc.plural(len(advice.start.seeds), 'seed')}"
-    return doc.Facts.of(facts)
+    return doc.Facts(facts)
 
 
 def _against(advice: Advice, other: Advised) -> str:

@@ -102,7 +102,7 @@ def _facts(plan: CapacityPlan) -> doc.Facts:
     facts = asked(plan.traffic.levels, plan.traffic.classes)
     facts["Engine"] = f"{engine.running} slots, {engine.batch_tokens:,} tokens a step"
     facts["No policy"] = bound
-    return doc.Facts.of(facts)
+    return doc.Facts(facts)
 
 
 def _rates(found: Sequence[PolicyRate], worth: Mapping[str, float]) -> doc.Grid:
@@ -135,7 +135,7 @@ def rate_bars(done: str, found: Sequence[PolicyRate], most: float, look: str) ->
 def beside_page(plan: BesidePlan, command: Sequence[str]) -> doc.Page:
     found = sorted(plan.found, key=lambda each: (bool(each.missed), -each.tokens.value))
     sections = (
-        doc.Section("", (doc.Facts.of(_beside_facts(plan)),)),
+        doc.Section("", (doc.Facts(_beside_facts(plan)),)),
         doc.Section(f"What is left to {plan.name}", (_left(found),)),
     )
     rate = f"{doc.number(plan.rate)} requests/s with a promise"
@@ -216,7 +216,7 @@ def _fewest(plan: EnginesPlan) -> str:
     if not enough and plan.interrupted:
         return "Interrupted before any fleet was found to be enough."
     if not enough:
-        most = plan.start.options.most_engines
+        most = plan.start.asks.options.most_engines
         return f"{most} engines are too few for these levels: ask for less, or raise --most-engines."
     best = min(each.engines for each in enough if each.engines is not None)
     names = " or ".join(each.name for each in enough if each.engines == best)
@@ -238,7 +238,7 @@ def _fleet_facts(plan: EnginesPlan) -> doc.Facts:
     facts["Engine"] = f"{one}; λ* = {doc.number(plan.bound.rate)} requests/s"
     facts["No fleet"] = f"of fewer than {plan.least} keeps up (load / λ* = {plan.rate / plan.bound.rate:.2f})"
     facts["Fluid"] = f"a gate-and-route fleet serves all requests with {doc.number(plan.fluid)} engines"
-    return doc.Facts.of(facts)
+    return doc.Facts(facts)
 
 
 def _sizes(sizes: Sequence[tuple[FleetFound, Size]], checked: Sequence[Level]) -> doc.Grid:

@@ -82,7 +82,7 @@ def promised_page(
         rate, way = each.found.rate, each.found.limited_by or "nothing up to λ*"
         rates.append(doc.row(each.slots, each.budget, word, rate.value, doc.span(rate), way))
     heads = ("slots", "tokens\na step", "", "requests\nper s", "95 % interval", "gives way first")
-    facts, searched = doc.Facts.of(asked(levels, ())), doc.Grid("", heads, tuple(rates))
+    facts, searched = doc.Facts(asked(levels, ())), doc.Grid("", heads, tuple(rates))
     sections = [doc.Section("", (facts,))]
     if not tried.declined:
         words = [f"{each.name} {each.value}" for each in tried.flags]
@@ -111,11 +111,9 @@ def _against_own(tried: FlagsTried) -> str:
 
 
 def sglang_said(made: Mapping[str, tuple[str, Mapping[str, Any]]], engine: Engine) -> list[str]:
-    lines = []
-    for text, (policy, parameters) in made.items():
-        words = sglang_words(policy, parameters, engine.running, engine.batch_tokens)
-        lines.append(f"SGLang, {text}: {' '.join(words) or NO_PLUG_IN}")
-    return lines
+    limits = engine.running, engine.batch_tokens
+    words = {text: sglang_words(policy, own, *limits) for text, (policy, own) in made.items()}
+    return [f"SGLang, {text}: {' '.join(flags) or NO_PLUG_IN}" for text, flags in words.items()]
 
 
 def check_section(runs: Sequence[Checked], load: str, plan: FlagsPlan) -> doc.Section:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import isfinite
 
 import numpy as np
@@ -28,8 +28,13 @@ CHANCE = "A fluid has no randomness: real fleets earn a little less."
 
 def fluid_page(answer: FluidAnswer, level: str | None, command: Sequence[str]) -> doc.Page:
     bars = doc.Drawn(lambda: (_served(answer), _occupancies(answer)))
-    said = [_revenue(answer), _next(answer), _router(answer), _prices(answer.plan), _per_second(answer)]
-    pace = answer.plan.instance.pace
+    plan, engines = answer.plan, answer.engines
+    revenue = (
+        f"Revenue: {doc.number(plan.revenue * engines)} /s, {doc.number(plan.revenue)} per engine; time per "
+        f"token {1000 * plan.token_tpot:.4g} ms over tokens, {1000 * plan.tpot:.4g} ms over slots."
+    )
+    said = [revenue, _next(answer), _router(answer), _prices(plan), _per_second(answer)]
+    pace = plan.instance.pace
     steps = (
         f"{pace.slots} slots; a step with a chunk of {pace.chunk} takes {1000 * pace.mixed_step:.4g} ms, one "
         f"without {1000 / pace.solo_speed:.4g} ms"
@@ -46,7 +51,7 @@ def fluid_page(answer: FluidAnswer, level: str | None, command: Sequence[str]) -
             frontier.append(doc.Drawn(lambda: (_curve(answer.points, axis),)))
         sections.append(doc.Section("What the service level costs", tuple(frontier)))
     sections.append(doc.Section("What one percent more changes", (_sensitivity(answer),)))
-    about = f"{answer.costs}, {answer.demand.source}, {doc.plural(answer.engines, 'engine')}"
+    about = f"{answer.costs}, {answer.demand.source}, {doc.plural(engines, 'engine')}"
     return doc.plan_page("Fluid plan", about, _split(answer), sections, answer.notes, command, CHANCE)
 
 
@@ -83,14 +88,6 @@ def _held(answer: FluidAnswer) -> doc.Grid:
     rows.append(doc.row("all", *(float(total * engines) for total in totals)))
     heads = ("class", "engines prefilling", "decodes beside prompts", "decodes alone")
     return doc.Grid("", heads, tuple(rows))
-
-
-def _revenue(answer: FluidAnswer) -> str:
-    plan, engines = answer.plan, answer.engines
-    return (
-        f"Revenue: {doc.number(plan.revenue * engines)} /s, {doc.number(plan.revenue)} per engine; time per "
-        f"token {1000 * plan.token_tpot:.4g} ms over tokens, {1000 * plan.tpot:.4g} ms over slots."
-    )
 
 
 def _next(answer: FluidAnswer) -> str:
@@ -152,14 +149,12 @@ def _per_second(answer: FluidAnswer) -> str:
     )
 
 
-def _levels(answer: FluidAnswer) -> list[str]:
-    found = []
+def _levels(answer: FluidAnswer) -> Iterator[str]:
     for name, price in answer.plan.shadows.levels.items():
         what = LEVELS.get(name, f"share of {name.removeprefix('served.')} served")
         worth, unit = (price / 1000, "ms") if name == "tpot" else (price, "unit")
         costs = f"costs {doc.number(abs(worth))} per engine and {unit}"
-        found.append(f"Level: {what} {costs if abs(price) > 1e-6 else 'does not bind'}.")
-    return found
+        yield f"Level: {what} {costs if abs(price) > 1e-6 else 'does not bind'}."
 
 
 def _frontier(answer: FluidAnswer) -> doc.Grid:

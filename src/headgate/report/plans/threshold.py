@@ -148,7 +148,7 @@ def _facts(plan: ThresholdPlan) -> doc.Facts:
         "Mixed step": f"{mixed} at a decode share of {decodes:.2f}",
         "Memory": kv,
     }
-    return doc.Facts.of(rows)
+    return doc.Facts(rows)
 
 
 def _thresholds(plan: ThresholdPlan) -> doc.Grid:

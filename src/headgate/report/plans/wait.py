@@ -21,7 +21,7 @@ SATURATED = "max_pause=0 limits which requests enter and pauses none, which is u
 
 def wait_page(plan: WaitPlan, command: Sequence[str]) -> doc.Page:
     rules = (f"{name}: {_list(sizes)}" for name, sizes in plan.rules.items())
-    known: tuple[doc.Block, ...] = (_types(plan), _full(plan), _whole(plan), *rules)
+    known: tuple[doc.Block, ...] = (_types(plan), *_full(plan), *rules)
     sections = (
         doc.Section("", (_facts(plan), doc.Drawn(lambda: (_memory(plan),)))),
         doc.Section("WAIT, where output lengths are known by type", known),
@@ -65,7 +65,7 @@ def _facts(plan: WaitPlan) -> doc.Facts:
         "Throughput": f"{doc.number(fluid.decode_rate)} decode tokens/s, all that arrives",
         "Feasible": f"{paces} per iteration; a longer one is a longer time per token",
     }
-    return doc.Facts.of(rows)
+    return doc.Facts(rows)
 
 
 def _types(plan: WaitPlan) -> doc.Grid:
@@ -77,21 +77,16 @@ def _types(plan: WaitPlan) -> doc.Grid:
     return doc.Grid("", heads, tuple(rows))
 
 
-def _full(plan: WaitPlan) -> str:
-    return (
+def _full(plan: WaitPlan) -> tuple[str, str]:
+    full = (
         f"A full batch takes {doc.fine_time(plan.thresholds.seconds)} and {plan.thresholds.kv:,.0f} KV "
         f"tokens; with one request more of each type {plan.need:,.0f}, never exceeded where types keep their "
         f"lengths. Mean latency about {doc.fine_time(plan.latency)}."
     )
-
-
-def _whole(plan: WaitPlan) -> str:
     if plan.whole is None:
-        return f"Whole thresholds: none ({plan.why_not})."
-    return (
-        f"Whole thresholds: {_list(plan.whole.sizes)}, {plan.whole.kv:,.0f} KV tokens, "
-        f"{doc.fine_time(plan.whole.seconds)} per full batch."
-    )
+        return full, f"Whole thresholds: none ({plan.why_not})."
+    memory = f"{plan.whole.kv:,.0f} KV tokens, {doc.fine_time(plan.whole.seconds)} per full batch"
+    return full, f"Whole thresholds: {_list(plan.whole.sizes)}, {memory}."
 
 
 def _nested(plan: WaitPlan) -> list[doc.Block]:

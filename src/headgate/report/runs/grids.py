@@ -157,7 +157,7 @@ def run_facts(found: Measured) -> Facts:
     if metrics.rough:
         names = ", ".join(metrics.rough)
         rows["Intervals"] = f"unreliable: samples are correlated ({names}); use more requests"
-    return Facts.of(rows)
+    return Facts(rows)
 
 
 def _hits(hits: PrefixHits) -> str:
@@ -246,14 +246,12 @@ def fleets(figures: Mapping[str, FleetFigures]) -> Grid:
     return Grid("", heads, tuple(rows), tuple(notes), grouped=True)
 
 
-def _earned(found: FleetFigures) -> list[str]:
-    if not found.prices:
-        return []
-    notes = ["Revenue: {prompt:g} per prompt token, {output:g} per output token.".format(**found.prices)]
-    if len(found.kind_revenue) > 1:
+def _earned(found: FleetFigures) -> Iterator[str]:
+    if found.prices:
+        yield "Revenue: {prompt:g} per prompt token, {output:g} per output token.".format(**found.prices)
+    if found.prices and len(found.kind_revenue) > 1:
         each = ", ".join(f"{name or '-'} {number(value)}" for name, value in found.kind_revenue.items())
-        notes.append(f"{found.router}: revenue {number(found.revenue)} /s: {each}.")
-    return notes
+        yield f"{found.router}: revenue {number(found.revenue)} /s: {each}."
 
 
 # -- by class of request, by tenant and by engine
@@ -329,7 +327,7 @@ def class_figures(runs: Mapping[str, Measured]) -> list[Figure]:
     return [*waits, *(_occupancy(name, found.run) for name, found in list(runs.items())[:MOST_RUNS])]
 
 
-def _waits(metrics: Mapping[str, Metrics]) -> list[Figure]:
+def _waits(metrics: Mapping[str, Metrics]) -> Iterator[Figure]:
     late, kept = [], []
     for colour, (name, found) in enumerate(metrics.items()):
         style = f"c{colour % COLOURS}"
@@ -341,17 +339,15 @@ def _waits(metrics: Mapping[str, Metrics]) -> list[Figure]:
                 good = kind.goodput.share
                 low, high = (None if end is None else 100 * end for end in (good.low, good.high))
                 kept.append(Bar(label, (("kept", style, 100 * good.value),), low, high))
-    figures = []
     if late:
         scale, unit = time_unit(min(bar.length for bar in late))
         late = [Bar(bar.name, tuple((*part[:2], part[2] * scale) for part in bar.parts)) for bar in late]
         look = "Whether one class pays for the other."
         bars = Bars("p99 TTFT", unit, sorted(late, key=by_name))
-        figures.append(bars.figure("First tokens by class", look))
+        yield bars.figure("First tokens by class", look)
     if kept:
         look = "Requests that got what their class was promised; the thin line is the interval."
-        figures.append(Bars("promises kept", "%", sorted(kept, key=by_name)).figure("Goodput by class", look))
-    return figures
+        yield Bars("promises kept", "%", sorted(kept, key=by_name)).figure("Goodput by class", look)
 
 
 def occupancy(run: Run, edges: Floats) -> dict[str, tuple[Floats, Floats]]:

@@ -86,8 +86,8 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> doc.Chapter:
 
 
 def _card(meta: dict[str, Any]) -> str:
-    bars = meta.get("expected_error")
-    off = f"; derived, throughput ±{100 * bars['throughput']:.0f} %" if isinstance(bars, dict) else ""
+    bars = _table(meta, "expected_error")
+    off = f"; derived, throughput ±{100 * bars['throughput']:.0f} %" if bars else ""
     return f"{meta['card']} ({meta.get('model')} on {meta.get('gpu')}{off})"
 
 
@@ -191,13 +191,13 @@ def made(runs: Sequence[Run], command: Sequence[str] = ()) -> Facts:
         "Dates": " to ".join(dict.fromkeys((*dates[:1], *dates[-1:]))),
         "Policies": _each(_named(one, "policy", "parameters") for one in meta),
         "Routers": _each(_named(one, "router", "router_parameters") for one in meta),
-        "Card": _each(_card_line(one) for one in meta),
-        "Engine": _each(_engine(one) for one in meta),
-        "Workload": _each(_workload(one) for one in meta),
+        "Card": _each(map(_card_line, meta)),
+        "Engine": _each(map(_engine, meta)),
+        "Workload": _each(map(_workload, meta)),
         "Seeds": _each(one.get("seed") for one in meta),
         "Driver": _each(one.get("driver") for one in meta),
         "Outcome": _each(one.get("outcome") for one in meta),
-        "Versions": _each(_versions(one) for one in meta),
+        "Versions": _each(map(_versions, meta)),
         "Figures": f"95 % intervals; drawn by headgate {VERSION}, nothing is loaded from elsewhere",
     }
     return tuple((name, value) for name, value in facts.items() if value)
@@ -216,17 +216,21 @@ def warnings(runs: Iterable[Run]) -> tuple[str, ...]:
     return tuple(told[:MOST] + more if more else told)
 
 
+def _table(meta: dict[str, Any], name: str) -> dict[str, Any]:
+    found = meta.get(name)
+    return found if isinstance(found, dict) else {}
+
+
 def _each(values: Iterable[object]) -> str:
     return "; ".join(dict.fromkeys(str(value) for value in values if value not in (None, "")))
 
 
-def _named(meta: dict[str, object], name: str, settings: str) -> str:
-    given = meta.get(settings)
-    shown = ", ".join(f"{key}={value}" for key, value in given.items()) if isinstance(given, dict) else ""
+def _named(meta: dict[str, Any], name: str, settings: str) -> str:
+    shown = ", ".join(f"{key}={value}" for key, value in _table(meta, settings).items())
     return f"{meta.get(name) or ''}{f' ({shown})' if shown else ''}"
 
 
-def _card_line(meta: dict[str, object]) -> str:
+def _card_line(meta: dict[str, Any]) -> str:
     if not meta.get("card"):
         return ""
     about = ", ".join(str(meta[word]) for word in ("model", "gpu") if meta.get(word))
@@ -234,9 +238,8 @@ def _card_line(meta: dict[str, object]) -> str:
     return f"{meta['card']} ({about}){source}"
 
 
-def _engine(meta: dict[str, object]) -> str:
-    engine = meta.get("engine")
-    if not isinstance(engine, dict):
+def _engine(meta: dict[str, Any]) -> str:
+    if not (engine := _table(meta, "engine")):
         return ""
     names = {"running": "slots", "batch_tokens": "tokens a step", "kv_tokens": "KV tokens"}
     names["max_model_len"] = "tokens a request"
@@ -247,16 +250,13 @@ def _engine(meta: dict[str, object]) -> str:
     return ", ".join([*facts, "asynchronous scheduling"] if meta.get("asynchronous") else facts)
 
 
-def _workload(meta: dict[str, object]) -> str:
-    about = meta.get("workload")
-    if not isinstance(about, dict):
-        return ""
+def _workload(meta: dict[str, Any]) -> str:
+    about = _table(meta, "workload")
     plain = {key: value for key, value in about.items() if isinstance(value, str | int | float)}
     listed = ", ".join(f"{key} {value}" for key, value in plain.items() if key != "name")
     return f"{about.get('name', '')} ({listed})" if listed else str(about.get("name", ""))
 
 
-def _versions(meta: dict[str, object]) -> str:
-    versions = meta.get("versions")
-    listed = [f"{key} {value}" for key, value in versions.items()] if isinstance(versions, dict) else []
+def _versions(meta: dict[str, Any]) -> str:
+    listed = [f"{key} {value}" for key, value in _table(meta, "versions").items()]
     return ", ".join([*([f"headgate {meta['headgate']}"] if meta.get("headgate") else []), *listed])

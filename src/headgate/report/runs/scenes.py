@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,12 +14,13 @@ from headgate.core.errors import InputError
 from headgate.core.request import GAP, MEAN
 from headgate.cost.card import load_card
 from headgate.methods.bounds import Bound, Requests, engine_bound
-from headgate.record.tables import Integers, Run
-from headgate.report.charts import HIGHEST, LOG, LOWEST, TAIL, Axis, Chart, Floats, Mark, Series, distribution
+from headgate.record.tables import Run
+from headgate.report.charts import HIGHEST, LOG, LOWEST, TAIL, Axis, Chart, Mark, Series, distribution
 from headgate.report.document import Cell, Figure, Grid, Row, interval, number, row, share, time_unit
 from headgate.stats.comparison import Comparison, compare
 from headgate.stats.figures import Estimate, Spread
 from headgate.stats.flow import offered
+from headgate.stats.gaps import Sample
 from headgate.stats.measured import Measured, between_kind, speculates
 from headgate.stats.metrics import Metrics
 
@@ -266,8 +267,7 @@ def against_load(scenes: Sequence[Scene]) -> list[Figure]:
     return [*figures, *_latencies(scenes, order, along, what)]
 
 
-def _latencies(scenes: Sequence[Scene], order: Sequence[str], along: Axis, what: str) -> list[Figure]:
-    found = []
+def _latencies(scenes: Sequence[Scene], order: Sequence[str], along: Axis, what: str) -> Iterator[Figure]:
     reads: dict[str, tuple[Read, str]] = {
         "p99 TTFT": (lambda found: Estimate(found.ttft.p99), "Where it turns upward, queues begin."),
         "mean TPOT": (lambda found: found.tpot.mean, "Fuller steps take longer: it rises before TTFT."),
@@ -278,8 +278,7 @@ def _latencies(scenes: Sequence[Scene], order: Sequence[str], along: Axis, what:
         if np.any(np.isfinite(values) & (values > 0)):
             scale, unit = time_unit(float(np.nanmedian(values)))
             chart = Chart(along, Axis(name, unit, LOG), _series(scenes, order, read, scale))
-            found.append(chart.figure(f"{name} against {what}", look))
-    return found
+            yield chart.figure(f"{name} against {what}", look)
 
 
 def load_grid(scenes: Sequence[Scene]) -> Grid:
@@ -344,11 +343,6 @@ def comparable(scenes: Sequence[Scene]) -> list[Scene]:
 # -- distributions of what users wait for
 
 
-class Pooled(NamedTuple):
-    values: Floats
-    weights: Integers
-
-
 class Latency(NamedTuple):
     """One kind of waiting: what a kind of requests was promised of it, the share of what, and its values."""
 
@@ -356,15 +350,15 @@ class Latency(NamedTuple):
     long: str
     promise: Callable[[dict[str, Any]], object]
     whose: str
-    read: Callable[[Measured], Pooled]
+    read: Callable[[Measured], Sample]
     look: str
 
 
-def _per_request(field: str) -> Callable[[Measured], Pooled]:
-    def read(found: Measured) -> Pooled:
+def _per_request(field: str) -> Callable[[Measured], Sample]:
+    def read(found: Measured) -> Sample:
         values = getattr(found.latencies, field)[found.window.keep]
         known = values[~np.isnan(values)]
-        return Pooled(known, np.ones(len(known), np.int64))
+        return Sample(known, np.ones(len(known), np.int64), True)
 
     return read
 
@@ -381,7 +375,7 @@ LATENCIES = (
             _per_request("ttft"),
             "Further left is sooner; where a curve crosses 99 % is its p99."),
     Latency("ITL", "Time between two tokens", lambda kind: _between(kind, GAP), TOKENS,
-            lambda found: Pooled(found.gap_sample.values, found.gap_sample.weights),
+            lambda found: found.gap_sample,
             "A step to the right near the top is a pause that few tokens, but many users, meet."),
     Latency("E2E", "From sending to the last token", lambda kind: None, REQUESTS, _per_request("e2e"),
             "All of it together; long outputs make the upper end."),
@@ -397,9 +391,9 @@ def distributions(runs: Mapping[str, Sequence[Measured]]) -> list[Figure]:
     for latency in LATENCIES:
         samples = {}
         for name, own in runs.items():
-            values, weights = map(np.concatenate, zip(*map(latency.read, own), strict=True))
+            values, weights, _ = map(np.hstack, zip(*map(latency.read, own), strict=True))
             if len(values):
-                samples[name] = Pooled(values, weights)
+                samples[name] = Sample(values, weights, True)
         if samples:
             kinds = [kind for own in runs.values() for kind in own[0].run.kinds]
             promises = _promised(kinds, latency.promise)
@@ -409,7 +403,7 @@ def distributions(runs: Mapping[str, Sequence[Measured]]) -> list[Figure]:
 
 
 def curves(
-    latency: Latency, samples: Mapping[str, Pooled], order: Sequence[str], promises: Mapping[str, float]
+    latency: Latency, samples: Mapping[str, Sample], order: Sequence[str], promises: Mapping[str, float]
 ) -> Figure:
     scale, unit = time_unit(float(np.median(next(iter(samples.values())).values)))
     series = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -190,9 +190,9 @@ def _draw(strips: Sequence[Strip], panels: Sequence[dict[str, Any]], low: float,
     return tag("svg", *parts, viewBox=box, role="img", aria_label="Phases over time")
 
 
-def _phases(strip: Strip, x: charts.Scale, edges: charts.Floats, top: float) -> list[Markup]:
-    parts = [tag("text", strip.name, class_="name", x=x.start, y=top - 4)]
-    parts.append(tag("rect", class_="idle", x=x.start, y=top, width=x.end - x.start, height=STRIP))
+def _phases(strip: Strip, x: charts.Scale, edges: charts.Floats, top: float) -> Iterator[Markup]:
+    yield tag("text", strip.name, class_="name", x=x.start, y=top - 4)
+    yield tag("rect", class_="idle", x=x.start, y=top, width=x.end - x.start, height=STRIP)
     left, size = x(edges[:-1]), (x.end - x.start) / (len(edges) - 1)
     base = np.full(len(left), top + STRIP)
     for phase, name in enumerate(PHASES):
@@ -203,29 +203,27 @@ def _phases(strip: Strip, x: charts.Scale, edges: charts.Floats, top: float) -> 
             if high > 0.05
         )
         base = base - tall
-        parts.append(tag("path", class_=f"bar {name}", d=outline))
-    return parts
+        yield tag("path", class_=f"bar {name}", d=outline)
 
 
 def _panel(
     panel: dict[str, Any], found: Sequence[tuple[str, charts.Columns]], x: charts.Scale, top: float
-) -> list[Markup]:
+) -> Iterator[Markup]:
     most = max(float(columns.high.max()) for _, columns in found) or 1.0
     limit = panel["limit"] if panel["limit"] and panel["limit"] < 1.6 * most else None
     y = charts.Scale(0.0, 1.08 * max(most, limit or 0.0), top + PANEL, top)
-    parts = [tag("text", f"{panel['name']} ({panel['unit']})", class_="name", x=x.start, y=top - 5)]
+    yield tag("text", f"{panel['name']} ({panel['unit']})", class_="name", x=x.start, y=top - 5)
     for value, label in y.ticks(4):
         at = float(y(value))
-        parts.append(tag("line", class_="grid", x1=x.start, x2=x.end, y1=at, y2=at))
-        parts.append(tag("text", label, class_="tick", x=x.start - 6, y=at + 4, text_anchor="end"))
+        yield tag("line", class_="grid", x1=x.start, x2=x.end, y1=at, y2=at)
+        yield tag("text", label, class_="tick", x=x.start - 6, y=at + 4, text_anchor="end")
     for style, columns in found:
         line = charts.path(x(columns.middle), y(columns.mean))
-        parts.append(tag("path", class_=f"line thin {style}", d=line))
+        yield tag("path", class_=f"line thin {style}", d=line)
     if limit:
         at, said = float(y(limit)), f"{panel['bound']}: {number(float(limit))}"
-        parts.append(tag("line", class_="mark", x1=x.start, x2=x.end, y1=at, y2=at))
-        parts.append(tag("text", said, class_="marked", x=x.end - 3, y=at + 12, text_anchor="end"))
-    return parts
+        yield tag("line", class_="mark", x1=x.start, x2=x.end, y1=at, y2=at)
+        yield tag("text", said, class_="marked", x=x.end - 3, y=at + 12, text_anchor="end")
 
 
 # -- what policies thought while they ran

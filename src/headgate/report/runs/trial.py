@@ -45,7 +45,11 @@ def trial_page(
 ) -> doc.Page:
     findings = outcome.findings
     facts = {**about, "promises": _promised(promises), **_facts(outcome)}
-    sections = [doc.Section("", (doc.Facts.of(facts),)), doc.Section("Arms", (_arms(findings, arms),))]
+    counts = zip(arms, findings.requests, findings.failed, strict=True)
+    rows = (doc.row(arm.name, doc.Cell(arm.said(), tone="prose"), *numbers) for arm, *numbers in counts)
+    heads = ("arm", "what it is", "requests judged", "failed")
+    judged = doc.Grid("", heads, tuple(rows), ("The first is the baseline.",))
+    sections = [doc.Section("", (doc.Facts(facts),)), doc.Section("Arms", (judged,))]
     for found in findings.found:
         title = f"{findings.arms[found.arm]} beside {findings.arms[0]}"
         if found.verdicts:
@@ -120,13 +124,6 @@ def _promised(promises: Mapping[str | None, Slo]) -> str:
         name = "" if len(promises) == 1 else f"{kind or 'others'}: "
         parts.append(name + (", ".join(limits) or "none"))
     return "; ".join(parts) or "none"
-
-
-def _arms(findings: Findings, arms: Sequence[Arm]) -> doc.Grid:
-    counts = zip(arms, findings.requests, findings.failed, strict=True)
-    rows = [doc.row(arm.name, doc.Cell(arm.said(), tone="prose"), *numbers) for arm, *numbers in counts]
-    note = "The first is the baseline."
-    return doc.Grid("", ("arm", "what it is", "requests judged", "failed"), tuple(rows), (note,))
 
 
 def _facts(outcome: Outcome) -> dict[str, str]:

@@ -40,10 +40,10 @@ def leaderboard(
       headgate leaderboard --page docs/leaderboard.md --report board.html
       headgate leaderboard --known --page docs/leaderboard.md
     """
-    from headgate.advisor.leaderboard import chosen, read_board, run_board, standings
     from headgate.experiment.workers import Workers
-    from headgate.report.plans.leaderboard import RESULTS, into_markdown, leaderboard_page
     from headgate.report.terminal import show
+    from headgate_leaderboard.board import chosen, read_board, run_board, standings
+    from headgate_leaderboard.page import RESULTS, into_markdown, leaderboard_page
 
     before = Path(page).read_text(encoding="utf-8") if page and Path(page).exists() else ""
     if before and RESULTS not in before:

@@ -23,9 +23,9 @@ from pydantic import Field
 
 from headgate.advisor.capacity.memory import file_of
 from headgate.advisor.capacity.search import Progress
-from headgate.advisor.capacity.traffic import Level, measure, parse_levels, requests_kept
+from headgate.advisor.capacity.traffic import Level, measure, parse_levels, rows_of_kind, times_of
 from headgate.advisor.capacity.trials import Case
-from headgate.advisor.set_up import SetUp, set_up
+from headgate.advisor.set_up import Asked, SetUp, set_up
 from headgate.advisor.settings import MOST_SEEDS, SearchSettings
 from headgate.core.durations import duration
 from headgate.core.errors import InputError, RunError, unknown
@@ -104,7 +104,7 @@ class Board:
             promises = {name: _with_first(levels, first) for name, levels in promises.items()}
         levels = tuple(level for levels in promises.values() for level in levels)
         options = SearchSettings(seeds=words.seeds, as_recorded=recorded)
-        start = set_up(settings, levels, options, words.requests)
+        start = set_up(settings, Asked(levels, options), words.requests)
         rest = start.asynchronous, start.case().watchdog, promises
         digest = file_of(Path(), start.engine, start.traffic, rest).stem
         return BoardTrace(start, start.bounds()[0].rate, promises, digest)
@@ -205,7 +205,11 @@ class Judgement(NamedTuple):
 
 
 def judge(found: Measured, levels: Sequence[Level]) -> Judgement:
-    met, window = requests_kept(found, levels), found.window.keep & ~unservable_rows(found.run)
+    met = found.run.completed()  # within each limit; tbt: with every gap
+    for level in levels:
+        times = times_of(found, "gap" if level.metric == "tbt" else level.metric, levels)
+        met = met & ~(rows_of_kind(found.run, level.kind) & (times > level.limit))
+    window = found.window.keep & ~unservable_rows(found.run)
     prompts = found.run.requests["prompt"]
     short, long = np.quantile(prompts[window], (0.25, 0.75))
     least = float(met[window & (prompts <= short)].mean()) if short < long else 0.0

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from headgate.advisor.capacity.traffic import parse_levels
-from headgate.advisor.leaderboard import (
+from headgate.cli import main
+from headgate.experiment.library import card_engine, simulate
+from headgate.experiment.workers import Workers
+from headgate.stats.gaps import Gaps
+from headgate.stats.measured import Measured
+from headgate.workloads.workload import Kind, Slo, Workload
+from headgate_leaderboard.board import (
     HIGHEST,
     LOADS,
     LOWEST,
@@ -26,13 +32,7 @@ from headgate.advisor.leaderboard import (
     standing,
     standings,
 )
-from headgate.cli import main
-from headgate.experiment.library import card_engine, simulate
-from headgate.experiment.workers import Workers
-from headgate.report.plans.leaderboard import RESULTS, bar, into_markdown, leaderboard_page
-from headgate.stats.gaps import Gaps
-from headgate.stats.measured import Measured
-from headgate.workloads.workload import Kind, Slo, Workload
+from headgate_leaderboard.page import RESULTS, bar, into_markdown, leaderboard_page
 
 OWN = """
 from headgate import Mixed, Plan

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from headgate.advisor.leaderboard import FAIR_AT, FEW, LOADS, Board, Line, Standing, gain, standing
 from headgate.report import document as doc
 from headgate.report.charts import Bar, Bars, Mark
 from headgate.stats.figures import Estimate
+from headgate_leaderboard.board import FAIR_AT, FEW, LOADS, Board, Line, Standing, gain, standing
 
 WIDTH = 8  # characters of a bar that reaches the bound
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -72,7 +72,7 @@ def _facts(board: Board, lines: Lines, bounds: Mapping[str, float]) -> doc.Facts
         "Runs": f"{len(every):,}, {sum(line['cpu_seconds'] for line in every) / 60:.0f} minutes of one core",
         "Version": f"headgate {', '.join(versions)}",
     }
-    return doc.Facts.of(facts)
+    return doc.Facts(facts)
 
 
 def _grid(
@@ -145,7 +145,7 @@ def into_markdown(page: doc.Page, before: str) -> str:
             parts.append(f"## By {section.title}")
         for block in section.blocks:
             if isinstance(block, doc.Facts):
-                parts.append("\n".join(f"- {name}: {text}" for name, text in block.rows))
+                parts.append("\n".join(f"- {name}: {text}" for name, text in block.rows.items()))
             elif isinstance(block, doc.Grid):
                 parts += [f"{block.title}:", _table(block, bars=block.title == "Capacity")]
     return "\n\n".join(parts) + "\n"

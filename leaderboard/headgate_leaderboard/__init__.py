@@ -1,0 +1,1 @@
+"""Every policy on the same requests, judged by every promise: `headgate leaderboard`."""
