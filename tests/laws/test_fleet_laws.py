@@ -17,7 +17,6 @@ from headgate.stats.metrics import summarise
 from token_fleets import TokenWorld, token_worlds
 
 MEMBERS = [(name, {}) for name in ROUTERS if name != "split"] + [("split", {"prefill": 1})]
-MEMBERS += [(name, {"spill": True}) for name in ("gate-and-route", "gate-and-route+")]
 MEMBERS += [("online", {"router": "token-bucket", "every": 0.5, "half_life": 5.0})]
 LOOKING = [("online", {"router": router, "every": 0.1, "half_life": 1.0}) for router in sorted(INNER)]
 SERVED = ("arrived", "moved whole", "prefilled", "finished")

@@ -17,7 +17,6 @@ from still_loop import Still
 from token_fleets import TokenWorld, token_worlds
 
 MEMBERS = [(name, {}) for name in ROUTERS if name != "split"] + [("split", {"prefill": 1})]
-MEMBERS += [(name, {"spill": True}) for name in ("gate-and-route", "gate-and-route+")]
 MEMBERS += [("online", {"router": "token-bucket", "every": 0.5, "half_life": 5.0})]
 TOLD = ("arrived", "prompt_done", "ended", "left", "woken", "route")
 some = settings(max_examples=max(10, settings.default.max_examples // 6))

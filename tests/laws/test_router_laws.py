@@ -14,7 +14,6 @@ from headgate_papers.network.network import Network
 
 MEMBERS = [(name, {}) for name in ROUTERS if name != "split"] + [("split", {"prefill": 1})]
 MEMBERS += [("service-level", {"gate": gate}) for gate in ("occupancy", "back-pressure")]
-MEMBERS += [(name, {"spill": True}) for name in ("gate-and-route", "gate-and-route+")]
 MEMBERS += [("online", {"router": "token-bucket", "every": 0.5, "half_life": 5.0})]
 STORIES = (
     ["arrived", "left"],

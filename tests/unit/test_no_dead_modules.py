@@ -16,8 +16,6 @@ ENTRANCES = {  # what users or other programs import
     "headgate.live.vllm.front",  # one of vLLM's plug-ins
     "headgate.live.sglang.entry",  # one of SGLang's
     "headgate.live.ray.router",  # Ray Serve's request_router_class, a mixin for deployments
-    "headgate.live.route.ray",  # its old name
-    "headgate.live.route.ray_replica",  # the old name of the mixin
 }
 
 

@@ -66,11 +66,6 @@ class Roster:
         self._count(member)
         return member
 
-    @property
-    def free_seats(self) -> int:
-        """The old name of `free_slots`."""
-        return self.free_slots
-
     def retire(self, id: int) -> None:
         """Nothing is sent there any more; its number may be given to another engine once it is empty."""
         self.set_room(id, CLOSED)
@@ -295,11 +290,6 @@ class Member:
         self.inside: Inside = Nothing()
         self.slots = 0  # decodes it may still take, as the roster has counted
         self.idle = False  # whether a prompt may start
-
-    @property
-    def seats(self) -> int:
-        """The old name of `slots`."""
-        return self.slots
 
     @property
     def load(self) -> int:

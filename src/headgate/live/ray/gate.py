@@ -287,7 +287,7 @@ SLOTS = 256  # of a replica, for a first plan, where it is not known
 class RayConfig(GateConfig):
     """Router, classes and queues as in the file of `headgate route`, and what is Ray's own.
 
-    `prompts_at_once` is for deployments that tell the gate of first tokens (`ray_replica.Reports`). Without
+    `prompts_at_once` is for deployments that tell the gate of first tokens (`router.Reports`). Without
     it a replica may have all its slots in prompts, because nothing would say that one is done.
     """
 

@@ -31,7 +31,7 @@ from headgate.live.route.gate.queue import Refused
 
 log = logging.getLogger("ray.serve")
 NAMESPACE = "headgate"
-SLOTS, FORMER_SLOTS = "headgate_slots", "headgate_seats"  # among a replica's routing stats
+SLOTS = "headgate_slots"  # among a replica's routing stats
 PATH = "headgate.live.ray.router:HeadgateRouter"
 PAUSE, LONGEST_PAUSE = 0.005, 0.5  # seconds before a request that was rejected is placed again
 IDLE = 60.0  # seconds between two looks of a gate actor whether it has routers
@@ -227,7 +227,7 @@ class _Held:
 
 
 def _slots(replica: RunningReplica) -> int:
-    slots = replica.routing_stats.get(SLOTS, replica.routing_stats.get(FORMER_SLOTS, 0))
+    slots = replica.routing_stats.get(SLOTS, 0)
     most: int = replica.max_ongoing_requests
     return min(slots, most) if isinstance(slots, int) and slots > 0 else most
 
@@ -283,14 +283,12 @@ class Reports:
     """
 
     slots: int = 0  # 0: as many as Ray's max_ongoing_requests
-    seats: int = 0  # its old name
     _done: list[str]
     _gate: Any = None
     _found_until = 0.0
 
     def record_routing_stats(self) -> dict[str, Any]:
-        slots = self.slots or self.seats
-        return {SLOTS: slots, FORMER_SLOTS: slots} if slots else {}
+        return {SLOTS: self.slots} if self.slots else {}
 
     async def reported(self, stream: AsyncIterator[Item]) -> AsyncIterator[Item]:
         told = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import tomllib
 from collections import Counter
@@ -29,8 +28,6 @@ from headgate.estimators.traffic import WindowRate
 from headgate.live.files import read_regular
 from headgate.methods.scaling import read_scaling
 from headgate.settings_base import Weight, check_promises, check_worth, plainly, promised, seconds
-
-log = logging.getLogger("headgate.route")
 
 # -- sizes and durations
 
@@ -153,22 +150,8 @@ Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-def renamed_seats(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {("slots" if name == "seats" else name): value for name, value in table.items()}
-
-
 class ConfigTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _former_names(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or "seats" not in values or "slots" not in cls.model_fields:
-            return values
-        if "slots" in values:
-            raise InputError("slots and seats are one setting; drop seats, the old name")
-        log.warning("seats is the old name of slots; rename it")
-        return renamed_seats(values)
 
 
 Whole = TypeVar("Whole", bound=ConfigTable)

@@ -27,7 +27,6 @@ from headgate.live.route.config import (
     checked,
     parsed,
     read_text,
-    renamed_seats,
 )
 from headgate.live.route.observe import clean
 from headgate.live.tasks import end_all, read_bounded
@@ -463,12 +462,7 @@ def from_file(discovery: Discovery) -> list[EngineAt]:
     if not isinstance(given, list):
         raise InputError(f"{path}: engines is not a list of tables; write [[engines]]")
     defaults = _defaults(discovery)
-    tables = [
-        {**defaults, **(table if "slots" in table else renamed_seats(table))}
-        if isinstance(table, dict)
-        else table
-        for table in given[:MOST]
-    ]
+    tables = [{**defaults, **table} if isinstance(table, dict) else table for table in given[:MOST]]
     return list(checked({"engines": tables}, f"{path}: ").engines) if tables else []
 
 

@@ -448,11 +448,10 @@ def plan(app: RouterApp) -> dict[str, Any]:
 def measure(app: RouterApp) -> None:
     now, metrics = app.now(), app.metrics
     for upstream in app.upstreams.values():
-        slots, load = upstream.slots(now), upstream.load
+        load = upstream.load
         values = {
             "up": float(upstream.up(now)),
-            "slots": slots,
-            "seats": slots,
+            "slots": upstream.slots(now),
             "legs": upstream.legs,
             "foreign": upstream.foreign,
             "running": load.running,

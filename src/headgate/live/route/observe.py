@@ -61,7 +61,6 @@ class RouterMetrics:
             for name, text in (
                 ("up", "1 while it may be sent requests"),
                 ("slots", "Requests of ours it may have"),
-                ("seats", "Old name of headgate_engine_slots"),
                 ("legs", "Calls of ours that are open"),
                 ("foreign", "Requests there that are not ours"),
                 ("running", "Its running requests, scraped"),

@@ -12,7 +12,6 @@ WRONG = {
     "unknown table": ({"frnt": {}}, "did you mean 'front'"),
     "unknown field": ({"front": {"prot": 1}}, "did you mean 'port'"),
     "unknown engine field": ({"engines": [{"url": "http://a:1", "slot": 3}]}, "did you mean 'slots'"),
-    "an old name beside the new one": ({"engines": [{**A, "slots": 3, "seats": 4}]}, "drop seats"),
     "no engines": ({"engines": []}, "no engines"),
     "twice": ({"engines": [A, A]}, "twice"),
     "port as text": ({"front": {"port": "80"}}, "front.port"),
@@ -43,15 +42,9 @@ def test_mistakes_are_one_line(given: dict, said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_seats_are_slots_and_one_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    config = checked({"engines": [{**A, "seats": 3}, B], "discovery": {"seats": 7}})
-    assert [engine.slots for engine in config.engines] == [3, 256] and config.discovery.slots == 7
-    assert set(caplog.messages) == {"seats is the old name of slots; rename it"}
-
-
-def test_a_discovery_file_may_say_seats(tmp_path: Path) -> None:
+def test_a_discovery_file_may_give_slots(tmp_path: Path) -> None:
     file = tmp_path / "engines.toml"
-    file.write_text('[[engines]]\nurl = "http://a:8000"\nseats = 3\n[[engines]]\nurl = "http://b:8000"\n')
+    file.write_text('[[engines]]\nurl = "http://a:8000"\nslots = 3\n[[engines]]\nurl = "http://b:8000"\n')
     found = from_file(Discovery(file=str(file), slots=7))
     assert [engine.slots for engine in found] == [3, 7]
 
