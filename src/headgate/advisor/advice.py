@@ -6,7 +6,7 @@ Many flags are tried on short runs, the best of each policy on long ones, then e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -72,9 +72,7 @@ class Advised:
 
     @property
     def text(self) -> str:
-        """As --policy takes it."""
-        values = ",".join(f"{key}={value}" for key, value in self.settings.items())
-        return f"{self.policy}:{values}" if values else self.policy
+        return self.contender.text
 
     @property
     def contender(self) -> Contender:
@@ -149,7 +147,13 @@ class Advice:
         return dict(without_nan(document))
 
 
-def advise(settings: Experiment, policies: Sequence[str], asks: Asked) -> Advice:
+def advise(settings: Experiment, policies: Sequence[str], asks: Asked, spared: Sequence[str] = ()) -> Advice:
+    """Policies that are `spared` are searched to the end, however few requests they serve."""
+    if settings.turns:
+        raise InputError(
+            "advise draws single requests, no conversations: drop --turns and --think, or ask headgate plan "
+            "capacity for the rate of one engine"
+        )
     levels, plain = asks.levels, ENGINES[settings.engine].policy
     if plain not in policies:
         policies = [plain, *policies]
@@ -159,7 +163,7 @@ def advise(settings: Experiment, policies: Sequence[str], asks: Asked) -> Advice
     start = set_up(without_load(settings), asks, REQUESTS)
     load = offered_rate(settings, start.traffic)
     bound, _ = start.bounds()
-    first, final, searched, notes = try_flags(start, policies, bound, load)
+    first, final, searched, notes = try_flags(start, policies, bound, load, spared)
     ranked = tuple(sorted(final, key=lambda each: -each.found.rate.value))
     most, requests = asks.options.most_engines, searched.traffic.requests
     advice = Advice(start, levels, bound, load, most, tuple(first), ranked, notes, requests)
@@ -190,14 +194,16 @@ def _left_beside(advice: Advice, settings: Experiment, asks: Asked) -> BesidePla
 
 
 def try_flags(
-    start: SetUp, names: Sequence[str], bound: Bound, load: float | None
+    start: SetUp, names: Sequence[str], bound: Bound, load: float | None, spared: Sequence[str] = ()
 ) -> tuple[list[capacity.PolicyRate], list[Advised], capacity.Searched, tuple[str, ...]]:
     """All flags on short runs, the best on long ones; what these were, and what is to be said of them."""
     chosen = candidates(names, start, bound)
     default, contender = plain_default(start)
     chosen.setdefault(default, contender)
-    first = _short(start, chosen, bound.rate)
-    kept = {name: chosen[name] for name in _finalists(first, chosen, default, contender.policy)}
+    own = ENGINES[start.settings.engine].policy
+    fixed = {own, *(named_policy(text, start.settings.set)[0] for text in spared)}
+    first = _short(start, chosen, bound.rate, fixed)
+    kept = {name: chosen[name] for name in _finalists(first, chosen, default, own, fixed)}
     known = {each.policy: each.rate.value for each in first}
     length = capacity.Lengthening(start, kept, bound.rate, known=known, brief=True, load=load)
     searched = length.search()
@@ -206,6 +212,7 @@ def try_flags(
     notes = [*start.notes(fleet=False), *capacity.at_the_edge(searched.found), *length.not_enough(searched)]
     policies = [contender.policy for contender in chosen.values()]
     notes += small_graphs(start.engine, start.traffic.levels, policies)
+    notes += _left_out(first, chosen, kept)
     tried = [(*kept[found.policy], found) for found in searched.found]
     final = [Advised(policy, values, *(limits or (0, 0)), found) for policy, values, limits, found in tried]
     return first, final, searched, tuple(notes)
@@ -225,15 +232,14 @@ def _at_other_times(advice: Advice, settings: Experiment, asks: Asked) -> Advice
     return replace(advice, other=other, other_engines=_counted(held, asked, question.asks).engines)
 
 
-def _short(start: SetUp, chosen: Chosen, top: float) -> list[capacity.PolicyRate]:
-    """All of them roughly: one seed, few requests, and a wide bracket for the hopeless. Of plain vLLM the
-    best flags are wanted, hopeless or not.
+def _short(start: SetUp, chosen: Chosen, top: float, fixed: Collection[str]) -> list[capacity.PolicyRate]:
+    """All of them roughly: one seed, few requests, and a wide bracket for the hopeless, if they are not among
+    the `fixed` policies: plain vLLM, whose best flags are wanted, and those that the user named.
     """
     traffic, (_, options, progress, folder) = start.traffic, start.asks
     few = traffic if traffic.recorded else replace(traffic, requests=max(300, traffic.requests // SHORT))
     case, one_seed = start.case(few), start.seeds[:1]
-    plain = ENGINES[start.settings.engine].policy
-    droppable = [name for name, contender in chosen.items() if contender.policy != plain]
+    droppable = [name for name, contender in chosen.items() if contender.policy not in fixed]
     race = Race(case, top, COARSE, one_seed, droppable, options.workers, progress, remembered(folder, case))
     searches, answers, dropped = race.run(chosen, {})
     if any(search.next() is not None for (name, _), search in searches.items() if name not in dropped):
@@ -244,18 +250,35 @@ def _short(start: SetUp, chosen: Chosen, top: float) -> list[capacity.PolicyRate
     ]
 
 
-def _finalists(first: Sequence[capacity.PolicyRate], chosen: Chosen, default: str, own: str) -> list[str]:
+def _finalists(
+    first: Sequence[capacity.PolicyRate], chosen: Chosen, default: str, own: str, fixed: Collection[str]
+) -> list[str]:
     """The best flags of every policy that is not hopeless; of vLLM's own more, and its defaults always."""
     most = max(each.rate.value for each in first)
     taken, kept = Counter[str](), list[str]()
     for each in sorted(first, key=lambda each: -each.rate.value):
         contender = chosen[each.policy]
-        plain = contender.policy == own
-        key = f"{contender.policy} {sorted(contender.settings.items())}"
-        taken[key] += 1
-        if taken[key] <= (PLAIN_FLAGS if plain else FLAGS) and (plain or each.rate.value >= HOPELESS * most):
+        taken[key := contender.text] += 1
+        enough = contender.policy in fixed or each.rate.value >= HOPELESS * most
+        if taken[key] <= (PLAIN_FLAGS if contender.policy == own else FLAGS) and enough:
             kept.append(each.policy)
     return list(dict.fromkeys([*kept, default]))
+
+
+def _left_out(first: Sequence[capacity.PolicyRate], chosen: Chosen, kept: Chosen) -> list[str]:
+    """Policies of which no flags were searched to the end."""
+    rates: dict[str, float] = {}
+    for each in first:
+        text = chosen[each.policy].text
+        rates[text] = max(rates.get(text, 0.0), each.rate.value)
+    final = {contender.text for contender in kept.values()}
+    said = ", ".join(f"{text} ({rate:.4g} requests/s)" for text, rate in rates.items() if text not in final)
+    least = f"{100 * HOPELESS:.0f} % of the best"
+    return (
+        [f"left out after short runs, below {least}: {said}; --policy searches one to the end"]
+        if said
+        else []
+    )
 
 
 def _counted(each: Advised, settings: Experiment, asks: Asked) -> Advised:

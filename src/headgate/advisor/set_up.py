@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headgate.advisor.capacity.search import Progress, Search
-from headgate.advisor.capacity.traffic import Level, SearchTraffic, make_traffic, own_rate
+from headgate.advisor.capacity.traffic import Level, SearchTraffic, make_traffic, own_rate, shares
 from headgate.advisor.capacity.trials import Case, Contender, remembered, search_rates
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
@@ -73,6 +73,11 @@ class SetUp:
     def workload(self) -> str:
         drawn = "mix" if self.settings.classes else self.settings.workload
         return f"trace {self.settings.trace}" if self.settings.trace else f"{drawn} lengths"
+
+    @property
+    def unshared(self) -> str:
+        """What is to be said beside the arrivals."""
+        return ", which share no prefix" if self.traffic.sharing_lost(self.engine) else ""
 
     @property
     def asynchronous(self) -> bool:
@@ -149,6 +154,7 @@ class OtherTimes(NamedTuple):
     answer: float
     other: float
     faster: float  # how many times as fast as it was recorded the trace runs
+    shared: bool = False  # whether requests share prefixes with the trace's own times, and only then
 
     @property
     def apart(self) -> bool:
@@ -159,6 +165,7 @@ class Question(NamedTuple):
     settings: Experiment
     asks: Asked
     own: float  # the trace's own rate
+    shared: bool
 
 
 def other_question(settings: Experiment, asks: Asked, requests: int) -> Question | None:
@@ -175,12 +182,14 @@ def other_question(settings: Experiment, asks: Asked, requests: int) -> Question
     if others.as_recorded:
         first = min(len(trace), max(requests, REQUESTS))
         settings, trace = settings.model_copy(update={"requests": first}), trace.head(first)
-    return Question(settings, asks._replace(options=others), own_rate(trace))
+    return Question(
+        settings, asks._replace(options=others), own_rate(trace), settings.prefix_cache and shares(trace)
+    )
 
 
 def other_rate(question: Question, name: str, rate: float, contender: Contender) -> OtherTimes:
     """The rate of the policy that was found, searched again from where it was."""
-    settings, asks, own = question
+    settings, asks, own, shared = question
     start = set_up(without_load(settings), asks, REQUESTS)
     top, seed = start.bounds()[0].rate, start.settings.seed
     search = Search(top, PRECISION, rate / top)
@@ -190,4 +199,4 @@ def other_rate(question: Question, name: str, rate: float, contender: Contender)
         raise KeyboardInterrupt
     recorded = asks.options.as_recorded
     own_answer = search.answer if recorded else rate
-    return OtherTimes(name, recorded, rate, search.answer, own_answer / own)
+    return OtherTimes(name, recorded, rate, search.answer, own_answer / own, shared)

@@ -142,7 +142,8 @@ def _other(error: Any) -> int:
     """A package that is not there, as in make demo's environment, or a wrong command line; else a defect."""
     if isinstance(error, ModuleNotFoundError) and not (error.name or "headgate").startswith("headgate"):
         package = str(error.name).partition(".")[0]
-        return _say(f"this command needs package {package}; pip install headgate brings it", 2)
+        needs = f"this command needs package {package}"
+        return _say(f"{needs}; pip install headgate (in a clone: pip install .) brings it", 2)
     if not isinstance(error, UsageFault):
         raise error
     if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command shows its help

@@ -257,7 +257,7 @@ def _find_rate(words: Experiment, policies: list[str], asks: Asked, outputs: Out
     from headgate.report.plans.capacity import apart_said, capacity_page
 
     found = plan_capacity(words, policies, asks)
-    setup = assumed(words, tried_arrivals(asks.options.as_recorded))
+    setup = assumed(words, tried_arrivals(asks.options.as_recorded) + found.start.unshared)
     best, other, outside = None if found.declined else found.best, None, ""
     if best is not None:
         outside = outside_said(words, best.policy, best.rate.value)
@@ -337,13 +337,14 @@ def _engines_at_other_times(
     question = None if found.interrupted else other_question(words, asks, found.traffic.requests)
     if question is None or best is None or best.engines is None:
         return None
-    settings, others, own = question
+    settings, others, own, shared = question
     # its first requests alone may be faster or slower
     settings = settings.model_copy(update={"rate": found.rate, "scale_rate": None})
     (again,) = plan_engines(settings, {best.name: ways[best.name]}, others).found
     if again.engines is None:
         return None
-    return OtherTimes(best.name, others.options.as_recorded, best.engines, again.engines, found.rate / own)
+    recorded = others.options.as_recorded
+    return OtherTimes(best.name, recorded, best.engines, again.engines, found.rate / own, shared)
 
 
 def asked(
@@ -477,7 +478,7 @@ def advise(
     told = search.most_engines if "most_engines" in search.model_fields_set else MOST_ENGINES
     options = asks.options.model_copy(update={"most_engines": engines_at_most or told})
     asks = asks._replace(options=options)
-    found = find(words, policies or list(POLICIES[words.engine]), asks)
-    setup = assumed(words, tried_arrivals(search.as_recorded), limits=False)
+    found = find(words, policies or list(POLICIES[words.engine]), asks, spared=policies)
+    setup = assumed(words, tried_arrivals(search.as_recorded) + found.start.unshared, limits=False)
     page = advice_page(found, model, sys.argv[1:])
     tell(page, found.as_dict(), Outputs(json, report), setup, found.start.traffic.lost, [other_said(found)])

@@ -14,6 +14,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from difflib import get_close_matches
 from http.client import HTTPException
 from math import inf
 from pathlib import Path
@@ -83,6 +84,13 @@ def serve(
         raise InputError(f"--engine {engine} is not known; write vllm or sglang")
     if model.startswith("-"):
         raise InputError(f"the model comes first, not {model}; write headgate serve MODEL {model} ...")
+    ours = [option for each in context.command.params for option in each.opts]
+    for word in context.args:
+        flag = word.partition("=")[0]
+        if flag.startswith("--") and (near := get_close_matches(flag, ours, n=1, cutoff=0.8)):
+            print(
+                f"headgate: {flag} is not ours and goes to {engine}; did you mean {near[0]}?", file=sys.stderr
+            )
     call = Call(model, list(context.args), given, _own_file(config, given), dry_run)
     raise typer.Exit(_run_sglang(call) if engine == SGLANG.name else _run(call, graphs, warm))
 

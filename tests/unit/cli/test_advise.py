@@ -264,3 +264,16 @@ def test_sglang_is_advised_by_its_flags_and_needs_no_plug_in(headgate):
     line = pasted(run.out, "sglang serve")
     assert shlex.split(line)[:3] == ["sglang", "serve", "Qwen/Qwen3-8B"]
     assert "--max-running-requests 64 --chunked-prefill-size" in line
+
+
+def test_policies_that_fall_behind_are_named_or_kept(headgate):
+    """vLLM's old scheduler stalls decodes for prompts: hopeless, where gaps are promised."""
+    words = ["advise", *SMALL, *PROMISE, "--slots", 64, "--cache", "none"]
+    said = " ".join(headgate(*words, "--policy", "v0", "--policy", "keep").out.split())
+    assert "Next policy" in said and "left out after short runs" not in said.lower()
+    table = said.partition("Every policy at its best flags")[2]
+    assert "v0" in table and "keep" in table
+
+
+def test_conversations_are_refused_at_once(refused):
+    refused(["advise", "--turns", 3, "--rate", 5, *PROMISE], "advise draws single requests, no conversations")

@@ -64,3 +64,13 @@ def test_advice_counts_engines_for_both(headgate, bursts):
     other = json.loads(Path("found.json").read_text())["other_times"]
     assert other["other"] < 0.8 * other["answer"] and other["engines"] > 1
     assert f"Your load then needs {other['engines']} engines." in " ".join(said.out.split())
+
+
+def test_what_only_recorded_times_share_is_said(headgate, bursts):
+    """One session all along: as recorded a prefix cache finds nearly everything, in drawn rows nothing."""
+    lines = Path(bursts).read_text().splitlines()
+    rows = ["arrival,prompt,output,session", *(f"{line},chat" for line in lines[1:])]
+    Path("chat.csv").write_text("\n".join(rows))
+    said, other = asked(headgate, "--trace", "chat.csv")
+    assert other["shared"] and "Poisson arrivals, at the rates tried, which share no prefix" in said
+    assert "with Poisson arrivals, which share no prefix" in said

@@ -79,3 +79,9 @@ def test_what_priorities_mean_beside_promises_is_said(headgate):
     assert not said("--ttft", "500ms")
     assert not said("--tbt", "100ms", *by_priority), "without such a promise priorities are followed"
     assert not said("--ttft", "500ms", "--policy", "slai", *by_priority)
+
+
+def test_a_flag_that_is_nearly_ours_is_said(headgate):
+    said = headgate("serve", "Qwen/Qwen3-8B", "--tftt", "500ms", "--max-num-seqs", 64, "--dry-run")
+    assert said.err == "headgate: --tftt is not ours and goes to vllm; did you mean --ttft?\n"
+    assert "vllm serve Qwen/Qwen3-8B --tftt 500ms --max-num-seqs 64" in said.out

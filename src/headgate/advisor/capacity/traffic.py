@@ -56,6 +56,10 @@ class Level(NamedTuple):
         return f"{self.statistic} {metric}{of} <= {limit}".lstrip()
 
 
+def shares(rows: Workload) -> bool:
+    return rows.contents is not None or bool(rows.cached.any())
+
+
 @dataclass(frozen=True)
 class SearchTraffic:
     """Requests at any rate and seed. `trace` holds the rows to draw from (or to replay); None: laws."""
@@ -113,11 +117,15 @@ class SearchTraffic:
             prompts = prompts - found_again(rows, engine.block)  # no cache finds more than an endless one
         return Requests.of(prompts[fits], outputs - 1)
 
+    def sharing_lost(self, engine: Engine) -> bool:
+        """Whether rows of the trace share content, and those drawn from it do not."""
+        return engine.prefix_cache and not self.recorded and self.trace is not None and shares(self.trace)
+
     def sharing_said(self, engine: Engine) -> str:
         rows = self.trace or self.at_rate.at(1.0, self.words.seed)
-        if not engine.prefix_cache or (rows.contents is None and not rows.cached.any()):
+        if not engine.prefix_cache or not shares(rows):
             return ""
-        if self.trace is not None and not self.recorded:
+        if self.sharing_lost(engine):
             return "rows drawn from the trace share nothing: no prompt is found in a cache; see --as-recorded"
         share = found_again(rows, engine.block).sum() / rows.prompt.sum()
         if rows.contents is None:

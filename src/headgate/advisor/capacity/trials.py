@@ -74,6 +74,12 @@ class Contender(NamedTuple):
     settings: dict[str, Any]
     limits: tuple[int, int] | None = None
 
+    @property
+    def text(self) -> str:
+        """As --policy takes it."""
+        values = ",".join(f"{key}={value}" for key, value in self.settings.items())
+        return f"{self.policy}:{values}" if values else self.policy
+
 
 def named_policy(text: str, common: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     name, own = split_name(text)

@@ -44,10 +44,11 @@ def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> do
     ranked = sorted(advice.first_round, key=lambda each: -each.rate.value)
     short = [doc.row(each.policy, each.rate.value, each.limited_by or "nothing up to λ*") for each in ranked]
     heads = ("policy, flags", "requests\nper s", "gives way first")
+    found = advice.best.found.rate.value
     sections = (
         doc.Section("", (_facts(advice),)),
-        doc.Section(f"Beside plain {engine.title}", (_beside(advice, rows), bars)),
-        *(lines if advice.best.found.rate.value and not advice.declined else []),
+        *([doc.Section(f"Beside plain {engine.title}", (_beside(advice, rows), bars))] if found else []),
+        *(lines if found and not advice.declined else []),
         doc.Section("Every policy at its best flags", (_finals(advice),)),
         doc.Section("Flags tried on short runs", (doc.Grid("", heads, tuple(short)),), doc.PAGE_ONLY),
     )
@@ -112,9 +113,14 @@ def other_said(advice: Advice) -> str:
 
 def _facts(advice: Advice) -> doc.Facts:
     facts = asked(advice.levels, advice.start.traffic.classes)
-    if not advice.declined:
+    if advice.best.found.rate.value and not advice.declined:
         plain, default = (_against(advice, other) for other in (advice.plain, advice.default))
         facts[f"Plain {advice.served_by.title}"] = f"at its own best flags {plain}; at its defaults {default}"
+        others = (
+            each for each in advice.final if not advice.is_plain(each) and each.text != advice.best.text
+        )
+        if other := max(others, key=lambda each: each.found.rate.value, default=None):
+            facts["Next policy"] = f"{other.text}: {_against(advice, other)}"
     if advice.beside:
         facts["Background"] = left_said(advice.beside)
     facts["No policy"] = f"above λ* = {doc.number(advice.bound.rate)} requests/s on one engine"
@@ -161,7 +167,8 @@ def _finals(advice: Advice) -> doc.Grid:
         figures = (each.slots, each.budget, rate.value, doc.span(rate), share)
         rows.append(doc.row(each.text, *figures, _engines(advice, each)))
     heads = ("policy", "slots", "tokens\na step", "requests\nper s", "95 % interval", "of λ*", "engines")
-    return doc.Grid("", heads, tuple(rows))
+    counted = () if advice.load is None else ("engines: counted for the best flags of each policy",)
+    return doc.Grid("", heads, tuple(rows), counted)
 
 
 def serve_line(advice: Advice, each: Advised, model: str) -> doc.Code:

@@ -74,7 +74,8 @@ def apart_said(other: OtherTimes | None, holds: str, unit: str = "requests/s") -
     if other is None or not other.apart:
         return ""
     faster = f" ({other.faster:.3g} times as fast)" if other.faster > FASTER else ""
-    laws = (f"with arrivals as recorded{faster}", "with Poisson arrivals")
+    drawn = "with Poisson arrivals" + (", which share no prefix" if other.shared else "")
+    laws = (f"with arrivals as recorded{faster}", drawn)
     here, there = laws if not other.recorded else laws[::-1]
     again = "with" if other.recorded else "without"
     return (
