@@ -139,16 +139,20 @@ def into_markdown(page: doc.Page, before: str) -> str:
     """A text with the tables of a page below its line `RESULTS`; what stood there goes."""
     (chapter,) = page.chapters
     parts = [before.partition(RESULTS)[0] + RESULTS, f"{chapter.verdict} {doc.sentence(page.about)}"]
-    parts.append("\n".join(f"- {note}" for note in chapter.notes))
+    parts.append("\n".join(f"- {_plain(note)}" for note in chapter.notes))
     for section in chapter.sections:
         if section.title:
             parts.append(f"## By {section.title}")
         for block in section.blocks:
             if isinstance(block, doc.Facts):
-                parts.append("\n".join(f"- {name}: {text}" for name, text in block.rows.items()))
+                parts.append("\n".join(f"- {_plain(name)}: {_plain(text)}" for name, text in block.rows.items()))
             elif isinstance(block, doc.Grid):
                 parts += [f"{block.title}:", _table(block, bars=block.title == "Capacity")]
     return "\n\n".join(parts) + "\n"
+
+
+def _plain(text: str) -> str:
+    return text.replace("*", r"\*")  # as in λ*, which is no emphasis
 
 
 def _table(grid: doc.Grid, bars: bool) -> str:

@@ -106,6 +106,7 @@ def test_a_board_from_end_to_end(folder, monkeypatch):
     assert text.startswith("# Words") and "old" not in text
     assert "| `own` |" in text and "█" in text and "## By gaps" in text and "## By envelope" in text
     assert into_markdown(leaderboard_page(board, lines, ["mixed", "own"], []), text) == text
+    assert "percent of λ\\*, the rate" in text and "λ*" not in text
 
 
 def test_only_what_changed_is_run_again(folder):
