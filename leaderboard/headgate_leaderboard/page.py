@@ -145,7 +145,9 @@ def into_markdown(page: doc.Page, before: str) -> str:
             parts.append(f"## By {section.title}")
         for block in section.blocks:
             if isinstance(block, doc.Facts):
-                parts.append("\n".join(f"- {_plain(name)}: {_plain(text)}" for name, text in block.rows.items()))
+                parts.append(
+                    "\n".join(f"- {_plain(name)}: {_plain(text)}" for name, text in block.rows.items())
+                )
             elif isinstance(block, doc.Grid):
                 parts += [f"{block.title}:", _table(block, bars=block.title == "Capacity")]
     return "\n\n".join(parts) + "\n"

@@ -310,7 +310,8 @@ def renamed_promise(words: Experiment) -> list[str]:
     """What --tbt means, said until 0.3: it was another name of --tpot."""
     if not (words.tbt or any(share.tbt for share in words.classes)):
         return []
-    return ["--tbt promises every gap, as in serve and --slo; for the mean of a request's gaps give --tpot"]
+    said = "--tbt" if words.tbt else "tbt of a class"
+    return [f"{said} promises every gap, as in serve and --slo; for the mean of a request's gaps give tpot"]
 
 
 def _check_classes(words: Experiment) -> None:
