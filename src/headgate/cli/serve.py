@@ -87,7 +87,8 @@ def serve(
     ours = [option for each in context.command.params for option in each.opts]
     for word in context.args:
         flag = word.partition("=")[0]
-        if flag.startswith("--") and (near := get_close_matches(flag, ours, n=1, cutoff=0.8)):
+        near = get_close_matches(flag, ours, n=1, cutoff=0.8) if flag.startswith("--") else []
+        if near and flag not in ours:  # behind -- stand the engine's own
             print(
                 f"headgate: {flag} is not ours and goes to {engine}; did you mean {near[0]}?", file=sys.stderr
             )
