@@ -43,7 +43,7 @@ def run_virtual(work: Coroutine[Any, Any, Any]) -> Any:
             mock.patch.object(loop, "time", clock),
             mock.patch.object(time, "monotonic", clock),
             mock.patch(f"{emulator}.perf_counter", clock),
-            mock.patch(f"{emulator}._timer_fd", lambda: None),
+            mock.patch(f"{emulator}.LIBRARY", None),
         ):
             return loop.run_until_complete(work)
     finally:
