@@ -65,6 +65,7 @@ class Advised:
     engines: int | None = None  # that bear the load; None where none is given, or too many are needed
     counted: bool = False  # whether engines were looked for
     fleet: FleetFound | None = None
+    notes: tuple[str, ...] = ()  # on the runs that counted them
 
     @property
     def name(self) -> str:
@@ -273,7 +274,7 @@ def _left_out(first: Sequence[capacity.PolicyRate], chosen: Chosen, kept: Chosen
         rates[text] = max(rates.get(text, 0.0), each.rate.value)
     final = {contender.text for contender in kept.values()}
     said = ", ".join(f"{text} ({rate:.4g} requests/s)" for text, rate in rates.items() if text not in final)
-    least = f"{100 * HOPELESS:.0f} % of the best"
+    least = f"{100 * HOPELESS:.0f} % of {max(rates.values(), default=0.0):.4g}"
     return (
         [f"left out after short runs, below {least}: {said}; --policy searches one to the end"]
         if said
@@ -293,7 +294,7 @@ def _counted(each: Advised, settings: Experiment, asks: Asked) -> Advised:
     if plan.interrupted:
         raise KeyboardInterrupt
     (found,) = plan.found
-    return replace(each, engines=found.engines, fleet=found)
+    return replace(each, engines=found.engines, fleet=found, notes=plan.notes)
 
 
 # -- what is worth trying

@@ -85,7 +85,7 @@ class Prepared:
                 f"{self.too_long:,} of {len(self.workload):,} requests cannot be served: their prompts reach "
                 f"the {self.engine.longest:,} tokens that model length and KV allow; --cap-prompt cuts them"
             )
-        return notes
+        return [*filter(None, notes)]
 
     def fleet(self) -> FleetSetup | None:
         words = self.words

@@ -13,6 +13,7 @@ from headgate.advisor.flags import FLAG, WHY, graph_flag, loaded_with, model_of,
 from headgate.core.request import Slo
 from headgate.cost.laws.work import WorkCost
 from headgate.cost.likeness import throughput_error
+from headgate.experiment.run import DEFAULT_ROUTER
 from headgate.report import document as doc
 from headgate.report.plans.capacity import apart_said, asked, bar_of, engines_range, left_said, rate_bars
 from headgate.report.plans.flags import UNNAMED, pasted, unnamed
@@ -24,6 +25,11 @@ OTHER_DRAFTS = (
 )
 SIMULATED = "All rates are simulated with such graphs, those of vLLM at its defaults too."
 HELD = "What one engine holds under the promise; the thin line is the interval over seeds."
+CLASSES = (
+    "Put your classes into a file for --config: what each is promised, which is background. Else all of them "
+    "get the promises of this line."
+)
+OTHER_ROUTERS = "headgate plan capacity --find engines --router NAME, repeated, compares others"
 CARE = (
     "λ* is the rate no policy exceeds. Flags were chosen on short runs of one seed; rates and intervals are "
     "from long runs, over seeds. Runs are finite, so tails (p99) are optimistic."
@@ -40,7 +46,8 @@ def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> do
     stands_for = (f"{unnamed(card.model)} --model puts it there.",) if loaded == UNNAMED else ()
     lines = [doc.Section(f"Plain {engine.title} at its best flags", (plain, *stands_for))]
     if engine.title == "vLLM" or not advice.is_plain(advice.best):
-        lines.insert(0, doc.Section("With headgate", (serve_line(advice, advice.best, loaded),)))
+        hint = (CLASSES,) if advice.start.settings.classes else ()
+        lines.insert(0, doc.Section("With headgate", (serve_line(advice, advice.best, loaded), *hint)))
     ranked = sorted(advice.first_round, key=lambda each: -each.rate.value)
     short = [doc.row(each.policy, each.rate.value, each.limited_by or "nothing up to λ*") for each in ranked]
     heads = ("policy, flags", "requests\nper s", "gives way first")
@@ -55,7 +62,8 @@ def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> do
     about = f"card {card.name}, {advice.start.workload}"
     graphed = engine.title == "vLLM" and promised_gap(advice.levels) is not None
     graphs = (f"{FLAG}: {WHY} {SIMULATED}",) if graphed else ()
-    notes = (*advice.notes, *graphs, *([OTHER_DRAFTS] if advice.start.engine.speculation else []))
+    counted = [note for note in advice.best.notes if note not in advice.notes]
+    notes = (*advice.notes, *counted, *graphs, *([OTHER_DRAFTS] if advice.start.engine.speculation else []))
     return doc.plan_page("Advice", about, answer(advice), sections, notes, command, CARE, answer_first=True)
 
 
@@ -121,6 +129,8 @@ def _facts(advice: Advice) -> doc.Facts:
         )
         if other := max(others, key=lambda each: each.found.rate.value, default=None):
             facts["Next policy"] = f"{other.text}: {_against(advice, other)}"
+    if advice.best.engines and advice.best.engines > 1:
+        facts["Router"] = f"{advice.start.settings.router or DEFAULT_ROUTER}; {OTHER_ROUTERS}"
     if advice.beside:
         facts["Background"] = left_said(advice.beside)
     facts["No policy"] = f"above λ* = {doc.number(advice.bound.rate)} requests/s on one engine"
