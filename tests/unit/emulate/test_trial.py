@@ -114,7 +114,7 @@ def test_a_policy_takes_over_requests_that_run(config, tmp_path):
     async def serve():
         import aiohttp
 
-        body = {"prompt": [5] * 200, "max_tokens": 2000, "ignore_eos": True}
+        body = {"prompt": [5] * 200, "max_tokens": 9000, "ignore_eos": True}
         options = {"config": str(config), "speed": 10.0, "out": str(tmp_path / "served"), "slots": 2}
         async with emulated(**options) as servers, aiohttp.ClientSession() as session:
 
@@ -122,7 +122,7 @@ def test_a_policy_takes_over_requests_that_run(config, tmp_path):
                 async with session.post(f"{servers[0]}/v1/completions", json=body) as answer:
                     return (await answer.json())["usage"]["completion_tokens"]
 
-            calls = [asyncio.create_task(one()) for _ in range(6)]
+            calls = [asyncio.create_task(one()) for _ in range(4)]
             engine = servers.engines[0]
             while engine.running < 2:
                 await asyncio.sleep(0.01)
@@ -133,7 +133,7 @@ def test_a_policy_takes_over_requests_that_run(config, tmp_path):
             assert engine.running == 2
             return await asyncio.gather(*calls)
 
-    assert asyncio.run(serve()) == [2000] * 6
+    assert asyncio.run(serve()) == [9000] * 4
     run = read_live_trace(trace)
     assert [line["policy"] for line in run.meta["policies"]] == ["eb:refill=1"]
     marks = [json.loads(line) for line in trace.read_text().splitlines() if '"mark"' in line]
