@@ -148,14 +148,15 @@ class Advice:
         return dict(without_nan(document))
 
 
-def advise(settings: Experiment, policies: Sequence[str], asks: Asked, spared: Sequence[str] = ()) -> Advice:
-    """Policies that are `spared` are searched to the end, however few requests they serve."""
+def advise(settings: Experiment, named: Sequence[str], asks: Asked) -> Advice:
+    """Policies that the user `named` are searched to the end, however few requests they serve."""
     if settings.turns:
         raise InputError(
             "advise draws single requests, no conversations: drop --turns and --think, or ask headgate plan "
             "capacity for the rate of one engine"
         )
     levels, plain = asks.levels, ENGINES[settings.engine].policy
+    policies = list(named or POLICIES[settings.engine])
     if plain not in policies:
         policies = [plain, *policies]
     if plain == SGLANG:
@@ -164,7 +165,7 @@ def advise(settings: Experiment, policies: Sequence[str], asks: Asked, spared: S
     start = set_up(without_load(settings), asks, REQUESTS)
     load = offered_rate(settings, start.traffic)
     bound, _ = start.bounds()
-    first, final, searched, notes = try_flags(start, policies, bound, load, spared)
+    first, final, searched, notes = try_flags(start, policies, bound, load, named)
     ranked = tuple(sorted(final, key=lambda each: -each.found.rate.value))
     most, requests = asks.options.most_engines, searched.traffic.requests
     advice = Advice(start, levels, bound, load, most, tuple(first), ranked, notes, requests)
@@ -195,14 +196,14 @@ def _left_beside(advice: Advice, settings: Experiment, asks: Asked) -> BesidePla
 
 
 def try_flags(
-    start: SetUp, names: Sequence[str], bound: Bound, load: float | None, spared: Sequence[str] = ()
+    start: SetUp, names: Sequence[str], bound: Bound, load: float | None, named: Sequence[str] = ()
 ) -> tuple[list[capacity.PolicyRate], list[Advised], capacity.Searched, tuple[str, ...]]:
     """All flags on short runs, the best on long ones; what these were, and what is to be said of them."""
     chosen = candidates(names, start, bound)
     default, contender = plain_default(start)
     chosen.setdefault(default, contender)
     own = ENGINES[start.settings.engine].policy
-    fixed = {own, *(named_policy(text, start.settings.set)[0] for text in spared)}
+    fixed = {own, *(named_policy(text, start.settings.set)[0] for text in named)}
     first = _short(start, chosen, bound.rate, fixed)
     kept = {name: chosen[name] for name in _finalists(first, chosen, default, own, fixed)}
     known = {each.policy: each.rate.value for each in first}
@@ -259,9 +260,9 @@ def _finalists(
     taken, kept = Counter[str](), list[str]()
     for each in sorted(first, key=lambda each: -each.rate.value):
         contender = chosen[each.policy]
-        taken[key := contender.text] += 1
+        taken[contender.text] += 1
         enough = contender.policy in fixed or each.rate.value >= HOPELESS * most
-        if taken[key] <= (PLAIN_FLAGS if contender.policy == own else FLAGS) and enough:
+        if taken[contender.text] <= (PLAIN_FLAGS if contender.policy == own else FLAGS) and enough:
             kept.append(each.policy)
     return list(dict.fromkeys([*kept, default]))
 
@@ -273,13 +274,10 @@ def _left_out(first: Sequence[capacity.PolicyRate], chosen: Chosen, kept: Chosen
         text = chosen[each.policy].text
         rates[text] = max(rates.get(text, 0.0), each.rate.value)
     final = {contender.text for contender in kept.values()}
-    said = ", ".join(f"{text} ({rate:.4g} requests/s)" for text, rate in rates.items() if text not in final)
-    least = f"{100 * HOPELESS:.0f} % of {max(rates.values(), default=0.0):.4g}"
-    return (
-        [f"left out after short runs, below {least}: {said}; --policy searches one to the end"]
-        if said
-        else []
-    )
+    out = [f"{text} ({rate:.4g} requests/s)" for text, rate in rates.items() if text not in final]
+    least = f"{100 * HOPELESS:.0f} % of {max(rates.values()):.4g}"
+    said = f"left out after short runs, below {least}: {', '.join(out)}; --policy searches one to the end"
+    return [said] if out else []
 
 
 def _counted(each: Advised, settings: Experiment, asks: Asked) -> Advised:

@@ -469,7 +469,6 @@ def advise(
       headgate advise --trace azure-conv --scale-rate 10 --slo ttft=1s@p95,tbt=100ms@p99 --engines-at-most 32
       headgate advise --prompt 1000 --output 200 --rate 15 --slo ttft=500ms@p95 --policy keep --policy slai
     """
-    from headgate.advisor.advice import POLICIES
     from headgate.advisor.advice import advise as find
     from headgate.experiment.run import assumed, tried_arrivals
     from headgate.report.plans.advise import advice_page, other_said
@@ -478,7 +477,7 @@ def advise(
     told = search.most_engines if "most_engines" in search.model_fields_set else MOST_ENGINES
     options = asks.options.model_copy(update={"most_engines": engines_at_most or told})
     asks = asks._replace(options=options)
-    found = find(words, policies or list(POLICIES[words.engine]), asks, spared=policies)
+    found = find(words, policies, asks)
     setup = assumed(words, tried_arrivals(search.as_recorded) + found.start.unshared, limits=False)
     page = advice_page(found, model, sys.argv[1:])
     tell(page, found.as_dict(), Outputs(json, report), setup, found.start.traffic.lost, [other_said(found)])

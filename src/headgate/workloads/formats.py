@@ -271,6 +271,7 @@ def _csv_rows(path: str, text: str, name: str, chosen: Format, owner: str) -> It
 
 def _json_rows(text: str, chosen: Format, owner: str) -> Iterator[Row]:
     """Rows of JSON lines; a missing key becomes None, which no field reader accepts."""
+    columns = chosen.sharing().items()
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -281,7 +282,6 @@ def _json_rows(text: str, chosen: Format, owner: str) -> Iterator[Row]:
             get = record.get
             client, tenant = (get(column) if column else None for column in (chosen.client, owner))
             whose = str(client) if isinstance(client, str | int) else None
-            columns = chosen.sharing().items()
             sharing = {name: record[key] for name, key in columns if record.get(key) is not None}
             times = (get(chosen.arrival), get(chosen.prompt), get(chosen.output))
             yield number, Fields(*times, whose, sharing, str(tenant) if isinstance(tenant, str | int) else "")

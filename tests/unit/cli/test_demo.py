@@ -33,6 +33,21 @@ def test_kept_on_the_h200(policy):
     assert tuple(round(100 * line["kept"]) for line in found) == demo.KEPT[policy]
 
 
+def test_other_seeds_on_the_h200():
+    found = [line for part in "mn" for line in lines(f"promises/h200-{part}.jsonl") if "kept" in line]
+
+    def others(policy, rate):
+        mine = [line for line in found if line["arm"] == ARMS[policy] and line["rate"] == rate]
+        kept = sorted(round(100 * line["kept"]) for line in mine if line["seed"] != demo.SEED)
+        return " and ".join(map(str, kept))
+
+    budget = others("mixed:budget=2560", 24)
+    assert (
+        f"at 24 requests/s, the best budget kept {budget} %, headgate {others('keep', 24)} %" in demo.POLICIES
+    )
+    assert f"at 16, vLLM kept {others('mixed', 16)} %, headgate {others('keep', 16)} %" in demo.POLICIES
+
+
 @pytest.mark.parametrize("policy", demo.FIRST)
 def test_first_tokens_on_the_h200(policy):
     assert round(1000 * measured(ARMS[policy])[0]["ttft"]["p50"], 1) == demo.FIRST[policy]
