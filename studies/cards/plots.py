@@ -8,7 +8,8 @@ from html import escape
 from math import floor, log10
 from typing import NamedTuple
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 470, 360, 56, 14, 44, 92
+WIDE, NARROW = 470, 360  # of one of two panels, of one of more
+HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 360, 56, 14, 44, 92
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")  # told apart by colour-blind readers, too
 TICKS = 5
 
@@ -48,7 +49,8 @@ class Panel:
 
 def svg(title: str, panels: Sequence[Panel]) -> str:
     """A figure that stands alone; its text follows the reader's light or dark scheme."""
-    width = WIDTH * len(panels)
+    each = WIDE if len(panels) <= 2 else NARROW
+    width = each * len(panels)
     height = HEIGHT + 18 * max(0, *((len(panel.series) - 3) // 2 for panel in panels))  # of a longer legend
     style = (
         "<style>text{font:12px system-ui,sans-serif;fill:#222}.a{stroke:#888;fill:none}.g{stroke:#8883}"
@@ -61,24 +63,24 @@ def svg(title: str, panels: Sequence[Panel]) -> str:
         f'<text x="{LEFT}" y="20" font-weight="bold">{escape(title)}</text>',
     ]
     for number, panel in enumerate(panels):
-        parts += [f'<g transform="translate({number * WIDTH},0)">', *_panel(panel), "</g>"]
+        parts += [f'<g transform="translate({number * each},0)">', *_panel(panel, each), "</g>"]
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _panel(panel: Panel) -> list[str]:
+def _panel(panel: Panel, width: int) -> list[str]:
     points = [point for series in panel.series for point in series.points]
     xs, ys = [point.x for point in points], [end for point in points for end in (point.low, point.high)]
     x_ticks, y_ticks = _ticks(min(xs, default=0), max(xs, default=1)), _ticks(min([0, *ys]), max([0, *ys]))
-    place = _Scale(x_ticks, y_ticks)
+    place = _Scale(x_ticks, y_ticks, width)
     drawn = []
     for tick in y_ticks:
         y = place.y(tick)
-        drawn.append(f'<path class="g" d="M{LEFT},{y:.1f}H{WIDTH - RIGHT}"/>')
+        drawn.append(f'<path class="g" d="M{LEFT},{y:.1f}H{width - RIGHT}"/>')
         drawn.append(_text(LEFT - 6, y + 4, f"{tick:g}", "end"))
     for tick in x_ticks:
         drawn.append(_text(place.x(tick), HEIGHT - BOTTOM + 18, _short(tick)))
-    drawn.append(f'<path class="a" d="M{LEFT},{place.y(0):.1f}H{WIDTH - RIGHT}"/>')
-    middle = (LEFT + WIDTH - RIGHT) / 2
+    drawn.append(f'<path class="a" d="M{LEFT},{place.y(0):.1f}H{width - RIGHT}"/>')
+    middle = (LEFT + width - RIGHT) / 2
     drawn.append(_text(middle, HEIGHT - BOTTOM + 36, panel.x))
     drawn.append(_text(LEFT - 40, TOP - 8, panel.y, "start"))
     for number, series in enumerate(panel.series):
@@ -101,7 +103,7 @@ def _series(series: Series, colour: str, place: _Scale, number: int, counted: st
         drawn.append(f'<path d="{ends}" stroke="{colour}"/>')
         place_of = f'cx="{at:.1f}" cy="{place.y(point.mean):.1f}"'
         drawn.append(f'<circle {place_of} r="3.5" fill="{colour}"><title>{said}</title></circle>')
-    x, y = LEFT + 205 * (number % 2), HEIGHT - BOTTOM + 56 + 18 * (number // 2)
+    x, y = LEFT + place.half * (number % 2), HEIGHT - BOTTOM + 56 + 18 * (number // 2)
     drawn.append(f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{colour}"/>')
     return [*drawn, _text(x + 10, y, series.label, "start")]
 
@@ -113,13 +115,14 @@ def _text(x: float, y: float, words: str, anchor: str = "middle") -> str:
 class _Scale:
     """From values to places."""
 
-    def __init__(self, xs: list[float], ys: list[float]) -> None:
-        self._x, self._y = (xs[0], xs[-1]), (ys[0], ys[-1])
+    def __init__(self, xs: list[float], ys: list[float], width: int) -> None:
+        self._x, self._y, self._across = (xs[0], xs[-1]), (ys[0], ys[-1]), width - LEFT - RIGHT
+        self.half = (width - LEFT) // 2
 
     def x(self, value: float) -> float:
         """Across."""
         low, high = self._x
-        return LEFT + (WIDTH - LEFT - RIGHT) * (value - low) / (high - low)
+        return LEFT + self._across * (value - low) / (high - low)
 
     def y(self, value: float) -> float:
         """Down."""

@@ -45,7 +45,7 @@ POLICIES = (
     "vLLM: policy mixed, as vLLM schedules by itself; best budget: with --max-num-batched-tokens 2560, found "
     "by a search; headgate: policy keep, which it chooses by itself when something is promised. H200: one "
     "run, of these very requests. With other seeds, at 24 requests/s, the best budget kept 56 and 82 %, "
-    "headgate 93 and 96 %; at 16, vLLM kept 30 %, headgate 91 and 100 %."
+    "headgate 93 and 96 %; at 16, vLLM kept 30 and 33 %, headgate 91 to 100 %."
 )
 IN_PROCESS = "H200: an engine without HTTP, kept full with lengths drawn from the same law."
 TITLE = "What scheduling is worth on one GPU"

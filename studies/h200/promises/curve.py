@@ -1,8 +1,9 @@
 """Promises kept against the rate: `python -m studies.h200.promises.curve [--out FILE.svg] FILE...`.
 
 FILEs are results.jsonl of `python -m studies.h200.promises`, of several machines and days: one panel for each
-workload, one line for each arm through the means over runs, bars from the worst run to the best. Only runs
-with the newest delivery and graphs of 4,096 tokens count; a request that was not served to its end is late.
+workload of NAMES, one line for each arm through the means over runs, bars from the worst run to the best.
+Only runs with the newest delivery and graphs of 4,096 tokens count; a request that was not served to its end
+is late.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def panel(workload: str, runs: Runs) -> Panel:
             points.append(Point(rate, fmean(shares), min(shares), max(shares), len(shares)))
         if points:
             series.append(Series(label, tuple(points), colour))
-    name = NAMES.get(workload, workload)
-    return Panel(f"{name}, requests/s", "% of requests with both promises kept", tuple(series), "runs")
+    axes = f"{NAMES[workload]}, requests/s", "% of requests with both promises kept"
+    return Panel(*axes, tuple(series), "runs")
 
 
 def main() -> None:
@@ -68,11 +69,10 @@ def main() -> None:
         cells = [runs.get((workload, arm, rate), []) for arm in ARMS]
         print(f"| {workload} | {rate:g} |", " | ".join(map(shown, cells)), "|")
     if asked.out and runs:
-        order = [*NAMES, *sorted({key[0] for key in runs if "+" not in key[0]} - set(NAMES))]
-        plain = [name for name in order if any(key[0] == name for key in runs)]
-        title = "First token within 500 ms, no gap above 100 ms: one H200"
         runs = {key: shares for key, shares in runs.items() if key[2] >= asked.lowest}
-        asked.out.write_text(svg(title, [panel(each, runs) for each in plain]), encoding="utf-8")
+        drawn = [name for name in NAMES if any(key[0] == name for key in runs)]
+        title = "First token within 500 ms, no gap above 100 ms: one H200"
+        asked.out.write_text(svg(title, [panel(each, runs) for each in drawn]), encoding="utf-8")
 
 
 def shown(shares: list[float]) -> str:
