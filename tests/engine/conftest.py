@@ -12,6 +12,7 @@ from same_examples import freeze_examples
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers on two cores: torch's threads wait by spinning
 
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 

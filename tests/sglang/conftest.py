@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from same_examples import freeze_examples
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: its threads wait by spinning
 HERE = (spec := find_spec("sglang")) is not None and spec.origin is not None  # this folder has the same name
 collect_ignore_glob = [] if HERE else ["test_*.py"]
 if HERE:
