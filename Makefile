@@ -127,10 +127,10 @@ bench: $(READY)
 bench-route: $(READY)
 	$(BIN)/python -m benchmarks.router --streams 500 --rate 10000 --seconds 20 --engines 4
 
-$(READY): pyproject.toml papers/pyproject.toml leaderboard/pyproject.toml requirements-dev.txt
+$(READY): pyproject.toml papers/pyproject.toml leaderboard/pyproject.toml rayserve/pyproject.toml requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e . -e papers -e leaderboard
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e . -e papers -e leaderboard -e rayserve
 	touch $(READY)
 
 # Modules are compiled when they are first imported: most of scipy never is.
@@ -162,10 +162,10 @@ $(SGLANG_READY): pyproject.toml requirements-sglang.txt
 	$(SGLANG_BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $(SGLANG_READY)
 
-$(RAY_READY): pyproject.toml requirements-dev.txt requirements-ray.txt
+$(RAY_READY): pyproject.toml rayserve/pyproject.toml requirements-dev.txt requirements-ray.txt
 	$(PYTHON) -m venv $(RAY_VENV)
 	$(RAY_BIN)/pip install --quiet --disable-pip-version-check -r requirements-ray.txt
-	$(RAY_BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(RAY_BIN)/pip install --quiet --disable-pip-version-check --no-deps -e . -e rayserve
 	touch $(RAY_READY)
 
 clean:

@@ -25,7 +25,7 @@ from typing import Any
 import ray
 from ray import serve
 
-from headgate.live.ray.router import router_config
+from headgate_ray.router import router_config
 
 REPLICAS = 2
 AT_ONCE = 64

@@ -21,6 +21,7 @@ OTHER_PAGES = sorted(
         ROOT / "CHANGELOG.md",
         ROOT / "papers" / "README.md",
         ROOT / "leaderboard" / "README.md",
+        ROOT / "rayserve" / "README.md",
         *(ROOT / "benchmarks").rglob("*.md"),
         *(ROOT / "studies").rglob("*.md"),
         *(ROOT / "examples").glob("*.md"),

@@ -14,9 +14,9 @@ from headgate.cost.card import load_card
 from headgate.live.emulate.clock import WallClock
 from headgate.live.emulate.engine import EmulatedEngine, EmulatedJob
 from headgate.live.emulate.text import Text
-from headgate.live.ray.router import Reports
 from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import engine_of_card
+from headgate_ray.router import Reports
 
 SLOTS = 4
 HELD = "held"

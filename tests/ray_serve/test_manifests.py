@@ -16,8 +16,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 from ray.serve.schema import RequestRouterConfig, ServeDeploySchema
 
-from headgate.live.ray.gate import ray_config
-from headgate.live.ray.router import HeadgateRouter
+from headgate_ray.gate import ray_config
+from headgate_ray.router import HeadgateRouter
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 VERSION = "1.37"
@@ -100,7 +100,7 @@ def test_the_application_of_the_documentation():
 def test_prefill_and_decode_have_routers_of_their_own():
     (found,) = documents("ray_llm_pd.yaml")
     made = routers(found)
-    assert {each.request_router_class for each in made} == {"headgate.live.ray.router:HeadgateRouter"}
+    assert {each.request_router_class for each in made} == {"headgate_ray.router:HeadgateRouter"}
     named = {ray_config(each.request_router_kwargs).router.name for each in made}
     assert named == {"least-pending", "density-deep"}
 

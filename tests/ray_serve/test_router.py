@@ -26,7 +26,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import BackPressureError
 
 from conftest import PATIENCE, QUIET, until
-from headgate.live.ray.router import NAMESPACE, PATH, gate_name
+from headgate_ray.router import NAMESPACE, PATH, gate_name
 
 ENGINES = 8
 ALL = ENGINES * SLOTS

@@ -22,7 +22,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter
 
 from conftest import PATIENCE
 from headgate.core.errors import InputError
-from headgate.live.ray.router import SLOTS, HeadgateRouter, router_config
+from headgate_ray.router import SLOTS, HeadgateRouter, router_config
 
 DEPLOYMENT = DeploymentID("d", "a")
 METHODS = {

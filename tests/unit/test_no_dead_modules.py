@@ -15,7 +15,6 @@ ENTRANCES = {  # what users or other programs import
     "headgate.vllm",  # vLLM's --scheduler-cls
     "headgate.live.vllm.front",  # one of vLLM's plug-ins
     "headgate.live.sglang.entry",  # one of SGLang's
-    "headgate.live.ray.router",  # Ray Serve's request_router_class, a mixin for deployments
 }
 
 

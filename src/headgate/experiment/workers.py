@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -14,7 +14,7 @@ from headgate.core.errors import InputError
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 RAY = "ray"
-ON = "ray, or ray:ADDRESS of a cluster, instead of processes here (needs headgate[ray])"
+ON = "ray, or ray:ADDRESS of a cluster, instead of processes here (needs headgate-ray)"
 AHEAD = 2  # tasks for every process
 
 
@@ -48,9 +48,7 @@ class Workers(NamedTuple):
         if self.on and self.on.partition(":")[0] != RAY:
             raise InputError(f"--on {self.on!r} is not known; write ray, or ray:ADDRESS for a cluster")
         if self.on:
-            from headgate.experiment.on_ray import ray_module
-
-            ray_module(self.on.partition(":")[2])
+            _ray_pool().check(self.on.partition(":")[2])
         return self
 
     @contextmanager
@@ -58,9 +56,7 @@ class Workers(NamedTuple):
         """A pool for `work`, which is sent to each process once, for at most so many tasks at a time."""
         pool: WorkerPool[Task, Answer]
         if self.on:
-            from headgate.experiment.on_ray import RayPool
-
-            pool = RayPool(work, self.jobs, self.on.partition(":")[2])
+            pool = _ray_pool()(work, self.jobs, self.on.partition(":")[2])
         else:
             jobs = min(self.jobs, max(most, 1))
             pool = WorkerPool(work) if jobs == 1 else Processes(work, jobs)
@@ -68,6 +64,16 @@ class Workers(NamedTuple):
             yield pool
         finally:
             pool.close()
+
+
+def _ray_pool() -> Any:
+    """Of package headgate-ray: a `WorkerPool` for work, processes and address; `check` tries the address."""
+    from importlib import metadata  # slow to import
+
+    for point in metadata.entry_points(group="headgate.workers", name=RAY):
+        with suppress(ImportError):  # Ray itself is not there
+            return point.load()
+    raise InputError("--on ray is in package headgate-ray; install it: pip install ./rayserve in a clone")
 
 
 def as_they_end(pool: WorkerPool[Task, Answer], tasks: Iterable[Task]) -> Iterator[tuple[Task, Answer]]:

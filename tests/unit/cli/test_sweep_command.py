@@ -104,7 +104,9 @@ def test_bad_input_is_one_line(refused, args, words):
 )
 def test_without_ray_it_is_one_line(refused, monkeypatch, command):
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
-    refused([*command, "--on", "ray"], "--on ray needs Ray; install headgate[ray]")
+    refused(
+        [*command, "--on", "ray"], "--on ray is in package headgate-ray; install it: pip install ./rayserve"
+    )
     refused([*command, "--on", "rye"], "'rye' is not known; write ray, or ray:ADDRESS")
 
 

@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from headgate.core.errors import one_line
-from headgate.live.ray.gate import Counts, Event, Heard, Placement, RayConfig, SharedGate
 from headgate.live.route.classes import Classes
 from headgate.live.route.gate.queue import Refused
 from headgate.live.route.request import TOKENS_PER_BYTE, UNBOUNDED
 from headgate.live.tasks import Tasks, end_all, keep
+from headgate_ray.gate import Counts, Event, Heard, Placement, RayConfig, SharedGate
 
 HEAD = 4  # bytes of a frame's length
 LONGEST = 64 << 20  # bytes of a frame
@@ -218,7 +218,7 @@ LATER = ("end", "freed")  # told at once only while requests wait for a place
 SOON = 0.01  # seconds until it is told anyway
 NEWS = 2.0  # seconds a question for news is held
 AGAIN = 0.5  # seconds between two attempts to reach the shared gate, at first
-RARELY = 4.0  # at most: below the time for which a new gate waits for the others (`ray_gate.GRACE`)
+RARELY = 4.0  # at most: below the time for which a new gate waits for the others (`gate.GRACE`)
 FIRST = 30.0  # seconds for its first start, in which a process is begun
 
 

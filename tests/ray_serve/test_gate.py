@@ -9,12 +9,12 @@ from contextlib import suppress
 import pytest
 
 from headgate.core.errors import InputError
-from headgate.live.ray import gate as ray_gate
-from headgate.live.ray import wire as ray_client
-from headgate.live.ray.gate import SharedGate, ray_config
-from headgate.live.ray.wire import GateClient, GateServer, WiredGate, described
 from headgate.live.route.classes import Classes
 from headgate.live.route.gate.queue import Refused
+from headgate_ray import gate as ray_gate
+from headgate_ray import wire as ray_client
+from headgate_ray.gate import SharedGate, ray_config
+from headgate_ray.wire import GateClient, GateServer, WiredGate, described
 from router_world import run, until
 
 TWO = {"a": 2, "b": 2}

@@ -1,6 +1,6 @@
-"""headgate in Ray Serve: any `RoutePolicy` as the request router of a deployment. Needs `headgate[ray]`.
+"""headgate in Ray Serve: any `RoutePolicy` as the request router of a deployment.
 
-Set `request_router_class="headgate.live.ray.router:HeadgateRouter"` and, as JSON, what `RayConfig` declares.
+Set `request_router_class="headgate_ray.router:HeadgateRouter"` and, as JSON, what `RayConfig` declares.
 Tried with Ray 2.60; tests/ray_serve/test_seams.py names the private attributes of Ray that are used here.
 """
 
@@ -24,15 +24,15 @@ from ray.serve.exceptions import BackPressureError
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from headgate.core.errors import InputError, one_line
-from headgate.live.ray.gate import RayConfig, SharedGate, ray_config
-from headgate.live.ray.wire import ClientRequest, GateClient, GateServer, LeftCluster, WiredGate, described
 from headgate.live.route.classes import Classes
 from headgate.live.route.gate.queue import Refused
+from headgate_ray.gate import RayConfig, SharedGate, ray_config
+from headgate_ray.wire import ClientRequest, GateClient, GateServer, LeftCluster, WiredGate, described
 
 log = logging.getLogger("ray.serve")
 NAMESPACE = "headgate"
 SLOTS = "headgate_slots"  # among a replica's routing stats
-PATH = "headgate.live.ray.router:HeadgateRouter"
+PATH = "headgate_ray.router:HeadgateRouter"
 PAUSE, LONGEST_PAUSE = 0.005, 0.5  # seconds before a request that was rejected is placed again
 IDLE = 60.0  # seconds between two looks of a gate actor whether it has routers
 MANY = 100_000  # requests that are routed at the same time

@@ -1,0 +1,1 @@
+"""headgate on Ray: the request router of Ray Serve, and simulations on a cluster."""
