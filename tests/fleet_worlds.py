@@ -21,7 +21,8 @@ from headgate.workloads.streams import uniforms
 from headgate_papers.network.network import Network
 from headgate_papers.network.source import Block
 
-BASELINES = ("fi-wsp", "gi-wsp", "gf-wsp", "fg-sp")  # of headgate-papers, found by their entry points
+# Of headgate-papers, found by their entry points.
+BASELINES = ("fi-wsp", "gi-wsp", "gf-wsp", "fg-sp", "prioritize-and-route")
 ROUTERS = (*ROUTE, *BASELINES)
 
 

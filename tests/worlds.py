@@ -308,8 +308,7 @@ def draw_policy(name: str) -> Callable[[st.DrawFn, Engine], BatchPolicy]:
 def draw_online(draw: st.DrawFn, name: str, slots: int, gap: float | None, engine: Engine) -> BatchPolicy:
     """A policy that learns, with reviews often enough to matter in a small world."""
     words: dict[str, Any] = {
-        "mode": draw(st.sampled_from(["stationary", "paper"])),
-        "gate": draw(st.sampled_from(["forecast", "paper", "fit"])),
+        "gate": draw(st.sampled_from(["forecast", "fit"])),
         "review": draw(st.integers(1, 6), label="review"),
     }
     if name == "eb-online":
@@ -317,7 +316,6 @@ def draw_online(draw: st.DrawFn, name: str, slots: int, gap: float | None, engin
         words["window"] = draw(st.sampled_from([3, 8, 50]), label="window")
         words["warm"] = draw(st.integers(1, 3), label="warm")
         return BATCH[name](slots=slots, cost=PRICES, max_gap=gap, **words)
-    words["rule"] = draw(st.sampled_from(["predicted", "paper"]))
     words["dwell"] = draw(st.sampled_from([0.0, 5.0]), label="dwell")
     words["margin"] = draw(st.sampled_from([0.0, 0.05]), label="margin")
     words["light"] = draw(st.integers(0, 4), label="light")

@@ -50,6 +50,17 @@ class FirstComePartitioned(Partitioned):
         super().__init__(plan, FirstCome(), SoloFirst(draw), slack=False)
 
 
+class PrioritizeAndRoute(Partitioned):
+    """For separate charging (section 4.3): most output per prompt token first, no targets.
+
+    Wants a plan made for separate charging; its revenue tends to that optimum (Theorem 3).
+    """
+
+    def __init__(self, plan: FluidPlan, engines: int, draw: Draw) -> None:
+        flows = sorted(plan.instance.flows, key=lambda flow: -flow.output / flow.computed)
+        super().__init__(plan, Admission([flow.name for flow in flows]), SoloFirst(draw), slack=False)
+
+
 class FirstCome(Admission):
     """The request that came first, of all kinds."""
 

@@ -120,14 +120,14 @@ def learned(case: Case) -> Row:
     """The law is learned by online EB in a memory of that size: cycles with an eviction, and throughput."""
     most = 2 * case.capacity // (case.prompt + case.output)
     row = _row(case)
-    ways: dict[str, Settings] = {
-        "(6)": {"mode": "paper", "slot_rule": "planned", "gate": "fit"},
-        "N_safe": {"slot_rule": "planned", "gate": "fit"},
-        "N_safe, gate": {"slot_rule": "planned"},
-        "forecast": {},
+    ways: dict[str, tuple[str, Settings]] = {
+        "(6)": ("eb-paper", {"gate": "fit"}),
+        "N_safe": ("eb-online", {"slot_rule": "planned", "gate": "fit"}),
+        "N_safe, gate": ("eb-online", {"slot_rule": "planned"}),
+        "forecast": ("eb-online", {}),
     }
-    for name, settings in ways.items():
-        found = run(case, case.capacity, "eb-online", settings, most)
+    for name, (policy, settings) in ways.items():
+        found = run(case, case.capacity, policy, settings, most)
         row |= {f"N {name}": found["N"], f"share {name}": found["share"]}
         row |= {
             f"overflow {name} %": found["evicted"],

@@ -14,7 +14,7 @@ NAME = "eb-table13"
 ABOUT = "fixed shares 0.1 to 0.9 against the adaptive threshold, Gamma(2) and ShareGPT, RTX PRO 6000"
 CARD = CARDS[RTX, "8B"]
 REQUESTS, SLOTS, PROMPT = 3000, 1024, 512
-MODES: dict[str, dict[str, str]] = {"adaptive": {}, "adaptive, paper": {"mode": "paper"}}  # of eb-online
+MODES = {"adaptive": "eb-online", "adaptive, paper": "eb-paper"}
 
 
 def loads(options: Options) -> dict[str, Load]:
@@ -33,8 +33,8 @@ def jobs(options: Options) -> list[Job]:
         for share in TABLE13_SHARES:
             refill = {"refill": round(share * SLOTS)}
             found.append(Job((name, share), CARD, load, "eb", refill, SLOTS))
-        for mode, settings in MODES.items():
-            found.append(Job((name, mode), CARD, load, "eb-online", settings, SLOTS))
+        for mode, policy in MODES.items():
+            found.append(Job((name, mode), CARD, load, policy, {}, SLOTS))
     return found
 
 

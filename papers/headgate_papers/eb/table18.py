@@ -16,7 +16,7 @@ CARD = CARDS[RTX, "8B"]
 SCENE = "c=512"
 LEVEL = 1.0  # points of percentage within which two policies are level
 THETAS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-PAPER = "mode paper"  # of eb-online: theta_0 + Delta theta, equation (5), capped as in the public code
+PAPER = "mode paper"  # eb-paper: theta_0 + Delta theta, equation (5), capped as in the public code
 SHOWN: tuple[float | str, ...] = (0.3, 0.5, PAPER)
 
 
@@ -25,7 +25,7 @@ def jobs(options: Options) -> list[Job]:
     load = table3.loads(options)[SCENE]
     named = [Job(policy, CARD, load, policy, {}, table3.SLOTS) for policy in table3.POLICIES]
     fixed = [Job(theta, CARD, load, "eb", {"refill": round(theta * 512)}, 512) for theta in THETAS]
-    return [*named, *fixed, Job(PAPER, CARD, load, "eb-online", {"mode": "paper"}, table3.SLOTS)]
+    return [*named, *fixed, Job(PAPER, CARD, load, "eb-paper", {}, table3.SLOTS)]
 
 
 def judge(outcomes: Outcomes, options: Options) -> Report:

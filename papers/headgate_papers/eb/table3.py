@@ -49,10 +49,7 @@ def jobs(options: Options) -> list[Job]:
         for _, card in GROUPS
         for scene, load in found.items()
         for policy in POLICIES
-    ] + [
-        Job((card, "c=512", PAPER), card, middle, "eb-online", {"mode": "paper"}, SLOTS)
-        for _, card in GROUPS[:2]
-    ]
+    ] + [Job((card, "c=512", PAPER), card, middle, "eb-paper", {}, SLOTS) for _, card in GROUPS[:2]]
 
 
 def judge(outcomes: Outcomes, options: Options) -> Report:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from math import nan
 
-from headgate.methods.fluid.planner import sensitivity
+from headgate.methods.fluid.flows import Instance
+from headgate.methods.fluid.planner import FluidPlanner, Point, with_parameter
 from headgate_papers.fluid.network_runs import NetworkJob
 from headgate_papers.fluid.published import FIG9_ALPHA_REVENUE, FIG9_SATURATES, LIKELY_SLOTS, two_classes
 from headgate_papers.report import Cell, Count, Report, Row, Section
@@ -110,3 +112,9 @@ def _condition() -> float:
 def _falls(section: Section, sign: int = 1) -> bool:
     values = [sign * row.cells[0].ours for row in section.rows]
     return all(after <= before + 1e-9 for before, after in pairwise(values))
+
+
+def sensitivity(instance: Instance, parameter: str, values: Iterable[float]) -> list[Point]:
+    """A plan for each value of the parameter, all else as it is."""
+    planner = FluidPlanner()
+    return [Point(value, planner.plan(with_parameter(instance, parameter, value)), 0.0) for value in values]

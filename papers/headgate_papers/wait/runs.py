@@ -12,7 +12,7 @@ import numpy as np
 
 from headgate.experiment.library import simulate
 from headgate.methods.make import make_policy
-from headgate.methods.wait.inventory import Lines, MixPart, kind, lines_of
+from headgate.methods.wait.inventory import Lines, MixPart, kv_work, lines_of
 from headgate.methods.wait.nested import Segments, check_ends
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
@@ -49,6 +49,12 @@ class Machine(NamedTuple):
 @lru_cache(maxsize=16)
 def _cost(fixed: float, per_kv: float, per_new: float) -> Any:
     return kv_linear(fixed, per_kv, per_new)
+
+
+def kind(rate: float, prompt: int, decodes: int, block: int = 1) -> MixPart:
+    """A type whose requests are all alike."""
+    most = -(-(prompt + decodes) // block) * block
+    return MixPart(rate, prompt, decodes, kv_work(prompt, decodes, block), most)
 
 
 class Mix(NamedTuple):

@@ -13,7 +13,7 @@ import typer
 from headgate.cli.help import Application, Text, Texts
 from headgate.cli.help import panelled as _option
 from headgate.cli.output import Json, bar, json_option, said_to, write_json, write_text
-from headgate.core.errors import InputError, RunError, unknown
+from headgate.core.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from headgate.cost.card import Card
@@ -180,9 +180,6 @@ def calibrate(
     ] = None,
     name: Annotated[Text, _option("name of the card (default: from --out)", SAYS)] = None,
     gpu: Annotated[Text, _option("name of the GPU (default: asked from the driver)", SAYS)] = None,
-    as_form: Annotated[
-        Text, _option("paper: also alpha, beta, kappa and R2 as the EB paper has them", SAYS, "--as")
-    ] = None,
     overwrite: Annotated[bool, typer.Option(help="replace a card that exists")] = False,
     json: Annotated[Text, json_option("quality and steps as JSON, to a file or -")] = None,
 ) -> None:
@@ -201,7 +198,7 @@ def calibrate(
       headgate calibrate --from-bench result.json --like cal-h200-qwen3-8b
       headgate calibrate --from-bench result.json --like derived:llama-3.1-70b@h100-sxm:tp4
       headgate calibrate --from-passes passes.jsonl --gpu H200 --out sglang.json
-      headgate calibrate --from-steps card.steps.npz --as paper
+      headgate calibrate --from-steps card.steps.npz
     """
     from headgate.cost.card import load_card
     from headgate.live.calibrate.steps import PASS_LIMITS, steps_of_passes
@@ -211,8 +208,6 @@ def calibrate(
     if len(named) != 1:
         what = " and ".join(named) if named else "nothing to measure"
         raise InputError(f"{what}: give one of MODEL, {', '.join(FILES[:-1])} and {FILES[-1]}")
-    if as_form not in (None, "paper"):
-        raise unknown("form for --as", str(as_form), ("paper",))
     card = card_file(out, overwrite)
     if model:
         if grid not in ("full", "quick"):
@@ -238,10 +233,10 @@ def calibrate(
     if derived is not None and (by_itself if rescale is None else rescale):
         _rescale(found, derived, card, json)
     else:
-        _write_calibrated(found, card, json, as_form == "paper")
+        _write_calibrated(found, card, json)
 
 
-def _write_calibrated(found: _MeasuredSteps, card: Path, json: str | None, paper: bool) -> None:
+def _write_calibrated(found: _MeasuredSteps, card: Path, json: str | None) -> None:
     from headgate.cost.fit.fit import fit
 
     say = said_to(json)
@@ -252,12 +247,6 @@ def _write_calibrated(found: _MeasuredSteps, card: Path, json: str | None, paper
     if not fitted.quality.good_enough():
         print("note: errors above 3 %; measure longer, or on a quieter machine", file=say)
     document = {"card": json_module.loads(text), "steps": len(found.table), "notes": [*found.notes]}
-    if paper:
-        from headgate.methods.eb.costs import paper_form
-
-        form = paper_form(found.table)
-        document["paper"] = asdict(form)
-        print(*form.lines(), sep="\n", file=say)
     write_json(json, document)
     if found.failed is not None:
         raise RunError(f"{found.failed}; the card rests on the {len(found.table)} steps measured before")

@@ -67,7 +67,6 @@ ROUTE: Names[RoutePolicy] = Names(
         "gate-and-route": "fluid.gates:GateAndRoute",
         "gate-and-route+": "fluid.gates:GateAndRoutePlus",
         "token-bucket": "fluid.gates:BucketAndRoute",
-        "prioritize-and-route": "fluid.gates:PrioritizeAndRoute",
         "service-level": "fluid.gates:ServiceLevelRoute",
         "service-level-general": "fluid.gates:GeneralRoute",
         "density-first": "fluid.gates:DensityFirst",

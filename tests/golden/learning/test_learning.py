@@ -20,19 +20,18 @@ from headgate.experiment.library import simulate
 from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
+from headgate_papers.eb.policies import PaperExclusive, PaperPlus
 
 FOLDER = Path(__file__).parent
 COST = load_card("linear-h200-qwen3-8b").cost
 SLOTS, BUDGET, REQUESTS = 128, 2048, 1500
 EVERY = 40
+PRINTED = {"eb-paper": PaperExclusive, "eb-paper+": PaperPlus}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "eb-online": ("eb-online", {"cost": COST, "warm": 20, "review": 25, "window": 100, "prior": 200.0}),
-    "eb-online-paper": (
-        "eb-online",
-        {"cost": COST, "warm": 20, "review": 25, "window": 100, "mode": "paper"},
-    ),
+    "eb-paper": ("eb-paper", {"cost": COST, "warm": 20, "review": 25, "window": 100}),
     "eb+": ("eb+", {"cost": COST, "budget": BUDGET, "review": 20, "dwell": 1.0, "light": 8}),
-    "eb+-paper": ("eb+", {"cost": COST, "budget": BUDGET, "review": 20, "rule": "paper", "light": 8}),
+    "eb-paper+": ("eb-paper+", {"cost": COST, "budget": BUDGET, "review": 20, "light": 8}),
     "slai": ("slai", {"cost": COST, "budget": BUDGET, "between_tokens": 0.1, "pace": "average"}),
     "wait": ("wait", {"cost": COST, "warm": 20, "review": 40, "window": 100}),
     "nested-wait": ("nested-wait", {"cost": COST, "warm": 20, "review": 40, "window": 100}),
@@ -67,7 +66,7 @@ class Gauges(Observer):
 
 def trajectory(case: str) -> str:
     name, parameters = CASES[case]
-    policy: BatchPolicy = BATCH[name](slots=SLOTS, **parameters)
+    policy: BatchPolicy = (PRINTED | BATCH)[name](slots=SLOTS, **parameters)
     gauges = Gauges()
     engine = Engine(COST, 200_000, max_model_len=2048, batch_tokens=BUDGET, running=SLOTS, block=16)
     simulate(engine, policy, traffic(), observers=(gauges,))

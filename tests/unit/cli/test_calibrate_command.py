@@ -174,13 +174,3 @@ def test_too_few_steps_or_one_shape(refused, tmp_path):
     many = {name: np.tile(column, 10) for name, column in rows.items()}
     StepTable.from_columns({"seconds": np.full(100, 0.01), **many}).save(tmp_path / "one.npz")
     refused(["calibrate", "--from-steps", "one.npz"], "one shape")
-
-
-def test_as_the_paper_has_it(headgate, refused, steps, tmp_path):
-    told = ("calibrate", "--from-steps", "s.steps.npz", "--out", "p.json")
-    refused([*told, "--as", "papr"], "unknown form for --as 'papr'; did you mean 'paper'?")
-    said = headgate(*told, "--as", "paper", "--json", "found.json")
-    assert said.code == 0 and "  decode: alpha " in said.out and "kappa" in said.out
-    found = json.loads((tmp_path / "found.json").read_text())["paper"]
-    assert found["decode"]["r2"] > 0.99 and len(found["mixed"]["by_share"]) == 3
-    assert found["prefill"] is None  # the fixture has no step of prompts alone

@@ -13,25 +13,19 @@ from headgate.core.request import Request, uncached
 from headgate.core.view import View
 from headgate.cost.model import StepCost
 from headgate.estimators.averages import WindowMean
-from headgate.estimators.hazard import OutputHazard, Survival, guarded
+from headgate.estimators.hazard import OutputHazard, Survival
 from headgate.methods.eb.costs import IterationCost, Lengths, PhaseCosts, phase_costs
 from headgate.methods.eb.exclusive import Exclusive
 from headgate.methods.eb.prediction import whole_steps
-from headgate.methods.eb.refill import kv_reserve
 from headgate.methods.eb.thresholds import (
     SlotBounds,
     Threshold,
     base_share,
-    paper_plan,
     settle,
     stationary_plan,
 )
 
-KNOWN = {
-    "mode": ("stationary", "paper"),
-    "gate": ("forecast", "paper", "fit"),
-    "slot_rule": ("forecast", "planned", "fixed"),
-}
+KNOWN = {"gate": ("forecast", "fit"), "slot_rule": ("forecast", "planned", "fixed")}
 NEWEST = 0.3  # weight of the newest share in the smoothed one, as in the paper's public code
 MISS = 0.01  # the accepted chance that memory overflows
 LEARNED_AT_ONCE = 64  # requests that left
@@ -49,31 +43,28 @@ class AdaptiveExclusive(Exclusive):
     Parameters:
         slots: the most slots, N_max.
         cost: what steps cost.
-        mode: "stationary" plans for the steady state of the estimated law (ours); "paper" is the paper's
-            θ0 + Δθ with guards, its gate (23) and its bound (6).
         gate: which prompts may enter. "forecast": as many as fit now and, by a forecast over the next
-            phase, at the peak of memory; "paper": equation (23), a refill only while a share of KV is free;
-            "fit": as many as fit now. Default: "forecast", in mode "paper" "paper".
+            phase, at the peak of memory; "fit": as many as fit now.
         slot_rule: N. "forecast": as many as memory will hold by the same forecast, taken anew when a refill
-            is complete; "planned": `safe_slots` (mode "paper": bound (6)) from the estimated lengths;
-            "fixed": `slots`. Default: "forecast", in mode "paper" "planned".
-            With more slots than memory holds, slots are always idle and k means nothing.
+            is complete; "planned": `safe_slots` from the estimated lengths; "fixed": `slots`. With more
+            slots than memory holds, slots are always idle and k means nothing.
         window, warm: completions remembered, and needed before the first plan.
         review: completions between two plans.
         prior: mean output expected before anything is known.
         max_gap: as in `eb`.
 
-    Source: arXiv 2606.00516, Algorithm 1. We differ as the modes say, and in the gate: (23) ignores the
-    prompts of the refill and asks for up to 60 % free memory.
+    Source: arXiv 2606.00516, Algorithm 1. We differ: the share is planned for the steady state of the
+    estimated law, not by θ0 + Δθ; N and the gate forecast memory, because (6) does not hold and (23) ignores
+    the prompts of the refill and asks for up to 60 % free memory. As printed it is `eb-paper`, of
+    headgate-papers.
     """
 
     def __init__(
         self,
         slots: int,
         cost: StepCost,
-        mode: str = "stationary",
-        gate: str | None = None,
-        slot_rule: str | None = None,
+        gate: str = "forecast",
+        slot_rule: str = "forecast",
         window: int = 500,
         warm: int = 100,
         review: int = 100,
@@ -81,9 +72,7 @@ class AdaptiveExclusive(Exclusive):
         max_gap: float | None = None,
     ) -> None:
         super().__init__(slots, 1, max_gap, cost)
-        gate = gate or ("paper" if mode == "paper" else "forecast")
-        slot_rule = slot_rule or ("planned" if mode == "paper" else "forecast")
-        for name, given in (("mode", mode), ("gate", gate), ("slot_rule", slot_rule)):
+        for name, given in (("gate", gate), ("slot_rule", slot_rule)):
             if given not in KNOWN[name]:
                 raise unknown(f"{name} of eb-online", given, KNOWN[name])
         if warm < 1 or review < 1:
@@ -91,12 +80,11 @@ class AdaptiveExclusive(Exclusive):
         if not prior > 1:
             raise InputError(f"eb-online: prior={prior} output tokens; it must be above 1")
         self.most = slots
-        self.mode, self.gate, self.slot_rule = mode, gate, slot_rule
+        self.gate, self.slot_rule = gate, slot_rule
         self.review, self.warm = review, warm
         self.cost = self._step_cost = cost  # of an iteration, and of a step: with speculation not the same
         self._tokens_per_step = 1.0
         self._hazard = OutputHazard(window)
-        self._completed = OutputHazard(window)  # these alone, in full, as the paper fits them
         self._prompts = WindowMean(window)
         self._computed = WindowMean(window)  # of those, what no cache had
         # Not yet in these, which only a plan reads: iterations, whether it ended, when; prompt, computed.
@@ -153,7 +141,6 @@ class AdaptiveExclusive(Exclusive):
         """Several requests one after the other: the first of them pays for what the caches have lost."""
         for decoded, ended, at, prompt, computed in self._unlearned:
             self._hazard.update(decoded, ended, at)
-            self._completed.update(decoded, ended)
             self._prompts.update(prompt)
             self._computed.update(computed)
         self._unlearned = []
@@ -185,18 +172,12 @@ class AdaptiveExclusive(Exclusive):
     def _settled(self, slots: int) -> Threshold:
         """The smoothed share as whole slots, and whole prefill steps where those are cheaper."""
         plan = settle(self._share, slots)
-        if self.mode != "stationary" or self.pieces or self._step_tokens == inf:
+        if self.pieces or self._step_tokens == inf:
             return plan
         return whole_steps(plan, self.lengths, self.costs(slots).overhead, self._step_tokens)
 
     def _planned(self, survival: Survival | None, bounds: SlotBounds) -> Threshold | None:
-        costs = self.costs(self.slots)
-        if self.mode == "stationary":
-            return survival and stationary_plan(costs, self.lengths, survival, bounds)
-        fit = self._completed.fit()
-        if fit is None or fit.base >= 1:
-            return None
-        return paper_plan(costs, self.lengths, guarded(fit, self.lengths.output), bounds, self.slots)
+        return survival and stationary_plan(self.costs(self.slots), self.lengths, survival, bounds)
 
     def _refilled(self) -> None:
         super()._refilled()
@@ -251,9 +232,6 @@ class AdaptiveExclusive(Exclusive):
         decodes = len(view.decoding)
         if self.gate == "fit" or not decodes:
             return super()._that_fit(view, prompts)
-        if self.gate == "paper":
-            reserve = kv_reserve(self.slots, self.lengths.output, view.kv_total)
-            return super()._that_fit(view, prompts) if view.kv_free >= reserve * view.kv_total else []
         block, held, count = view.limits.block, view.kv_total - view.kv_free, decodes
         batch: list[int] = []
         for request in prompts:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import ceil, inf
 
 from headgate.core.build import mypyc_attr, quick
-from headgate.core.errors import InputError, unknown
+from headgate.core.errors import InputError
 from headgate.core.plan import Plan, Until
 from headgate.core.policy import BatchPolicy, End, Steps
 from headgate.core.request import Request
@@ -14,11 +14,9 @@ from headgate.core.view import View
 from headgate.cost.model import StepCost
 from headgate.estimators.averages import TimedEma, WindowMean
 from headgate.methods.eb.adaptive import AdaptiveExclusive
-from headgate.methods.eb.prediction import compare, exclusive_rate, mixed_rate, wants_exclusive
+from headgate.methods.eb.prediction import exclusive_rate, mixed_rate, wants_exclusive
 from headgate.methods.mixed.mixed import Mixed
 
-RULES = ("predicted", "paper")
-MARGIN, DELTA = 0.0025, 1e-5  # a share; s/token, as in the paper
 RISING, FALLING = 1.0, 10.0  # seconds: how fast the smoothed demand follows
 SURGE = 2.0  # demand above so many times the smoothed one is looked at at once
 
@@ -36,21 +34,18 @@ class ExclusivePlus(BatchPolicy):
         slots: as in `mixed`.
         budget: as in `mixed`.
         cost: as in `eb-online`.
-        margin: how much better, as a share, the other must be; below 0 it favours exclusive batches. With
-            mode "paper" it is δ of rule (8), in s/token and without hysteresis. Default 0.0025, there 1e-5.
+        margin: how much better, as a share, the other must be; below 0 it favours exclusive batches.
         dwell: seconds between two changes at least.
         light: with fewer requests than this it always mixes: there first tokens count, not throughput.
-        rule: "predicted" (ours) prices whole steps; "paper" is rule (8), with a relative margin and
-            hysteresis unless the mode is the paper's too. Default "predicted", with mode "paper" "paper".
-        review: as in `eb-online`, like the next four. `eb+:mode=paper` is the paper's EB+.
-        mode: of its thresholds.
+        review: as in `eb-online`, like the next three.
         gate: of its refills.
         slot_rule: how many requests it may hold.
         max_gap: seconds a refill may keep any decode waiting.
 
     Source: EB+ of arXiv 2606.00516; the machine of modes is ours where the paper is silent (start, dwell,
-    hysteresis, half-done prompts). The paper's margin is absolute, 1e-5 s/token, a quarter
-    of the whole cost at 27,000 tok/s.
+    hysteresis, half-done prompts). We price whole steps where its rule (8) has lines, and our margin is
+    relative: the paper's 1e-5 s/token are a quarter of the whole cost at 27,000 tok/s. As printed it is
+    `eb-paper+`, of headgate-papers.
 
     Examples:
         >>> import headgate
@@ -66,28 +61,21 @@ class ExclusivePlus(BatchPolicy):
         slots: int,
         budget: int,
         cost: StepCost,
-        margin: float | None = None,
+        margin: float = 0.0025,
         dwell: float = 2.0,
         light: int = 16,
-        rule: str | None = None,
         review: int = 100,
-        mode: str = "stationary",
-        gate: str | None = None,
-        slot_rule: str | None = None,
+        gate: str = "forecast",
+        slot_rule: str = "forecast",
         max_gap: float | None = None,
     ) -> None:
-        rule = rule or ("paper" if mode == "paper" else "predicted")
-        self._literal = rule == mode == "paper"
-        margin = (DELTA if self._literal else MARGIN) if margin is None else margin
-        if rule not in RULES:
-            raise unknown("rule of eb+", rule, RULES)
         if not (-1 < margin < 1 and dwell >= 0 and light >= 0):
             raise InputError(
                 f"eb+: margin={margin}, dwell={dwell}, light={light}; need -1 < margin < 1, others >= 0"
             )
         self.mixed = Mixed(slots, budget)
-        self.exclusive = AdaptiveExclusive(slots, cost, mode, gate, slot_rule, review=review, max_gap=max_gap)
-        self.slots, self.budget, self.rule, self.review = slots, budget, rule, review
+        self.exclusive = AdaptiveExclusive(slots, cost, gate, slot_rule, review=review, max_gap=max_gap)
+        self.slots, self.budget, self.review = slots, budget, review
         self.margin, self.dwell, self.light = margin, dwell, light
         self._in_exclusive = self._wants_exclusive = False
         self._demand = 0  # requests here, waiting or running
@@ -164,14 +152,12 @@ class ExclusivePlus(BatchPolicy):
         slots = max(1.0, min(demand, self._slots()))
         if demand < self.light:
             self._wants_exclusive = False
-        elif self.rule == "paper":
-            terms = compare(self.exclusive.costs(round(slots)), self.exclusive.lengths)
-            self._gain = terms.gain(slots) / (1 if self._literal else terms.pure)
         else:
             self._gain = self._predicted_gain(demand, slots)
-        if demand >= self.light:
-            held = self._in_exclusive and not self._literal
-            self._wants_exclusive = wants_exclusive(self._gain, self.margin, held)
+            self._wants_exclusive = self._is_better()
+
+    def _is_better(self) -> bool:
+        return wants_exclusive(self._gain, self.margin, self._in_exclusive)
 
     def _predicted_gain(self, demand: float, slots: float) -> float:
         """How much more EB would serve, as a share of what mixed batching would.

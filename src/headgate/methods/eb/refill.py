@@ -23,15 +23,6 @@ def refill_due(slots: int, refill: int, decoding: int, waiting: int) -> bool:
     return fillable >= 1 and fillable * (slots - refill) >= decoding * refill
 
 
-def kv_reserve(slots: int, output: float, capacity: float) -> float:
-    """The share of KV that must be free before a refill, from 0.05 to 0.6: f_KV of equation (23).
-
-    Room for half the output of every slot. The paper's rule; it ignores the prompts about to enter
-    and starves the batch when outputs are long.
-    """
-    return min(0.6, max(0.05, slots * output * 0.5 / capacity))
-
-
 SMALLEST = 16  # tokens of a piece when the promise cannot be kept at all
 
 

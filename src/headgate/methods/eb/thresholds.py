@@ -66,8 +66,8 @@ def share_correction(hazard: LinearHazard, share: float, load: float) -> float:
 def paper_share(overhead: float, hazard: LinearHazard, load: float, cap: float = CORRECTION_CAP) -> float:
     """Equation (3) at the hazard's base plus its correction (5), at most `cap` times as large; not clipped.
 
-    With `guarded` hazards this is mode "paper"; with raw ones and cap=inf it is Algorithm 1 as
-    printed, which has no answer when the fitted base is not positive: give none of these.
+    With `guarded` hazards it always has an answer. With raw ones and cap=inf it is Algorithm 1 as printed,
+    which has none when the fitted base is not positive: give none of these.
     """
     theta0 = base_share(hazard.base * overhead)
     if not theta0:
@@ -206,7 +206,7 @@ class SlotBounds(NamedTuple):
 
 
 def stationary_plan(costs: PhaseCosts, lengths: Lengths, survival: Survival, bounds: SlotBounds) -> Threshold:
-    """Mode "stationary", our default: the steady-state share, and slots that are safe.
+    """The steady-state share, and slots that are safe.
 
     `least` slots above what fits break the promise, and the gate must hold.
     """
@@ -218,20 +218,3 @@ def stationary_plan(costs: PhaseCosts, lengths: Lengths, survival: Survival, bou
     ending, (capacity, most, least, miss, block) = 1 / lengths.output, bounds
     found = safe_slots(clipped, ending, lengths.prompt, lengths.prompt_sd, capacity, miss=miss, block=block)
     return settle(share, min(max(found, least), most))
-
-
-def paper_plan(
-    costs: PhaseCosts, lengths: Lengths, hazard: LinearHazard, bounds: SlotBounds, previous: int | None = None
-) -> Threshold:
-    """Mode "paper": Algorithm 1 with the guards its public code has: (3), (5) and (6).
-
-    Give a `guarded` hazard. The correction (5) contains the number of slots, which follows from the share;
-    the paper uses that of the review before, `previous`, else the most.
-    """
-    slots = bounds.most if previous is None else previous
-    share = paper_share(checked_costs(costs).overhead, hazard, costs.load(slots))
-    clipped = settle(share, slots).share
-    if clipped >= 1:  # one slot, as above
-        return settle(share, 1)
-    bound = paper_slots(clipped, hazard.base, checked_lengths(lengths).prompt, bounds.capacity, bounds.miss)
-    return settle(share, min(max(bound, 1, bounds.least), bounds.most))

@@ -128,17 +128,6 @@ class BucketAndRoute(Partitioned):
         super().__init__(plan, TokenBucket(plan, engines), SoloFirst(draw), slack=True)
 
 
-class PrioritizeAndRoute(Partitioned):
-    """For separate charging (section 4.3): most output per prompt token first, no targets.
-
-    Wants a plan made for separate charging; its revenue tends to that optimum (Theorem 3).
-    """
-
-    def __init__(self, plan: FluidPlan, engines: int, draw: Draw) -> None:
-        flows = sorted(plan.instance.flows, key=lambda flow: -flow.output / flow.computed)
-        super().__init__(plan, Admission([flow.name for flow in flows]), SoloFirst(draw), slack=False)
-
-
 class ServiceLevelRoute(Partitioned):
     """For plans with service levels (section 5): each decode draws its pool, so every kind follows the plan.
 

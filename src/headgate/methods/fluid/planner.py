@@ -266,11 +266,6 @@ def frontier(
     return points
 
 
-def sensitivity(instance: Instance, parameter: str, values: Iterable[float]) -> list[Point]:
-    planner = FluidPlanner()
-    return [Point(value, planner.plan(with_parameter(instance, parameter, value)), 0.0) for value in values]
-
-
 def with_parameter(instance: Instance, parameter: str, value: float) -> Instance:
     if parameter not in PARAMETERS:
         raise unknown("parameter", parameter, PARAMETERS)

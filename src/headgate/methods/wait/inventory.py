@@ -295,12 +295,6 @@ class Line(NamedTuple):
 Lines = tuple[Line, ...]
 
 
-def kind(rate: float, prompt: int, decodes: int, block: int = 1) -> MixPart:
-    return MixPart(
-        rate, prompt, decodes, kv_work(prompt, decodes, block), -(-(prompt + decodes) // block) * block
-    )
-
-
 def seen_kind(rate: float, prompts: Whole, decodes: Whole, block: int = 1) -> MixPart:
     work = float(np.mean(kv_work(prompts, decodes, block)))
     longest = int((prompts + decodes).max())

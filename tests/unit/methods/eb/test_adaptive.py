@@ -16,6 +16,7 @@ from headgate.methods.eb.prediction import prefill_steps, whole_steps
 from headgate.methods.eb.thresholds import Threshold, base_share
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
+from headgate_papers.eb.policies import PaperExclusive
 from worlds import holding, run
 
 TOY = LinearCost(DecodeTerms(0.010, 5e-5), PrefillTerms(0.005, 3e-5), MixedTerms(0.011, 4.2e-5, 4.2e-5))
@@ -58,7 +59,6 @@ def test_nothing_is_planned_before_enough_have_left():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"mode": "stationery"}, "mode of eb-online"),
         ({"gate": "open"}, "gate of eb-online"),
         ({"slot_rule": "all"}, "slot_rule of eb-online"),
         ({"warm": 0}, "warm=0"),
@@ -162,7 +162,7 @@ def test_forecast_slots_evict_far_less_than_fixed_ones():
     assert evictions("fixed", "fit") > 10 * max(1, evictions("forecast", "forecast"))
 
 
-# -- modes --------------------------------------------------------------------------------------------
+# -- plans --------------------------------------------------------------------------------------------
 
 
 def gamma(count: int):
@@ -170,38 +170,38 @@ def gamma(count: int):
     return 1 + np.maximum(1, np.rint(drawn)).astype(int)
 
 
-def test_modes_differ_as_their_formulas_say():
+def test_plans_differ_as_their_formulas_say():
     """Gamma(2), mean 256, g = 5: stationary 0.181, the paper's guarded correction far above."""
     shares = {}
-    for mode in ("stationary", "paper"):
-        policy = AdaptiveExclusive(128, HEAVY, mode=mode, slot_rule="fixed", window=2000)
+    for make in (AdaptiveExclusive, PaperExclusive):
+        policy = make(128, HEAVY, slot_rule="fixed", window=2000)
         serve(policy, gamma(4000), slots=128)
-        shares[mode] = policy.gauges()["share"]
-    assert shares["stationary"] == pytest.approx(0.181, abs=0.02)
-    assert shares["paper"] > 0.22
+        shares[make] = policy.gauges()["share"]
+    assert shares[AdaptiveExclusive] == pytest.approx(0.181, abs=0.02)
+    assert shares[PaperExclusive] > 0.22
 
 
-def test_the_papers_mode_fits_completed_outputs_in_full():
+def test_the_papers_plan_fits_completed_outputs_in_full():
     """Not as watched since the window opened, without the running ones: that would double the hazard."""
     planned = []
 
-    class Watched(AdaptiveExclusive):
+    class Watched(PaperExclusive):
         def _planned(self, ages, bounds):
             found = super()._planned(ages, bounds)
             planned.append(found.share)
             return found
 
-    serve(Watched(256, HEAVY, mode="paper", slot_rule="fixed", window=200), geometric(300, 5000), slots=256)
+    serve(Watched(256, HEAVY, slot_rule="fixed", window=200), geometric(300, 5000), slots=256)
     theta = base_share(5 / 300)
     assert (
         theta <= np.median(planned[10:]) < 1.6 * theta
     )  # the correction for noise in the slope is part of it
 
 
-def test_the_guarded_mode_goes_on_where_the_paper_has_no_answer():
+def test_the_guarded_plan_goes_on_where_the_paper_has_no_answer():
     """Uniform outputs: the fitted base is negative."""
     outputs = np.random.default_rng(1).integers(64, 193, 1500)
-    guarded = AdaptiveExclusive(64, HEAVY, mode="paper")
+    guarded = PaperExclusive(64, HEAVY)
     cold = guarded.refill
     serve(guarded, outputs)
     assert guarded.refill > cold
@@ -210,8 +210,11 @@ def test_the_guarded_mode_goes_on_where_the_paper_has_no_answer():
 # -- gates --------------------------------------------------------------------------------------------
 
 
+MAKE = {"forecast": AdaptiveExclusive, "fit": AdaptiveExclusive, "paper": PaperExclusive}  # by gate
+
+
 def let_in(gate: str, kv_free: int, prompt: int = 10) -> int:
-    policy = AdaptiveExclusive(128, TOY, gate=gate, slot_rule="fixed")
+    policy = MAKE[gate](128, TOY, gate=gate, slot_rule="fixed")
     view = holding(100, 500, kv_free=kv_free, kv_total=100_000, prompt=prompt)
     plan = policy.plan(view)
     assert check(plan, view) == []
@@ -240,8 +243,8 @@ def test_the_forecast_lets_in_what_fits_at_the_peak():
 
 
 def test_an_empty_engine_takes_the_first_prompt_whatever_the_gate():
-    for gate in ("forecast", "paper", "fit"):
-        policy = AdaptiveExclusive(128, TOY, gate=gate)
+    for gate, make in MAKE.items():
+        policy = make(128, TOY, gate=gate)
         assert len(policy.plan(holding(0, 3, kv_free=10)).prefill) == 1
 
 

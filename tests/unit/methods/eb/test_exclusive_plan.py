@@ -16,7 +16,6 @@ from headgate.estimators.hazard import LinearHazard, Survival, sample_survival
 from headgate.methods.eb.costs import Lengths, PhaseCosts, phase_costs
 from headgate.methods.eb.thresholds import (
     SlotBounds,
-    paper_plan,
     paper_share,
     paper_slots,
     safe_slots,
@@ -24,6 +23,7 @@ from headgate.methods.eb.thresholds import (
     stationary_plan,
     stationary_share,
 )
+from headgate_papers.eb.policies import paper_plan
 
 COSTS = PhaseCosts(0.05, 2.485255e-5, 0.01, 4.586468e-5)
 LENGTHS = Lengths(512, 256, 512 / 12**0.5, 256)

@@ -19,6 +19,8 @@ from headgate.methods.eb.thresholds import base_share
 from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
+from headgate.workloads.lengths import Uniform
+from headgate.workloads.synthetic import generate
 from headgate.workloads.workload import Workload
 from studies.eb.loops import compare
 from studies.eb.worlds import CARDS, requests
@@ -118,11 +120,15 @@ def test_it_learns_in_both_modes():
     assert policy.exclusive.share != pytest.approx(base_share(0.8 / 256), rel=0.3)  # the prior's
 
 
-def test_the_papers_rule_can_be_chosen():
-    """With a penalty per mixed token and a mixed constant below decode's, rule (8) agrees at both ends."""
-    assert serve(closed(200, 3000), DEAR, rule="paper")[1].last
-    cheap = LinearCost(DecodeTerms(0.010, 5e-5), PrefillTerms(0.008, 3e-5), MixedTerms(0.010, 3e-5, 5e-5))
-    assert not serve(closed(200, 3000), cheap, rule="paper")[1].last
+def test_a_negative_margin_favours_exclusive_batches():
+    engine = card_engine("linear-h200-qwen3-8b", slots=512, budget=16384)
+    requests = generate(600, seed=0, prompt=Uniform(256), output=Uniform(128), clients=48)
+    shares = {}
+    for margin in (0.2, -0.2):
+        policy, _ = make_policy("eb+", {"margin": margin, "slot_rule": "fixed"}, engine)
+        shares[margin] = simulate(engine, policy, requests).plans["gauge.exclusive"].mean()
+    assert shares[0.2] == 0
+    assert shares[-0.2] > 0.5
 
 
 # -- how often ------------------------------------------------------------------------------------------
@@ -221,7 +227,7 @@ def test_what_mixing_computes_twice_counts_where_memory_is_short():
 
 @pytest.mark.parametrize(
     "words",
-    [{"rule": "both"}, {"margin": -1.0}, {"margin": 1.0}, {"dwell": -1.0}, {"light": -1}, {"slots": 0}],
+    [{"gate": "both"}, {"margin": -1.0}, {"margin": 1.0}, {"dwell": -1.0}, {"light": -1}, {"slots": 0}],
 )
 def test_impossible_parameters(words):
     with pytest.raises(InputError):

@@ -15,7 +15,6 @@ from headgate.methods.wait.inventory import (
     check_thresholds,
     equilibrium,
     keeping_up,
-    kind,
     kv_work,
     least_thresholds,
     lines_of,
@@ -31,6 +30,7 @@ from headgate.methods.wait.inventory import (
 )
 from headgate.methods.wait.traffic import best_pace, mean_latency, queue
 from headgate_papers.kv_linear import kv_linear
+from headgate_papers.wait.runs import kind
 
 CARD = kv_linear(0.008, 3e-7)
 KV = 100_000

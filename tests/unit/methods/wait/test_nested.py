@@ -14,7 +14,6 @@ from headgate.core.errors import InputError
 from headgate.methods.wait.inventory import (
     along_the_ray,
     filled,
-    kind,
     kv_work,
     lines_of,
     offered,
@@ -39,7 +38,7 @@ from headgate.methods.wait.nested import (
     worst,
 )
 from headgate_papers.kv_linear import kv_linear
-from headgate_papers.wait.runs import segments_of
+from headgate_papers.wait.runs import kind, segments_of
 
 KV, T, D0 = 100_000, 200.0, 0.008
 LINES = lines_of(kv_linear(D0, 3e-7), [kind(1, 1, 1)], KV)

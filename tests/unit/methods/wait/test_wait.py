@@ -14,13 +14,13 @@ from headgate.cost.laws.speculation import Acceptance
 from headgate.cost.laws.terms import DraftTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.methods.mixed.mixed import Mixed
-from headgate.methods.wait.inventory import kind
 from headgate.methods.wait.tracks import Track
 from headgate.methods.wait.wait import NestedWait, Wait
 from headgate.sim.engine.engine import Engine, Speculation
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Kind, Workload
 from headgate_papers.kv_linear import kv_linear
+from headgate_papers.wait.runs import kind
 from worlds import Batch, Log, admitted, batches, run
 
 FOR_EVER = {"max_pause": 1e9, "max_wait": 1e9}

@@ -10,13 +10,13 @@ from headgate.core.plan import ALL, NONE
 from headgate.core.policy import End
 from headgate.core.view import Limits
 from headgate.methods.mixed.mixed import Mixed
-from headgate.methods.wait.inventory import kind
 from headgate.methods.wait.traffic import Census
 from headgate.methods.wait.wait import NestedWait, Wait
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Kind, Workload
 from headgate_papers.kv_linear import kv_linear
+from headgate_papers.wait.runs import kind
 from worlds import admitted, batches, run
 
 COST = kv_linear(0.01, 1e-6)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headgate.cost.fit.steps import StepTable
-from headgate.methods.eb.costs import paper_form
+from headgate_papers.eb.form import main, paper_form
 
 PREFILL, DECODE = (1.278593e-3, 2.485255e-5), (8.921182e-3, 4.586468e-5)  # Qwen3-8B on H200, published
 ALPHA = 0.011
@@ -68,3 +68,9 @@ def test_lines_name_units_and_fit_a_terminal():
     assert max(map(len, lines)) <= 80
     assert "alpha 1.279 ms, beta 24.85 us per token, R2 1.0000 (5 sizes)" in lines[1]
     assert "kappa -0.69" in lines[-1]
+
+
+def test_the_program_reads_saved_steps(tmp_path, capsys):
+    table().save(tmp_path / "card.steps.npz")
+    main([str(tmp_path / "card.steps.npz")])
+    assert capsys.readouterr().out.splitlines() == paper_form(table()).lines()
