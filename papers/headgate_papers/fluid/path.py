@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headgate.methods.fluid.plan import FluidPlan, Path, fluid_path
+from headgate.methods.fluid.plan import Floats, FluidPlan, Path, fluid_path
 from headgate.methods.fluid.planner import plan_fluid
 from headgate_papers.fluid.published import two_classes
 from headgate_papers.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING
@@ -90,7 +90,7 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
         for row in decoding.rows
         for at in (0, 2)
     ]
-    last = path.mean("decoding", TIMES[-2], TIMES[-1]).sum()
+    last = mean(path, "decoding", TIMES[-2], TIMES[-1]).sum()
     planned = sum(plan.mixed) + sum(plan.solo)
     return Report(
         NAME,
@@ -121,12 +121,18 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
     )
 
 
+def mean(path: Path, name: str, start: float, end: float) -> Floats:
+    """Of each class, over a stretch of time."""
+    inside = (path.time >= start) & (path.time < end)
+    return np.asarray(getattr(path, name)[inside].mean(axis=0))
+
+
 def _section(outcomes: Outcomes, path: Path, title: str, sizes: tuple[int, int]) -> Section:
     level = LEVELS[title][0]
     columns = tuple(f"{sign}{size}" for sign in ("", "+") for size in sizes)
     rows = []
     for place, (start, end) in enumerate(pairwise(TIMES)):
-        fluid = max(0.0, round(float(path.mean(level, start, end).sum()), 6))
+        fluid = max(0.0, round(float(mean(path, level, start, end).sum()), 6))
         cells = (Cell(fluid, _mean(outcomes, name, size, level, place)) for name in ROUTERS for size in sizes)
         rows.append(Row(f"{start:g} to {end:g} s", tuple(cells)))
     return Section(f"{title}, requests per engine", "time", columns, tuple(rows), shared=True, against=LIMIT)

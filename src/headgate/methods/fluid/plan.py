@@ -179,10 +179,6 @@ class Path(NamedTuple):
     handoff: Floats  # waiting for a decode slot
     decoding: Floats  # on mixed and solo engines
 
-    def mean(self, name: str, start: float, end: float) -> Floats:
-        inside = (self.time >= start) & (self.time < end)
-        return np.asarray(getattr(self, name)[inside].mean(axis=0))
-
 
 def fluid_path(plan: FluidPlan, seconds: float, step: float = STEP) -> Path:
     """The path under the plan's gates: class i prefills on at most x_i* engines, as soon as it has requests;

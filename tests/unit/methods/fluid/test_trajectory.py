@@ -7,6 +7,7 @@ import pytest
 
 from headgate.methods.fluid.plan import fluid_path
 from headgate.methods.fluid.planner import plan_fluid
+from headgate_papers.fluid.path import mean
 from headgate_papers.fluid.published import two_classes
 
 
@@ -28,14 +29,15 @@ def test_it_never_takes_more_than_there_is():
     assert (path.prefilling <= np.array(plan.prefill) + 1e-9).all()
     assert (path.decoding.sum(axis=1) <= slots + 1e-9).all()
     assert (np.diff(path.decoding.sum(axis=1)[:500]) > 0).all()  # it fills from nothing
-    assert path.mean("decoding", 0.0, 1.0).sum() < path.mean("decoding", 30.0, 31.0).sum()
+    assert mean(path, "decoding", 0.0, 1.0).sum() < mean(path, "decoding", 30.0, 31.0).sum()
 
 
 def test_half_the_step_is_the_same_path():
     plan = plan_fluid(two_classes())
     coarse, fine = (fluid_path(plan, 30.0, step) for step in (0.02, 0.01))
     for name in ("waiting", "decoding"):
-        assert coarse.mean(name, 20.0, 30.0) == pytest.approx(fine.mean(name, 20.0, 30.0), rel=0.01, abs=1e-3)
+        found, wanted = (mean(each, name, 20.0, 30.0) for each in (coarse, fine))
+        assert found == pytest.approx(wanted, rel=0.01, abs=1e-3)
 
 
 def test_steps_longer_than_a_prompt_prefill_no_less():
@@ -43,5 +45,5 @@ def test_steps_longer_than_a_prompt_prefill_no_less():
     long = 2 * min(plan.instance.seconds())
     coarse, fine = (fluid_path(plan, 60.0, step) for step in (long, 0.01))
     for name in ("prefilling", "decoding"):
-        found, wanted = (each.mean(name, 40.0, 60.0) for each in (coarse, fine))
+        found, wanted = (mean(each, name, 40.0, 60.0) for each in (coarse, fine))
         assert found == pytest.approx(wanted, rel=0.02)
