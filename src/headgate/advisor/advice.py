@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from typing import Any
 
 from headgate.advisor.capacity import plan as capacity
@@ -15,7 +16,7 @@ from headgate.advisor.capacity.beside import BesidePlan, plan_beside
 from headgate.advisor.capacity.plan import Declined
 from headgate.advisor.capacity.traffic import Level, promised_gap
 from headgate.advisor.capacity.trials import HOPELESS, Chosen, Contender, Race, named_policy, remembered
-from headgate.advisor.fewest_engines import FleetFound, make_ways, plan_engines
+from headgate.advisor.fewest_engines import FleetFound, make_ways, plan_engines, within_reach
 from headgate.advisor.flags import (
     ENGINES,
     FILLED,
@@ -65,6 +66,7 @@ class Advised:
     engines: int | None = None  # that bear the load; None where none is given, or too many are needed
     counted: bool = False  # whether engines were looked for
     fleet: FleetFound | None = None
+    routers: dict[str, int | None] = field(default_factory=dict)  # engines with each that was tried
     notes: tuple[str, ...] = ()  # on the runs that counted them
 
     @property
@@ -165,6 +167,8 @@ def advise(settings: Experiment, named: Sequence[str], asks: Asked) -> Advice:
     start = set_up(without_load(settings), asks, REQUESTS)
     load = offered_rate(settings, start.traffic)
     bound, _ = start.bounds()
+    if load is not None:
+        within_reach(load, bound, asks.options.most_engines, "--engines-at-most")
     first, final, searched, notes = try_flags(start, policies, bound, load, named)
     ranked = tuple(sorted(final, key=lambda each: -each.found.rate.value))
     most, requests = asks.options.most_engines, searched.traffic.requests
@@ -175,7 +179,10 @@ def advise(settings: Experiment, named: Sequence[str], asks: Asked) -> Advice:
     if load is not None:  # engines are counted for every policy at its best flags, and vLLM at its defaults
         best = {each.text: each.name for each in reversed(ranked)}
         shown = {*best.values(), advice.default.name}
-        counted = tuple(_counted(each, settings, asks) if each.name in shown else each for each in ranked)
+        routers = _routers(settings, start.traffic.shares_content(start.engine))
+        counted = tuple(
+            _counted(each, settings, asks, routers) if each.name in shown else each for each in ranked
+        )
         advice = replace(advice, final=counted)
         advice = replace(advice, beside=_left_beside(advice, settings, asks))
     return _at_other_times(advice, settings, asks)
@@ -231,7 +238,8 @@ def _at_other_times(advice: Advice, settings: Experiment, asks: Asked) -> Advice
         return replace(advice, other=other)
     held = replace(best, engines=None, found=replace(best.found, rate=Estimate(other.other)))
     asked = question.settings.model_copy(update={"rate": advice.load, "scale_rate": None})
-    return replace(advice, other=other, other_engines=_counted(held, asked, question.asks).engines)
+    routers = _routers(settings, question.shared and other.recorded)
+    return replace(advice, other=other, other_engines=_counted(held, asked, question.asks, routers).engines)
 
 
 def _short(start: SetUp, chosen: Chosen, top: float, fixed: Collection[str]) -> list[capacity.PolicyRate]:
@@ -280,25 +288,37 @@ def _left_out(first: Sequence[capacity.PolicyRate], chosen: Chosen, kept: Chosen
     return [said] if out else []
 
 
-def _counted(each: Advised, settings: Experiment, asks: Asked) -> Advised:
+def _routers(settings: Experiment, shared: bool) -> list[str]:
+    return [settings.router] if settings.router else [DEFAULT_ROUTER, *([BY_PREFIX] if shared else [])]
+
+
+def _counted(each: Advised, settings: Experiment, asks: Asked, routers: Sequence[str]) -> Advised:
+    """The fewest engines with any of the routers; one engine needs none."""
     each = replace(each, counted=True)
     if not each.found.rate.value:
         return each
     fleet = settings.model_copy(update={"slots": each.slots, "budget": each.budget})
-    try:
-        plan = plan_engines(fleet, make_ways([fleet.router or DEFAULT_ROUTER], [each.text], fleet), asks)
-    except InputError:  # more engines than may be
-        return each
-    if plan.interrupted:
-        raise KeyboardInterrupt
-    (found,) = plan.found
-    return replace(each, engines=found.engines, fleet=found, notes=plan.notes)
+    for router in routers:
+        try:
+            plan = plan_engines(fleet, make_ways([router], [each.text], fleet), asks)
+        except InputError:  # more engines than may be
+            break
+        if plan.interrupted:
+            raise KeyboardInterrupt
+        (found,) = plan.found
+        each = replace(each, routers=each.routers | {router: found.engines})
+        if each.fleet is None or (found.engines or inf) < (each.engines or inf):
+            each = replace(each, engines=found.engines, fleet=found, notes=plan.notes)
+        if each.engines == 1:
+            break
+    return each
 
 
 # -- what is worth trying
 
 PLAIN = "mixed"  # what vLLM does without a plug-in
 KEEP = "keep"
+BY_PREFIX = "prefix-aware"  # the router that is tried, too, where requests share content
 SGLANG = "sglang"  # what SGLang does without one
 POLICIES = {"vllm": (PLAIN, KEEP, "slai", "eb+"), "sglang": (SGLANG, KEEP, "eb+")}
 BY_BUDGET = (PLAIN, SGLANG, "sarathi", "sarathi-spf", "v0")  # the budget is all that bounds their steps

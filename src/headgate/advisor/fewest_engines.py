@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import ceil, floor, inf, isfinite, log10
+from math import ceil, inf, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 from headgate.advisor.capacity.memory import AnswerFile, file_of
 from headgate.advisor.capacity.plan import ALL, STAYS
 from headgate.advisor.capacity.search import Fewest, search_all
-from headgate.advisor.capacity.traffic import Level, SearchTraffic, measure
+from headgate.advisor.capacity.traffic import Level, SearchTraffic, measure, nearest
 from headgate.advisor.capacity.trials import longest_stay, named_policy
 from headgate.advisor.flags import graphs_said, small_graphs
 from headgate.advisor.fluid_plan import demand, fluid_bound, make_pace
@@ -119,6 +119,17 @@ def least_engines(rate: float, bound: Bound) -> int:
     return max(1, ceil(rate / bound.rate - ROUNDING))
 
 
+def within_reach(rate: float, bound: Bound, most: int, flag: str = "--most-engines") -> int:
+    """The least number of engines, where so many may be."""
+    least = least_engines(rate, bound)
+    if least > most:
+        raise InputError(
+            f"{rate:g} requests/s need at least {least} engines, more than {flag} {most}; raise it, or ask "
+            "for less"
+        )
+    return least
+
+
 def plan_engines(
     settings: Experiment, ways: dict[str, Way], asks: Asked, serve: Serve | None = None
 ) -> EnginesPlan:
@@ -131,12 +142,7 @@ def plan_engines(
     if rate is None:
         raise InputError("--find engines needs a load: give --rate, or a trace with its own times")
     _, bound = start.bounds()
-    least = least_engines(rate, bound)
-    if least > asks.options.most_engines:
-        raise InputError(
-            f"{rate:g} requests/s need at least {least} engines, more than --most-engines "
-            f"{asks.options.most_engines}; raise it, or ask for less"
-        )
+    least = within_reach(rate, bound, asks.options.most_engines)
     traffic, fixed = start.traffic, bool(settings.requests or start.traffic.recorded)
     if not fixed:  # so many requests that every engine is busy for a while
         traffic = replace(traffic, requests=min(MOST, max(FEWEST, PER_ENGINE * least)))
@@ -338,8 +344,6 @@ def _mean(values: Sequence[float]) -> Estimate:
 
 # -- levels that no fleet keeps
 
-DIGITS = 3  # of the value proposed, rounded up so that it is kept
-
 
 def out_of_reach(plan: EnginesPlan) -> str:
     if plan.interrupted or any(fleet.engines is not None for fleet in plan.found):
@@ -353,12 +357,7 @@ def out_of_reach(plan: EnginesPlan) -> str:
         return f"{engines} with {best.name}: {best.gives_way}"
     if not isfinite(_ratio(size, checked)):
         return f"{engines} leave requests unserved with {best.name}; {more}"
-    missed = [level for level in checked if size.highest[str(level)] > level.limit]
-    nearest = [_wish(level, size.highest[str(level)]) for level in missed]
-    return (
-        f"{engines} cannot keep {'; '.join(map(str, missed))}: the nearest that {best.name} keeps is "
-        f"--slo {','.join(nearest)}; ask for that, or {more}"
-    )
+    return f"{engines} cannot keep {nearest(checked, size.highest, best.name)}, or {more}"
 
 
 def _ratio(size: Size, levels: list[Level]) -> float:
@@ -366,14 +365,6 @@ def _ratio(size: Size, levels: list[Level]) -> float:
     if size.stopped:
         return inf
     return max((size.highest.get(str(level), inf) / level.limit for level in levels), default=inf)
-
-
-def _wish(level: Level, value: float) -> str:
-    unit, scale = ("ms", 1000.0) if value < 1 else ("s", 1.0)
-    digits = DIGITS - 1 - floor(log10(value * scale))
-    limit = ceil(value * scale * 10**digits) / 10**digits
-    kind = f":{level.kind}" if level.kind else ""
-    return f"{level.metric}={limit:g}{unit}@{level.statistic}{kind}"
 
 
 # -- ways to serve

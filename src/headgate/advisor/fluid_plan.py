@@ -533,4 +533,4 @@ def _mixed_line(cost: StepCost, traffic: Demand, decodes: int, chunk: int) -> tu
     whole, part = (cost.seconds(Shape(decodes, read, tokens, behind)) for tokens in (chunk, half))
     slope = (whole - part) / (chunk - half) if chunk > half else 0.0
     slope = min(max(slope, 0.0), whole / chunk)
-    return whole - slope * chunk, slope
+    return max(whole - slope * chunk, 0.0), slope

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -40,8 +40,10 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def takes_settings(command: Command, fleet: bool = False) -> Command:
-    """Give a command the flags of its settings; those of an Experiment without the ones about fleets."""
+def takes_settings(command: Command, fleet: bool = False, hidden: Collection[str] = ()) -> Command:
+    """Give a command the flags of its settings; those of an Experiment without the ones about fleets. Those it
+    refuses are `hidden`.
+    """
     hints = get_type_hints(command, include_extras=True)
     tables: dict[str, tuple[Table, bool]] = {}
     own: list[inspect.Parameter] = []
@@ -67,7 +69,7 @@ def takes_settings(command: Command, fleet: bool = False) -> Command:
                 made[name] = checked(table, given) if check else given
         command(**made, **values)
 
-    tuned, flags = _parameters([table for table, _ in tables.values()], fleet)
+    tuned, flags = _parameters([table for table, _ in tables.values()], fleet, hidden)
     parameters = [*tuned, *own, *flags]
     with_settings.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_settings.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -91,12 +93,13 @@ def _extra(field: FieldInfo, name: str) -> Any:
     return more.get(name) if isinstance(more, dict) else None
 
 
-def _parameter(name: str, field: FieldInfo, alias: str = "") -> inspect.Parameter:
+def _parameter(name: str, field: FieldInfo, alias: str = "", hidden: bool = False) -> inspect.Parameter:
     """One flag. Its default is always None: what was not given is left to a file and to the field."""
     kind, flag = flag_type(field), alias or _extra(field, "flag") or flag_of(name)
     if field.default is True and "/" not in flag:  # or nothing could switch it off
         flag = f"{flag}/--no-{flag[2:]}"
-    shown = typer.Option(flag, help=_help(field), rich_help_panel=_extra(field, "panel"), hidden=bool(alias))
+    panel, hidden = _extra(field, "panel"), hidden or bool(alias)
+    shown = typer.Option(flag, help=_help(field), rich_help_panel=panel, hidden=hidden)
     return inspect.Parameter(name, KEYWORD, default=None, annotation=Annotated[kind | None, shown])
 
 
@@ -125,14 +128,16 @@ def flag_type(field: FieldInfo) -> Any:
     return list[str] if (get_origin(base) or base) in (dict, tuple) else base
 
 
-def _parameters(tables: list[Table], fleet: bool) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:
+def _parameters(
+    tables: list[Table], fleet: bool, hidden: Collection[str]
+) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:
     """Flags in the order of --help: before a command's own (files, tables of parameters) and after them."""
     first: list[inspect.Parameter] = []
     rest: list[inspect.Parameter] = []
     for table in sorted(tables, key=lambda table: table is Experiment):  # those of the run come last
         for name, field in _fields(table, fleet):
             early = table is Experiment and _extra(field, "example")
-            (first if early else rest).append(_parameter(name, field))
+            (first if early else rest).append(_parameter(name, field, hidden=name in hidden))
             rest += [_parameter(other, field, flag_of(other)) for other in also(field)]
     if Experiment in tables:
         file = Annotated[str | None, typer.Argument(help=FILE)]

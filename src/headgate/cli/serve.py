@@ -52,9 +52,9 @@ PASSES = {"allow_extra_args": True, "ignore_unknown_options": True}  # what clic
 
 FILE = "all of these from a JSON or TOML file, read again when it changes"
 DRY_RUN = "print the command and its environment, and leave"
-GRAPHS = "capture larger CUDA graphs where a gap is promised (default: on)"
-WARM = "send load before /health says ready, where anything is promised (default: on)"
-ENGINE = "vllm (default) or sglang"
+GRAPHS = "capture larger CUDA graphs where a gap is promised"
+WARM = "send load before /health says ready, where anything is promised"
+ENGINE = "vllm or sglang"
 
 
 @takes_settings
@@ -87,7 +87,8 @@ def serve(
     ours = [option for each in context.command.params for option in each.opts]
     for word in context.args:
         flag = word.partition("=")[0]
-        near = get_close_matches(flag, ours, n=1, cutoff=0.8) if flag.startswith("--") else []
+        near = get_close_matches(flag.lower(), ours, n=1, cutoff=0.8) if flag.startswith("--") else []
+        near = ["--ttft and --tbt"] if flag == "--slo" else near
         if near and flag not in ours:  # behind -- stand the engine's own
             print(
                 f"headgate: {flag} is not ours and goes to {engine}; did you mean {near[0]}?", file=sys.stderr
@@ -132,7 +133,7 @@ def _run(call: Call, graphs: bool, warm: bool) -> int:
     named = next((flag for flag in (OFF, ON) if flag in (word.replace("_", "-") for word in rest)), "")
     ahead = {OFF: "synchronous", ON: "asynchronous"}.get(named, "asynchronous where vLLM can")
     chosen = f"{_policy_said(settings, model, VLLM)}; {', '.join(limits)}, scheduling {ahead}"
-    lines = (chosen, _classes_said(settings), graphs_said, warm_said, priorities)
+    lines = (chosen, _classes_said(settings), _unpromised(settings), graphs_said, warm_said, priorities)
     return _launch(call, command, lines, settings, VLLM, watch)
 
 
@@ -217,7 +218,8 @@ def _run_sglang(call: Call) -> int:
     wanted = {MIXED_CHUNK: mixing, "--enable-metrics": settings.metrics}
     more = [flag for flag, needed in wanted.items() if needed and flag not in rest]
     limits = ", ".join(f"{flag[2:]} {_value(rest, flag) or 'as SGLang chooses'}" for flag in SGLANG_LIMITS)
-    lines = (f"{_policy_said(settings, model, SGLANG)}; {limits}", _classes_said(settings))
+    chosen = f"{_policy_said(settings, model, SGLANG)}; {limits}"
+    lines = (chosen, _classes_said(settings), _unpromised(settings))
     url, missing = _where(rest, port="30000"), threading.Event()
 
     def stop_without_us(child: subprocess.Popen[bytes], file: Path, ended: threading.Event) -> None:
@@ -313,6 +315,14 @@ def _classes_said(settings: Settings) -> str:
     return f"classes: {listed}" if classes else ""
 
 
+def _unpromised(settings: Settings) -> str:
+    first = (settings.ttft, *(promise.ttft for promise in settings.classes.values()))
+    if settings.tightest() < inf or any(first):
+        return ""
+    keep = "keep schedules as eb+, " if settings.named()[0] == "keep" else ""
+    return f"nothing is promised (--ttft, --tbt): {keep}no promise is counted"
+
+
 def _graphs(settings: Settings, rest: list[str]) -> tuple[list[str], str]:
     """Flags that a promise between tokens needs, and the line that says so, unless the command line says how
     graphs are captured.
@@ -338,8 +348,7 @@ def _graphs(settings: Settings, rest: list[str]) -> tuple[list[str], str]:
 
 
 def _warm_up(settings: Settings, rest: list[str]) -> tuple[Watch | None, str]:
-    first = (settings.ttft, *(promise.ttft for promise in settings.classes.values()))
-    if settings.tightest() == inf and not any(first):
+    if _unpromised(settings):
         return None, ""
     url = _where(rest, port="8000")
     if any(word.partition("=")[0].replace("_", "-") in ELSEWHERE for word in rest):

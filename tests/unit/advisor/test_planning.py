@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 from math import exp, inf, log1p
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from headgate.advisor.fluid_plan import _mixed_line
 from headgate.advisor.settings import CostSettings
 from headgate.advisor.situation import Held, OfferedLoad, Situation, held, plain_cost, situation
 from headgate.advisor.threshold import ALIKE, _longest, plan_threshold, refill_gap
@@ -269,3 +271,12 @@ def test_bad_words_are_refused(words: dict, said: str) -> None:
     with pytest.raises(InputError) as caught:
         plan_threshold(situation(experiment(words), TOY))
     assert said in str(caught.value)
+
+
+def test_rounding_makes_no_step_cost_negative() -> None:
+    """Of a card whose steps cost by the token only: the line through two of them begins at zero."""
+    whole, chunk = 0.499, 8161
+    assert whole - whole / chunk * chunk < 0
+    cost = SimpleNamespace(seconds=lambda shape: whole if shape.prefill == chunk else 0.0)
+    fixed, slope = _mixed_line(cost, SimpleNamespace(flows=(), context=20.0), 31, chunk)
+    assert fixed == 0.0 and slope == whole / chunk

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -50,10 +51,36 @@ def test_answer_first_then_plain_vllm_then_lines_to_paste(headgate, tmp_path):
 def test_no_line_to_paste_where_no_policy_keeps_the_promise(headgate):
     impossible = ["--slo", "ttft=1ms@p95", "--policy", "keep", "--slots", 64]
     run = headgate("advise", *SMALL, *impossible, "--rate", 10, "--cache", "kept")
-    assert run.code == 0 and run.out.split("\n\n")[1].startswith(
-        "No policy keeps p95 TTFT <= 1 ms at any rate"
+    said = "None of mixed and keep keeps p95 TTFT <= 1 ms at any rate"
+    assert run.code == 2 and flat(run.out.split("\n\n")[1]).startswith(said)
+    assert run.err.startswith(
+        "headgate: one engine that is almost idle cannot keep p95 TTFT <= 1 ms: the nearest that mixed, "
     )
     assert "headgate serve" not in run.out and "vllm serve" not in run.out
+    (wish,) = re.findall(r"keeps is --slo (\S+); ask for that", run.err)
+    rate = ["plan", "capacity", *SMALL, "--policy", "mixed", "--slots", 64, "--cache", "none"]
+    assert headgate(*rate, "--slo", wish).code == 0
+    flags = headgate("plan", "flags", *SMALL, "--slo", "ttft=1ms@p95,tbt=60ms@p99", "--slots", 64)
+    assert flags.code == 2 and "vllm serve" not in flags.out and "almost idle cannot keep" in flags.err
+
+
+def test_a_load_that_no_policy_bears_is_refused_at_once(refused):
+    words = ["--rate", 2000, "--engines-at-most", 2]
+    refused([*QUICK, *words, "--cache", "none"], "engines, more than --engines-at-most 2; raise it, or ask")
+
+
+def test_sessions_are_counted_behind_a_router_that_knows_prefixes_too(headgate, tmp_path):
+    """Each turn repeats 6,000 tokens or more, which only the engine of its session has."""
+    turns = sorted((3 * turn + 0.27 * user, turn, user) for turn in range(8) for user in range(11))
+    rows = "".join(f"{at:.2f},{6000 + 200 * turn},20,u{user}\n" for at, turn, user in turns)
+    (tmp_path / "chat.csv").write_text("arrival,prompt,output,session\n" + rows)
+    words = ["--trace", "chat.csv", "--scale-rate", 8, "--as-recorded", "--policy", "mixed", "--slots", 32]
+    words += ["--budget", 8192, "--slo", "ttft=400ms@p85", "--jobs", 1, "--cache", "none"]
+    run = headgate("advise", *words, "--json", "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())
+    best = next(each for each in found["final"] if each["found"]["policy"] == found["best"])
+    assert best["routers"]["prefix-aware"] == best["engines"] < best["routers"]["least-loaded"]
+    assert f"needs {best['engines']} engines behind router prefix-aware" in flat(run.out)
 
 
 def test_lines_it_prints_are_taken(headgate):
@@ -271,9 +298,14 @@ def test_policies_that_fall_behind_are_named_or_kept(headgate):
     words = ["advise", *SMALL, *PROMISE, "--slots", 64, "--cache", "none"]
     said = " ".join(headgate(*words, "--policy", "v0", "--policy", "keep").out.split())
     assert "Next policy" in said and "left out after short runs" not in said.lower()
-    table = said.partition("Every policy at its best flags")[2]
+    table = said.partition("Flags tried on long runs")[2]
     assert "v0" in table and "keep" in table
 
 
 def test_conversations_are_refused_at_once(refused):
     refused(["advise", "--turns", 3, "--rate", 5, *PROMISE], "advise draws single requests, no conversations")
+
+
+def test_the_help_lists_no_flag_that_is_refused(headgate):
+    shown = headgate("advise", "--help").out
+    assert "--turns" not in shown and "--think" not in shown and "--shared-prefix" in shown

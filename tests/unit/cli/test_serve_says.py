@@ -48,6 +48,26 @@ def test_without_a_card_it_serves_and_says_how_to_calibrate(headgate):
     assert "no card: it learns step times while it serves; headgate calibrate some/model" in said.out
 
 
+def test_what_happens_where_nothing_is_promised_is_said(headgate):
+    def said(*flags):
+        return headgate("serve", "some/model", *flags, "--dry-run").out
+
+    assert "nothing is promised (--ttft, --tbt): keep schedules as eb+, no promise is counted" in said()
+    assert "(--ttft, --tbt): no promise is counted" in said("--policy", "mixed")
+    assert "keep schedules as eb+" in said("--engine", "sglang")
+    assert "nothing is promised" not in said("--ttft", "1s") + said("--tbt", "100ms")
+
+
+def test_flags_that_are_nearly_ours_are_told_of(headgate):
+    def said(*flags):
+        return headgate("serve", "some/model", *flags, "--dry-run").err
+
+    assert "--TTFT is not ours and goes to vllm; did you mean --ttft?" in said("--TTFT", "1s")
+    assert "--slo is not ours and goes to vllm; did you mean --ttft and --tbt?" in said("--slo", "ttft=1s@p95")
+    shown = " ".join(headgate("serve", "--help").out.split())
+    assert "(default: on) (default: yes)" not in shown
+
+
 def test_refuse_with_a_policy_that_ignores_it(headgate, refused):
     refused(
         ["serve", "m", "--policy", "mixed", "--refuse", "503", "--dry-run"], "policy mixed refuses nothing"

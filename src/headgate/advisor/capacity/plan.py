@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import ceil
+from math import ceil, inf
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from headgate.advisor.capacity.beside import OVERLOAD, values_in_overload
 from headgate.advisor.capacity.search import ROUGH, Search
-from headgate.advisor.capacity.traffic import Level, SearchTraffic
+from headgate.advisor.capacity.traffic import Level, SearchTraffic, nearest
 from headgate.advisor.capacity.trials import (
     HOPELESS,
     Answers,
@@ -45,7 +45,9 @@ INTERRUPTED = (
 
 @dataclass(frozen=True)
 class PolicyRate:
-    """What one policy sustains. `values` are the levels that are checked, at the highest sustained rate."""
+    """What one policy sustains. `values` are the levels that are checked, at the highest sustained rate; where
+    there is none the worst of any seed, at the lowest rate tried.
+    """
 
     policy: str
     rate: Estimate
@@ -220,10 +222,11 @@ def put_together(
     """The rates of all seeds put together, and what gave way. One that was `dropped` has its bracket."""
     mine = {seed: search for (policy, seed), search in searches.items() if policy == text}
     rates = np.array([search.answer for search in mine.values()])
-    reasons, kept = Counter[str](), []
+    reasons, kept, idle = Counter[str](), [], []
     for seed, search in mine.items():
         if search.missed <= top:
             reasons[answers[text, seed, search.missed].worst] += 1
+            idle += [values] if (values := answers[text, seed, search.missed].values) else []
         if search.sustained:
             kept.append(answers[text, seed, search.sustained].values)
     if dropped:
@@ -232,13 +235,14 @@ def put_together(
     else:
         rate = _no_finer_than_searched(Spread.of_values(rates).estimate().cut(), list(mine.values()))
     names = [str(level) for level in levels if level.statistic]
+    values = np.mean(kept, axis=0) if kept else np.max(idle, axis=0, initial=0.0)
     return PolicyRate(
         policy=text,
         rate=rate,
         share=rate.value / top,
         by_seed=tuple(rates.tolist()),
         limited_by=reasons.most_common(1)[0][0] if reasons else "",
-        values=dict(zip(names, np.mean(kept, axis=0).tolist(), strict=True)) if kept else {},
+        values=dict(zip(names, values.tolist(), strict=True)) if kept or idle else {},
         runs=sum(len(search.tried) for search in mine.values()),
         at_edge=sum(search.sustained >= search.top for search in mine.values()),
         dropped=dropped,
@@ -256,6 +260,21 @@ def _no_finer_than_searched(rate: Estimate, searches: Sequence[Search]) -> Estim
     below = float(np.mean([search.sustained for search in searches]))
     above = float(np.mean([min(search.missed, search.top) for search in searches]))
     return replace(rate, low=min(rate.low, below), high=min(max(rate.high, above), searches[0].top))
+
+
+def beyond_idle(found: Sequence[PolicyRate], levels: Sequence[Level]) -> str:
+    """Where no rate is sustained: the levels that are missed on an idle engine, and the nearest ones kept."""
+    checked = [level for level in levels if level.statistic]
+
+    def ratio(each: PolicyRate) -> float:
+        return max(each.values.get(str(level), inf) / level.limit for level in checked)
+
+    best = min(found, key=ratio, default=None)
+    if best is None or any(each.rate.value for each in found):
+        return ""
+    if ratio(best) == inf:
+        return f"one engine keeps {'; '.join(map(str, checked))} at no rate; ask for less"
+    return f"one engine that is almost idle cannot keep {nearest(checked, best.values, best.policy)}"
 
 
 # -- runs long enough for the answer

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf, isfinite
+from math import ceil, floor, inf, isfinite, log10
 from typing import NamedTuple
 
 import numpy as np
@@ -121,8 +121,17 @@ class SearchTraffic:
         """Whether rows of the trace share content, and those drawn from it do not."""
         return engine.prefix_cache and not self.recorded and self.trace is not None and shares(self.trace)
 
+    def shares_content(self, engine: Engine) -> bool:
+        """Whether a router may find prompts in the caches of engines."""
+        known = self._rows.contents is not None and not self.sharing_lost(engine)
+        return engine.prefix_cache and known
+
+    @property
+    def _rows(self) -> Workload:
+        return self.trace or self.at_rate.at(1.0, self.words.seed)
+
     def sharing_said(self, engine: Engine) -> str:
-        rows = self.trace or self.at_rate.at(1.0, self.words.seed)
+        rows = self._rows
         if not engine.prefix_cache or not shares(rows):
             return ""
         if self.sharing_lost(engine):
@@ -295,6 +304,25 @@ def _first_token(levels: Sequence[Level], kind: str, known: float | None = None)
 
 def promised_gap(levels: Sequence[Level]) -> float | None:
     return min((level.limit for level in levels if level.metric in METRIC_KINDS), default=None)
+
+
+DIGITS = 3  # of the value proposed, rounded up so that it is kept
+
+
+def nearest(levels: Sequence[Level], values: Mapping[str, float], name: str) -> str:
+    """The levels that these values miss, and what may be asked for instead."""
+    missed = [level for level in levels if values[str(level)] > level.limit]
+    wish = ",".join(_wish(level, values[str(level)]) for level in missed)
+    said = "; ".join(map(str, missed))
+    return f"{said}: the nearest that {name} keeps is --slo {wish}; ask for that"
+
+
+def _wish(level: Level, value: float) -> str:
+    unit, scale = ("ms", 1000.0) if value < 1 else ("s", 1.0)
+    digits = DIGITS - 1 - floor(log10(value * scale))
+    limit = ceil(value * scale * 10**digits) / 10**digits
+    kind = f":{level.kind}" if level.kind else ""
+    return f"{level.metric}={limit:g}{unit}@{level.statistic}{kind}"
 
 
 class LevelsKept(NamedTuple):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from shlex import quote
 
 from headgate.advisor.advice import Advice, Advised
+from headgate.advisor.capacity.beside import BesidePlan
 from headgate.advisor.capacity.plan import apart
 from headgate.advisor.capacity.traffic import promise, promised_gap
 from headgate.advisor.flags import FLAG, WHY, graph_flag, loaded_with, model_of, sglang_words
@@ -15,7 +17,7 @@ from headgate.cost.laws.work import WorkCost
 from headgate.cost.likeness import throughput_error
 from headgate.experiment.run import DEFAULT_ROUTER
 from headgate.report import document as doc
-from headgate.report.plans.capacity import apart_said, asked, bar_of, engines_range, left_said, rate_bars
+from headgate.report.plans.capacity import apart_said, asked, bar_of, engines_range, left_said, none_keeps, rate_bars
 from headgate.report.plans.flags import UNNAMED, pasted, unnamed
 from headgate.settings_base import BETWEEN
 
@@ -24,12 +26,15 @@ OTHER_DRAFTS = (
     "fewer, more or none serve better at your load, and prints vLLM's schedule of them by batch size."
 )
 SIMULATED = "All rates are simulated with such graphs, those of vLLM at its defaults too."
+TOO_SHORT = " at most, λ*: the runs are too short to say what gives way first"
 HELD = "What one engine holds under the promise; the thin line is the interval over seeds."
 CLASSES = (
     "Put your classes into a file for --config: what each is promised, which is background. Else all of them "
     "get the promises of this line."
 )
+SERVED, WATCHED = "With headgate", "The same with headgate's metrics: it only watches"
 OTHER_ROUTERS = "headgate plan capacity --find engines --router NAME, repeated, compares others"
+COUNTED = "engines: counted for the best flags of each policy and for the defaults"
 CARE = (
     "λ* is the rate no policy exceeds. Flags were chosen on short runs of one seed; rates and intervals are "
     "from long runs, over seeds. Runs are finite, so tails (p99) are optimistic."
@@ -47,16 +52,18 @@ def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> do
     lines = [doc.Section(f"Plain {engine.title} at its best flags", (plain, *stands_for))]
     if engine.title == "vLLM" or not advice.is_plain(advice.best):
         hint = (CLASSES,) if advice.start.settings.classes else ()
-        lines.insert(0, doc.Section("With headgate", (serve_line(advice, advice.best, loaded), *hint)))
+        plain_best = advice.is_plain(advice.best)
+        ours = doc.Section(WATCHED if plain_best else SERVED, (serve_line(advice, advice.best, loaded), *hint))
+        lines.insert(plain_best, ours)
     ranked = sorted(advice.first_round, key=lambda each: -each.rate.value)
     short = [doc.row(each.policy, each.rate.value, each.limited_by or "nothing up to λ*") for each in ranked]
     heads = ("policy, flags", "requests\nper s", "gives way first")
     found = advice.best.found.rate.value
+    told = [doc.Section(f"Beside plain {engine.title}", (_beside(advice, rows), bars)), *lines]
     sections = (
         doc.Section("", (_facts(advice),)),
-        *([doc.Section(f"Beside plain {engine.title}", (_beside(advice, rows), bars))] if found else []),
-        *(lines if found and not advice.declined else []),
-        doc.Section("Every policy at its best flags", (_finals(advice),)),
+        *(told if found and not advice.declined else []),
+        doc.Section("Flags tried on long runs", (_finals(advice),)),
         doc.Section("Flags tried on short runs", (doc.Grid("", heads, tuple(short)),), doc.PAGE_ONLY),
     )
     about = f"card {card.name}, {advice.start.workload}"
@@ -71,7 +78,8 @@ def answer(advice: Advice) -> str:
     best, rate = advice.best, advice.best.found.rate
     if not rate.value:
         levels = "; ".join(str(level) for level in advice.levels if level.statistic)
-        return f"No policy keeps {levels} at any rate on one engine: ask for less, or for a faster card."
+        tried = none_keeps([each.text for each in advice.final])
+        return f"{tried} {levels} at any rate on one engine: ask for less, or for a faster card."
     if advice.declined:
         return f"No answer: {advice.declined}."
     engine = advice.served_by
@@ -84,13 +92,15 @@ def answer(advice: Advice) -> str:
     if rate.low is not None:
         verdict += f" (95 % interval {doc.number(rate.low)} to {doc.number(rate.high or 0.0)})"
     way = best.found.limited_by
-    verdict += bar_of(error) + (f", then {way} gives way first" if way else ", as many as any policy can")
+    verdict += bar_of(error) + (f", then {way} gives way first" if way else TOO_SHORT)
     if error and not advice.is_plain(best) and advice.plain.found.rate.value >= (1 - error) * rate.value:
         plain = f"plain {engine.title} at its best flags"
         verdict += f". Cannot tell it from {plain}: the card cannot separate them"
     if advice.load is None:
         return f"{verdict}."
     needs = ("" if best.engines else "more than ") + doc.plural(best.engines or advice.most, "engine")
+    if best.fleet and best.fleet.router not in (DEFAULT_ROUTER, advice.start.settings.router):
+        needs += f" behind router {best.fleet.router}"
     needs += f", {engines_range(best.engines, error)}" if error and best.engines else ""
     return f"{verdict}. Your load of {doc.number(advice.load)} requests/s needs {needs}{_also_plain(advice)}."
 
@@ -130,9 +140,10 @@ def _facts(advice: Advice) -> doc.Facts:
         if other := max(others, key=lambda each: each.found.rate.value, default=None):
             facts["Next policy"] = f"{other.text}: {_against(advice, other)}"
     if advice.best.engines and advice.best.engines > 1:
-        facts["Router"] = f"{advice.start.settings.router or DEFAULT_ROUTER}; {OTHER_ROUTERS}"
+        needs = (f"{router}: {_many(advice, engines)}" for router, engines in advice.best.routers.items())
+        facts["Router"] = f"engines behind {', '.join(needs)}; {OTHER_ROUTERS}"
     if advice.beside:
-        facts["Background"] = left_said(advice.beside)
+        facts["Background"] = _background(advice.best.name, advice.beside)
     facts["No policy"] = f"above λ* = {doc.number(advice.bound.rate)} requests/s on one engine"
     facts["Runs"] = f"{advice.requests:,} requests each, {doc.plural(len(advice.start.seeds), 'seed')}"
     return doc.Facts(facts)
@@ -164,10 +175,22 @@ def _beside(advice: Advice, rows: Sequence[Advised]) -> doc.Grid:
     return doc.Grid("", (*heads, "gives way first"), tuple(cells))
 
 
+def _background(answer: str, plan: BesidePlan) -> str:
+    """What the answer leaves, and which of the others that were tried leaves more."""
+    best, mine = plan.best, [each for each in plan.found if each.policy == answer]
+    said = left_said(replace(plan, found=tuple(mine)))
+    if not plan.bound or best is None or best in mine:
+        return said
+    tokens, kept = doc.number(best.tokens.value), doc.percent(best.kept)
+    return f"{said} With {best.policy}: {tokens} tokens/s, {kept} of the promises are kept."
+
+
 def _engines(advice: Advice, each: Advised) -> str:
-    if not each.counted:
-        return "-"
-    return f"{each.engines:,}" if each.engines else f"> {advice.most:,}"
+    return _many(advice, each.engines) if each.counted else "-"
+
+
+def _many(advice: Advice, engines: int | None) -> str:
+    return f"{engines:,}" if engines else f"> {advice.most:,}"
 
 
 def _finals(advice: Advice) -> doc.Grid:
@@ -177,13 +200,14 @@ def _finals(advice: Advice) -> doc.Grid:
         figures = (each.slots, each.budget, rate.value, doc.span(rate), share)
         rows.append(doc.row(each.text, *figures, _engines(advice, each)))
     heads = ("policy", "slots", "tokens\na step", "requests\nper s", "95 % interval", "of λ*", "engines")
-    counted = () if advice.load is None else ("engines: counted for the best flags of each policy",)
+    counted = () if advice.load is None or advice.declined or not advice.best.found.rate.value else (COUNTED,)
     return doc.Grid("", heads, tuple(rows), counted)
 
 
 def serve_line(advice: Advice, each: Advised, model: str) -> doc.Code:
     sglang = ["--engine sglang"] if advice.served_by.title == "SGLang" else []
-    parts = [f"headgate serve {quote(model)}", *sglang, f"--policy {quote(each.policy)}"]
+    policy = advice.start.settings.engine if advice.is_plain(each) else each.policy
+    parts = [f"headgate serve {quote(model)}", *sglang, f"--policy {quote(policy)}"]
     parts += [f"--set {quote(f'{key}={value}')}" for key, value in each.settings.items()]
     parts.append(f"--card {quote(advice.start.settings.card)}")
     slo = promise([level for level in advice.levels if not level.kind], "", Slo())

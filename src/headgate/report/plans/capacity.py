@@ -47,7 +47,8 @@ def capacity_page(plan: CapacityPlan, command: Sequence[str]) -> doc.Page:
 def _verdict(plan: CapacityPlan) -> str:
     best = max(plan.found, key=lambda each: each.rate.value)
     if not best.rate.value:
-        return "No policy keeps these levels at any rate: ask for less."
+        tried = none_keeps([each.policy for each in plan.found])
+        return f"{tried} these levels at any rate: ask for less."
     if plan.declined:
         return f"No answer: {plan.declined}."
     share = f"{100 * best.share:.0f} % of λ*{bar_of(plan.error)}"
@@ -64,6 +65,11 @@ def _verdict(plan: CapacityPlan) -> str:
     alike = [each.policy for each in others if not apart(each, best)]
     said = f"{best.policy} sustains most: {doc.number(best.rate.value)} requests/s, {share}"
     return f"{said}; no significant difference from {', '.join(alike)}." if alike else f"{said}."
+
+
+def none_keeps(tried: Sequence[str]) -> str:
+    *others, last = dict.fromkeys(tried)
+    return f"None of {', '.join(others)} and {last} keeps" if others else f"{last} does not keep"
 
 
 def bar_of(error: float) -> str:
@@ -165,8 +171,7 @@ def left_said(plan: BesidePlan) -> str:
     if best is None:
         closest = max(plan.found, key=lambda each: each.kept if not isnan(each.kept) else -1.0)
         missed = f"{closest.policy} misses {closest.missed} with {doc.percent(closest.kept)}"
-        *others, last = (each.policy for each in plan.found)
-        none = f"None of {', '.join(others)} and {last} keeps" if others else f"{last} does not keep"
+        none = none_keeps([each.policy for each in plan.found])
         return (
             f"{none} these levels beside {plan.clients:,} clients of {plan.name} on {where}: {missed} of the "
             "promises kept."

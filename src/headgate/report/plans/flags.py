@@ -84,7 +84,7 @@ def promised_page(
     heads = ("slots", "tokens\na step", "", "requests\nper s", "95 % interval", "gives way first")
     facts, searched = doc.Facts(asked(levels, ())), doc.Grid("", heads, tuple(rates))
     sections = [doc.Section("", (facts,))]
-    if not tried.declined:
+    if tried.best.found.rate.value and not tried.declined:
         words = [f"{each.name} {each.value}" for each in tried.flags]
         sections = [doc.Section("", (facts, doc.Grid("", ("flag", "why"), tuple(flags))))]
         sections.append(doc.Section("Command", _command(plan, words)))
