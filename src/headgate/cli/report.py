@@ -163,6 +163,11 @@ def notes(run: Run) -> list[str]:
     found += ["the policy was disabled at {at:.1f} s: {reason}".format(**line) for line in meta["fallbacks"]]
     if ranks := meta.get("lockstep"):
         found.append(f"{ranks} data-parallel ranks stepped together: prompts of any lengthen gaps of all")
+    if any(kind.get("between_tokens") for kind in run.kinds):
+        found.append(
+            "promised gaps are the engine's: what clients are promised less --delivery (20 ms unless told "
+            "otherwise, at most a fifth)"
+        )
     if "queries" in steps:
         decodes = max(1, (steps["decodes"] * steps["count"]).sum())
         queries = (steps["queries"] * steps["count"]).sum()

@@ -307,11 +307,9 @@ def _refuse_both(words: Experiment | ClassSettings, where: str) -> None:
 
 
 def renamed_promise(words: Experiment) -> list[str]:
-    """What --tbt means, said until 0.3: it was another name of --tpot."""
-    if not (words.tbt or any(share.tbt for share in words.classes)):
-        return []
-    said = "--tbt" if words.tbt else "tbt of a class"
-    return [f"{said} promises every gap, as in serve and --slo; for the mean of a request's gaps give tpot"]
+    """What --tbt means, said until 0.3: it was another name of --tpot. Of a class it never was."""
+    said = "--tbt promises every gap, as in serve and --slo; for the mean of a request's gaps give tpot"
+    return [said] if words.tbt else []
 
 
 def _check_classes(words: Experiment) -> None:

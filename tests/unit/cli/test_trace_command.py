@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from headgate.core.request import Slo
 from headgate.experiment.library import card_engine
 from headgate.live.engine.trace import Trace
 from headgate.methods.eb.exclusive import Exclusive
 from headgate.record.tables import Run
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads import Workload
+from headgate.workloads.workload import Kind
 
 HEADER = {"policy": "eb", "driver": "vllm", "kv_tokens": 50_000, "model": "m"}
 
@@ -40,6 +43,17 @@ def test_a_folder_and_a_table(headgate, trace, tmp_path):
     said = headgate("trace", "t.jsonl", "--json", "-")
     assert said.code == 0 and json.loads(said.out)["completed"] == 30
     assert "run folder: runs/0001-trace-t" in said.err
+
+
+def test_promised_gaps_are_said_to_be_the_engines(headgate, trace, tmp_path):
+    assert "promised gaps" not in headgate("trace", "t.jsonl").out
+    trace = Trace(tmp_path / "p.jsonl", HEADER, background=False)
+    engine, promised = card_engine("linear-h200-qwen3-8b", slots=8, budget=512), Kind("chat", Slo(1.0, 0.08))
+    requests = replace(Workload.of([300] * 30, [10, 40] * 15), kinds=(promised,))
+    Simulator(engine, Exclusive(8, 3), requests, (trace,)).run()
+    trace.close()
+    said = " ".join(headgate("trace", "p.jsonl").out.split())
+    assert "note: promised gaps are the engine's: what clients are promised less --delivery (20 ms" in said
 
 
 def test_one_that_was_cut_off(headgate, trace):

@@ -61,6 +61,13 @@ def test_no_promise_is_called_kept_that_a_gap_breaks(headgate):
     assert said.err.count("--tbt promises every gap") == 1
 
 
+def test_classes_that_promise_gaps_need_no_note(headgate, tmp_path):
+    chat = '[[classes]]\nname = "chat"\nshare = 1\nprompt = 100\noutput = 10\ntbt = "50ms"\n'
+    (tmp_path / "mix.toml").write_text(chat)
+    said = headgate("simulate", "--mix", "mix.toml", "--rate", 5, "--requests", 100)
+    assert said.code == 0 and "promises every gap" not in said.out + said.err
+
+
 def test_a_sweep_says_once_what_tbt_means(headgate):
     said = headgate("sweep", "--over", "rate=2,4", *SMALL[:2], *SMALL[4:], "--tbt", "50ms", "--jobs", 1)
     assert said.code == 0 and said.out.count("note: --tbt promises every gap") == 1

@@ -15,7 +15,7 @@ from headgate.live.emulate import answer, emulated, service
 from headgate.live.emulate.clock import Alarm, WallClock
 from headgate.live.emulate.engine import Histogram, token_bounds
 from headgate.live.emulate.server import warn_when_late
-from headgate.live.engine.requests import promises
+from headgate.live.engine.requests import IGNORED, promises
 from headgate.live.engine.settings import Settings
 from headgate.methods.make import make_policy
 from headgate.record.recorder import Recorder
@@ -113,6 +113,7 @@ def test_metrics_by_class_and_tenant_are_those_of_the_plug_in(monkeypatch):
     }
     settings = Settings(classes=classes, clients_may=("class", "tenant"), ttft="1us")
     monkeypatch.setattr(service, "promises", lambda words, _: promises(words, settings))
+    IGNORED.clear()
 
     async def main():
         async with emulated(**SMALL, virtual=True) as urls, session() as client:
@@ -121,15 +122,13 @@ def test_metrics_by_class_and_tenant_are_those_of_the_plug_in(monkeypatch):
                 body = {"prompt": "x" * 40, "max_tokens": 5, "vllm_xargs": words}
                 assert (await post(client, urls[0], body))[0] == 200
             shown = await metrics(client, urls[0])
-            return {
-                labels: value for (name, labels), value in shown.items() if name == "headgate_promises_total"
-            }, {
-                labels: value
-                for (name, labels), value in shown.items()
-                if name == "headgate_tenant_tokens_total"
-            }
+            return [
+                {labels: value for (name, labels), value in shown.items() if name == f"headgate_{what}_total"}
+                for what in ("promises", "tenant_tokens", "ignored_words")
+            ]
 
-    kept, tokens = run(main())
+    kept, tokens, ignored = run(main())
+    assert ignored == {'word="others"': 3}
     assert kept == {
         'class="gold",engine="0",kept="true",promise="ttft"': 1,
         'class="gold",engine="0",kept="true",promise="tbt"': 1,

@@ -130,6 +130,20 @@ def test_a_latency_that_is_won_comes_with_the_one_that_pays_for_it():
     assert found.endswith("; split pays with mean TTFT 24.5 times as high.")
 
 
+def test_latencies_of_background_work_are_no_price():
+    found = comparison(
+        request_throughput={"keep": (0.1, SAME, 0.3)},
+        mean_TTFT={"keep": (29.0, WORSE)},
+        goodput={"keep": (16270.0, BETTER, 220.0)},
+    )
+    said = comparison_verdict(found, background=True)
+    assert "TTFT" not in said
+    assert said.endswith(
+        "keep has the share of kept promises 163.7 times as high (95 % interval 161.5 to 165.9 times)."
+    )
+    assert "keep pays with mean TTFT 29.0 % higher" in comparison_verdict(found)
+
+
 def test_loads_of_one_policy_say_up_to_where_it_keeps_up():
     low, high = (scene_of({"mixed": [served("mixed", rate=rate)]}) for rate in (4.0, 400.0))
     assert load_verdict([low]) == "mixed keeps up with every load tried, up to 4 requests/s."

@@ -15,6 +15,7 @@ from headgate.live.emulate.clock import Clock
 from headgate.live.emulate.engine import EmulatedEngine
 from headgate.live.emulate.service import EmulatorSetup, PortState
 from headgate.live.engine.metrics import COUNTERS, GAUGES
+from headgate.live.engine.requests import IGNORED
 from headgate.live.engine.tally import BY_CLASS, QUEUE
 from headgate.live.engine.trace import Trace
 
@@ -208,8 +209,13 @@ class PlaceMetrics:
                 for values, count in engine.by_class.shown()[name].items():
                     family.add_metric([str(number), *values], count)
             yield family
+        ignored = CounterFamily(WORDS, *COUNTERS[WORDS])
+        for word, count in IGNORED.items():
+            ignored.add_metric([word], count)
+        yield ignored
 
 
+WORDS = "headgate_ignored_words"
 RANKS = ["model_name", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank", "dp_rank"]
 _NAMES = {  # of the tally: SGLang's name
     "time_to_first_token": "time_to_first_token_seconds",

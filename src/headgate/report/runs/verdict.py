@@ -28,15 +28,17 @@ from headgate.stats.metrics import Metrics
 KEPT_UP = 0.97  # of what was offered; the window of a short run is not exact to more
 LEAST_KEPT = 0.01  # of requests with their promises kept; below, nothing is compared
 NEGLIGIBLE = 1.0  # percent of throughput
+TWICE = 100.0  # percent more; from here on a figure is told as times of another
 # what a gain may cost, or what is left to win where throughput is not
 MATTER = {"goodput": "the share of kept promises"}
-MATTER |= {name: name for name in ("mean TTFT", "mean TPOT", "p99 ITL")}
+LATENCIES = ("mean TTFT", "mean TPOT", "p99 ITL")  # of all requests: none is judged beside background work
+MATTER |= {name: name for name in LATENCIES}
 
 
 def scene_verdict(scene: Scene) -> str:
     found = scene.comparison
     if isinstance(found, Comparison):
-        return comparison_verdict(found, scene.compared)
+        return comparison_verdict(found, scene.compared, _background(scene))
     if found is None:
         name, run = next(iter(scene.first.items()))
         return run_verdict(name, run.run, run.metrics)
@@ -56,7 +58,7 @@ def run_verdict(name: str, run: Run, metrics: Metrics) -> str:
     if not math.isnan(metrics.tpot.mean.value):
         said += f", then one every {timed(metrics.tpot.mean.value)}"
     if metrics.goodput:
-        said += f"; {percent(metrics.goodput.share.value)} of the requests got what they were promised"
+        said += f"; {percent(metrics.goodput.share.value)} of the requests with a promise got it"
     busy = metrics.engine.utilisation
     if math.isnan(busy):  # a router's trace has no steps
         return f"{ended}{said}."
@@ -64,8 +66,8 @@ def run_verdict(name: str, run: Run, metrics: Metrics) -> str:
     return f"{ended}{said}. The engine is busy {percent(busy)} of the time{spare}."
 
 
-def comparison_verdict(found: Comparison, of: Compared = POLICIES) -> str:
-    rows = {row.metric: row for row in found.rows}
+def comparison_verdict(found: Comparison, of: Compared = POLICIES, background: bool = False) -> str:
+    rows = _judged_rows(found, background)
     served = rows.get("request throughput")
     if served is None:
         return "No request was served to its end, so there is nothing to compare."
@@ -86,6 +88,14 @@ def comparison_verdict(found: Comparison, of: Compared = POLICIES) -> str:
     if served.best == winner and alike:
         said += f"; in requests served {listed(alike)} cannot be told from it"
     return f"{said}.{_left_out(found)}"
+
+
+def _judged_rows(found: Comparison, background: bool) -> dict[str, MetricRow]:
+    return {row.metric: row for row in found.rows if not background or row.metric not in LATENCIES}
+
+
+def _background(scene: Scene) -> bool:
+    return any(kind.get("background") for run in scene.tables.values() for kind in run.kinds)
 
 
 def _judged(found: Comparison) -> list[str]:
@@ -167,7 +177,8 @@ def _nothing_to_gain(found: Comparison, rows: dict[str, MetricRow], of: Compared
     said += unseen(room_for(served), "at this load")
     if fewer:
         said += f" ({listed(fewer)} serve{'s' if len(fewer) == 1 else ''} fewer)"
-    return f"{said}. What differs: {differs}." if differs else f"{said}, and no latency is seen to be better."
+    seen = "latency is seen to be better" if "mean TTFT" in rows else "promise is seen to be kept more often"
+    return f"{said}. What differs: {differs}." if differs else f"{said}, and no {seen}."
 
 
 def what_else(rows: Mapping[str, MetricRow]) -> str:
@@ -179,7 +190,7 @@ def what_else(rows: Mapping[str, MetricRow]) -> str:
         if better:
             best = max(better, key=lambda other: abs(better[other].percent.value))
             winners.append(best)
-            wins.append(f"{best} has {_change(name, better[best])}{percents(better[best])}")
+            wins.append(f"{best} has {_change(name, better[best])}{_interval(better[best])}")
     said = listed(wins)
     for winner in dict.fromkeys(winners):
         each = {name: row.others[winner] for name, row in told.items()}
@@ -212,9 +223,17 @@ def _change(name: str, other: Difference) -> str:
     change = other.percent.value
     if math.isnan(change):  # the baseline has none; of all these figures only a share may be zero
         return f"{name} at {percent(other.value)} instead of 0"
-    if change >= 100:
+    if change >= TWICE:
         return f"{name} {1 + change / 100:.1f} times as high"
     return f"{name} {abs(change):.1f} % {'higher' if change > 0 else 'lower'}"
+
+
+def _interval(other: Difference) -> str:
+    """In the unit of `_change`."""
+    low, high = other.percent.low, other.percent.high
+    if low is None or high is None or not other.percent.value >= TWICE:
+        return percents(other)
+    return f" (95 % interval {1 + low / 100:.1f} to {1 + high / 100:.1f} times)"
 
 
 def percents(other: Difference) -> str:
@@ -276,7 +295,7 @@ def _comparison(scene: Scene) -> Comparison:
 
 
 def _rows(scene: Scene) -> dict[str, MetricRow]:
-    return {row.metric: row for row in _comparison(scene).rows}
+    return _judged_rows(_comparison(scene), _background(scene))
 
 
 def _room(scenes: Sequence[Scene]) -> float:
