@@ -190,7 +190,7 @@ def composes_ahead(asked: bool | None, host: HostTerms | None) -> bool:
 
 
 def engine_kind(asynchronous: bool, fleet: bool) -> str:
-    ahead = "engines asynchronous in part" if fleet else "asynchronous engine"
+    ahead = "asynchronous engines (tokens seen at once)" if fleet else "asynchronous engine"
     return ahead if asynchronous else "synchronous engine"
 
 

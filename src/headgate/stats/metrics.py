@@ -77,7 +77,7 @@ class EngineUse:
 
 @dataclass(frozen=True)
 class Standing:
-    weight: float | None  # None: by the priority of each request
+    weight: float | None  # None: requests of the class have several, by their priorities
     background: bool
     evictions: int  # over the whole run
     token_rate: float  # prompt and output tokens a second of the requests that finished in the window
@@ -266,7 +266,8 @@ def _kind(
         tokens = float((rows["prompt"][counted] + rows["output"][counted]).sum())
         rate = tokens / window.seconds if window.seconds > 0 else math.nan
         evictions, background = int(rows["evictions"][mine].sum()), bool(kind.get("background"))
-        standing = Standing(kind.get("weight"), background, evictions, rate)
+        worth = {*weights(run)[mine].tolist()}
+        standing = Standing(worth.pop() if len(worth) == 1 else None, background, evictions, rate)
     return KindMetrics(
         str(kind.get("name", "")), kind.get("first_token"), kind.get("between_tokens"),
         between_kind=between_kind(kind),

@@ -42,7 +42,7 @@ def test_the_default_card_has_a_host_and_its_engine_composes_ahead(headgate, tmp
         (["simulate", "--no-asynchronous", *SMALL], "synchronous engine", "64 clients in a closed loop"),
         (
             ["simulate", "--engines", 2, "--rate", 9, *SMALL],
-            "engines asynchronous in part",
+            "asynchronous engines (tokens seen at once)",
             "Poisson arrivals, 9 requests/s",
         ),
         (

@@ -43,6 +43,8 @@ def test_the_value_kept_and_what_a_class_is_worth():
     assert found.value_kept == pytest.approx((10 + 1 + 0.1) / (10 + 1 + 1 + 0.1))
     gold, free, batch = (kind.standing for kind in found.kinds)
     assert (gold.weight, free.weight, batch.background, batch.evictions) == (10.0, None, True, 2)
+    run.requests["priority"][:] = 0
+    assert summarise(run).kinds[1].standing.weight == 1.0  # one priority is one weight
     assert batch.token_rate == pytest.approx(14 / 4)
     document = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert document["value_kept"] == found.value_kept and "tenants" not in document
