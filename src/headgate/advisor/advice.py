@@ -198,7 +198,8 @@ def _left_beside(advice: Advice, settings: Experiment, asks: Asked) -> BesidePla
         tried = next((each for each in advice.final if each.policy == KEEP), replace(best, settings={}))
         name = tried.name if tried.policy == KEEP else KEEP
         shown[name] = tried.contender._replace(policy=KEEP)
-    fleet = settings.model_copy(update={"engines": best.engines if best.engines > 1 else None})
+    several = {"engines": best.engines, "router": best.fleet and best.fleet.router}
+    fleet = settings.model_copy(update=several if best.engines > 1 else {"engines": None})
     return plan_beside(fleet, shown, asks)
 
 

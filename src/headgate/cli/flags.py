@@ -41,8 +41,8 @@ def flag_of(name: str) -> str:
 
 
 def takes_settings(command: Command, fleet: bool = False, hidden: Collection[str] = ()) -> Command:
-    """Give a command the flags of its settings; those of an Experiment without the ones about fleets. Those it
-    refuses are `hidden`.
+    """Give a command the flags of its settings, of an Experiment without those about fleets; what it refuses
+    is `hidden`.
     """
     hints = get_type_hints(command, include_extras=True)
     tables: dict[str, tuple[Table, bool]] = {}

@@ -166,7 +166,7 @@ def _promised(
     words: Experiment, search: SearchSettings, slo: list[str], check: bool, outputs: Outputs
 ) -> None:
     from headgate.advisor.advice import search_flags
-    from headgate.advisor.capacity.plan import beyond_idle
+    from headgate.advisor.capacity.plan import refuse_idle
     from headgate.advisor.flags import plan_flags
     from headgate.experiment.run import MIXED, assumed, outside_said, tried_arrivals
     from headgate.report.plans.flags import promised_page
@@ -181,7 +181,7 @@ def _promised(
     outside = "" if tried.declined else outside_said(words, MIXED, tried.best.found.rate.value)
     page = promised_page(found, tried, asks.levels, sys.argv[1:])
     tell(page, document, outputs, setup, tried.lost, [outside])
-    _refuse(beyond_idle([each.found for each in tried.final], asks.levels))
+    refuse_idle([each.found for each in tried.final], asks.levels)
 
 
 # -- plan capacity
@@ -254,7 +254,7 @@ def capacity(
 
 
 def _find_rate(words: Experiment, policies: list[str], asks: Asked, outputs: Outputs) -> None:
-    from headgate.advisor.capacity.plan import beyond_idle, choose, plan_capacity
+    from headgate.advisor.capacity.plan import choose, plan_capacity, refuse_idle
     from headgate.advisor.set_up import other_question, other_rate
     from headgate.experiment.run import assumed, outside_said, tried_arrivals
     from headgate.report.plans.capacity import apart_said, capacity_page
@@ -271,12 +271,7 @@ def _find_rate(words: Experiment, policies: list[str], asks: Asked, outputs: Out
             other = other_rate(question, best.policy, best.rate.value, chosen[best.policy])
     alarms = apart_said(other, "sustains"), outside
     _tell_search(found, other, capacity_page(found, sys.argv[1:]), outputs, setup, alarms)
-    _refuse(beyond_idle(found.found, asks.levels))
-
-
-def _refuse(why: str) -> None:
-    if why:
-        raise InputError(why)
+    refuse_idle(found.found, asks.levels)
 
 
 def _find_batch(
@@ -332,7 +327,8 @@ def _find_engines(
     outside = outside_said(words, best.policy, found.rate / best.engines) if best and best.engines else ""
     alarms = apart_said(other, "needs", "engines"), outside
     _tell_search(found, other, engines_page(found, sys.argv[1:]), outputs, setup, alarms)
-    _refuse(out_of_reach(found))
+    if advice := out_of_reach(found):
+        raise InputError(advice)
 
 
 def _engines_at_other_times(
@@ -478,7 +474,7 @@ def advise(
       headgate advise --prompt 1000 --output 200 --rate 15 --slo ttft=500ms@p95 --policy keep --policy slai
     """
     from headgate.advisor.advice import advise as find
-    from headgate.advisor.capacity.plan import beyond_idle
+    from headgate.advisor.capacity.plan import refuse_idle
     from headgate.experiment.run import assumed, tried_arrivals
     from headgate.report.plans.advise import advice_page, other_said
 
@@ -490,4 +486,4 @@ def advise(
     setup = assumed(words, tried_arrivals(search.as_recorded) + found.start.unshared, limits=False)
     page = advice_page(found, model, sys.argv[1:])
     tell(page, found.as_dict(), Outputs(json, report), setup, found.start.traffic.lost, [other_said(found)])
-    _refuse(beyond_idle([each.found for each in found.final], asks.levels))
+    refuse_idle([each.found for each in found.final], asks.levels)

@@ -14,7 +14,7 @@ import typer
 from headgate.cli import output
 from headgate.cli.flags import option, takes_fleet_settings
 from headgate.cli.help import Number, Text, Texts
-from headgate.core.errors import InputError, RunError, RunInterruptedError, unknown
+from headgate.core.errors import InputError, RunError, RunInterruptedError
 from headgate.experiment.settings import Experiment
 from headgate.experiment.workers import ON, Workers
 
@@ -203,32 +203,13 @@ def choose_all(policies: list[str], router: list[str] | None, prepared: Prepared
 
 
 def choose(policies: list[str], prepared: Prepared) -> dict[str, Chosen]:
-    """Every policy by what the user called it. A setting of all goes to those that have such a parameter.
+    from headgate.experiment.run import Maker, each_once
 
-    All are made once here: a mistake in the last should not cost the others' time.
-    """
-    from headgate.experiment.run import Maker
-    from headgate.methods.make import policy_parameters, split_name
-
-    chosen: dict[str, Chosen] = {}
-    common = prepared.words.set
-    known: set[str] = set()
-    made: list[tuple[str, dict[str, Any]]] = []
-    for text in policies:
-        name, settings = split_name(text)
-        own = policy_parameters(name)
-        known |= set(own)
-        settings = {key: value for key, value in common.items() if key in own} | settings
+    def made(name: str, settings: dict[str, Any]) -> tuple[Chosen, dict[str, Any]]:
         make = Maker(name, settings, prepared.engine)
-        same = (name, make.parameters)
-        if same in made:
-            raise InputError(f"compare needs different policies; {text!r} is there twice, drop one")
-        made.append(same)
-        chosen[text] = Chosen(name, settings, make)
-    for setting in common:
-        if setting not in known:
-            raise unknown("parameter of any of these policies", setting, known)
-    return chosen
+        return Chosen(name, settings, make), make.parameters
+
+    return each_once("policy", policies, prepared.words.set, made)
 
 
 def run_all(

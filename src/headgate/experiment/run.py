@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from headgate.workloads.workload import Workload
 
 DEFAULT_ROUTER = "least-loaded"
 Routed = tuple[str, dict[str, Any]]  # a router's name and its settings
+Kept = TypeVar("Kept")
 
 
 class Maker:
@@ -357,22 +358,34 @@ def choose_routers(texts: list[str], prepared: Prepared) -> dict[str, Routed]:
         if texts:
             raise InputError(f"--router {texts[0]} needs engines to choose from; give --engines or drop it")
         return {}
-    chosen: dict[str, Routed] = {}
-    known: set[str] = set()
-    made: list[tuple[str, dict[str, Any]]] = []
-    for text in texts or [words.router or DEFAULT_ROUTER]:
-        name, own = split_name(text, "router")
-        parameters = router_parameters(name)
+
+    def tried(name: str, settings: dict[str, Any]) -> tuple[Routed, dict[str, Any]]:
+        return (name, settings), setup.router(name, settings, prepared.workload, words.seed)[1]
+
+    return each_once("router", texts or [words.router or DEFAULT_ROUTER], words.set_router, tried)
+
+
+def each_once(
+    what: str,
+    texts: Sequence[str],
+    common: Mapping[str, Any],
+    make: Callable[[str, dict[str, Any]], tuple[Kept, dict[str, Any]]],
+) -> dict[str, Kept]:
+    """Every policy or router by what the user called it. A setting of all goes to those that have such a
+    parameter. All are made once here: a mistake in the last should not cost the others' time.
+    """
+    many = {"policy": "policies", "router": "routers"}[what]
+    chosen, known, made = dict[str, Kept](), set[str](), list[tuple[str, dict[str, Any]]]()
+    for text in texts:
+        name, own = split_name(text, what)
+        parameters = policy_parameters(name) if what == "policy" else router_parameters(name)
         known |= set(parameters)
-        settings = {key: value for key, value in words.set_router.items() if key in parameters} | own
-        same = name, setup.router(name, settings, prepared.workload, words.seed)[1]
-        if same in made:
-            raise InputError(f"compare needs different routers; {text!r} is there twice, drop one")
-        made.append(same)
-        chosen[text] = name, settings
-    for setting in words.set_router:
-        if setting not in known:
-            raise unknown("parameter of any of these routers", setting, known)
+        chosen[text], values = make(name, {key: common[key] for key in common if key in parameters} | own)
+        if (name, values) in made:
+            raise InputError(f"compare needs different {many}; {text!r} is there twice, drop one")
+        made.append((name, values))
+    if wrong := next((setting for setting in common if setting not in known), None):
+        raise unknown(f"parameter of any of these {many}", wrong, known)
     return chosen
 
 

@@ -78,7 +78,7 @@ def test_fewest_engines(told):
     said = told("plan", "capacity", "--find", "engines", *load, *promise)
     assert "41.59 requests/s" in said and "No fleet of fewer than 2 keeps up" in said
     assert "2 engines are enough with least-loaded + mixed, as few as any fleet can have." in said
-    assert "Card cal-h200-qwen3-8b (Qwen3-8B on NVIDIA H200), asynchronous engines (tokens seen at once)" in said
+    assert "(Qwen3-8B on NVIDIA H200), asynchronous engines (tokens seen at once)" in said
     few = told("plan", "capacity", "--find", "engines", *load, *promise, "--most-engines", 1, code=2)
     assert "need at least 2 engines, more than --most-engines 1" in few
 

@@ -63,7 +63,7 @@ def test_flags_that_are_nearly_ours_are_told_of(headgate):
         return headgate("serve", "some/model", *flags, "--dry-run").err
 
     assert "--TTFT is not ours and goes to vllm; did you mean --ttft?" in said("--TTFT", "1s")
-    assert "--slo is not ours and goes to vllm; did you mean --ttft and --tbt?" in said("--slo", "ttft=1s@p95")
+    assert "--slo is not ours and goes to vllm; did you mean --ttft and --tbt?" in said("--slo", "ttft=1s")
     shown = " ".join(headgate("serve", "--help").out.split())
     assert "(default: on) (default: yes)" not in shown
 

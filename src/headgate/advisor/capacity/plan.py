@@ -45,8 +45,8 @@ INTERRUPTED = (
 
 @dataclass(frozen=True)
 class PolicyRate:
-    """What one policy sustains. `values` are the levels that are checked, at the highest sustained rate; where
-    there is none the worst of any seed, at the lowest rate tried.
+    """What one policy sustains. `values` are the levels that are checked, at the highest sustained rate, or
+    where there is none the worst of any seed at the lowest rate tried.
     """
 
     policy: str
@@ -262,19 +262,20 @@ def _no_finer_than_searched(rate: Estimate, searches: Sequence[Search]) -> Estim
     return replace(rate, low=min(rate.low, below), high=min(max(rate.high, above), searches[0].top))
 
 
-def beyond_idle(found: Sequence[PolicyRate], levels: Sequence[Level]) -> str:
-    """Where no rate is sustained: the levels that are missed on an idle engine, and the nearest ones kept."""
+def refuse_idle(found: Sequence[PolicyRate], levels: Sequence[Level]) -> None:
+    """Where no rate is sustained: the levels that an idle engine misses, and the nearest that it keeps."""
     checked = [level for level in levels if level.statistic]
 
     def ratio(each: PolicyRate) -> float:
         return max(each.values.get(str(level), inf) / level.limit for level in checked)
 
-    best = min(found, key=ratio, default=None)
-    if best is None or any(each.rate.value for each in found):
-        return ""
+    if not found or any(each.rate.value for each in found):
+        return
+    best = min(found, key=ratio)
     if ratio(best) == inf:
-        return f"one engine keeps {'; '.join(map(str, checked))} at no rate; ask for less"
-    return f"one engine that is almost idle cannot keep {nearest(checked, best.values, best.policy)}"
+        raise InputError(f"one engine keeps {'; '.join(map(str, checked))} at no rate; ask for less")
+    said = nearest(checked, best.values, best.policy)
+    raise InputError(f"one engine that is almost idle cannot keep {said}")
 
 
 # -- runs long enough for the answer

@@ -17,7 +17,7 @@ from headgate.cost.laws.work import WorkCost
 from headgate.cost.likeness import throughput_error
 from headgate.experiment.run import DEFAULT_ROUTER
 from headgate.report import document as doc
-from headgate.report.plans.capacity import apart_said, asked, bar_of, engines_range, left_said, none_keeps, rate_bars
+from headgate.report.plans import capacity
 from headgate.report.plans.flags import UNNAMED, pasted, unnamed
 from headgate.settings_base import BETWEEN
 
@@ -32,7 +32,6 @@ CLASSES = (
     "Put your classes into a file for --config: what each is promised, which is background. Else all of them "
     "get the promises of this line."
 )
-SERVED, WATCHED = "With headgate", "The same with headgate's metrics: it only watches"
 OTHER_ROUTERS = "headgate plan capacity --find engines --router NAME, repeated, compares others"
 COUNTED = "engines: counted for the best flags of each policy and for the defaults"
 CARE = (
@@ -43,7 +42,7 @@ CARE = (
 
 def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> doc.Page:
     rows, finals = [advice.best, advice.plain, advice.default], [each.found for each in advice.final]
-    bars = doc.Drawn(lambda: (rate_bars("holds", finals, advice.bound.rate, HELD),))
+    bars = doc.Drawn(lambda: (capacity.rate_bars("holds", finals, advice.bound.rate, HELD),))
     card = advice.start.card
     loaded = model or model_of(card, advice.start.settings.card) or UNNAMED
     engine = advice.served_by
@@ -52,9 +51,9 @@ def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> do
     lines = [doc.Section(f"Plain {engine.title} at its best flags", (plain, *stands_for))]
     if engine.title == "vLLM" or not advice.is_plain(advice.best):
         hint = (CLASSES,) if advice.start.settings.classes else ()
-        plain_best = advice.is_plain(advice.best)
-        ours = doc.Section(WATCHED if plain_best else SERVED, (serve_line(advice, advice.best, loaded), *hint))
-        lines.insert(plain_best, ours)
+        watches = advice.is_plain(advice.best)
+        title = "The same with headgate's metrics: it only watches" if watches else "With headgate"
+        lines.insert(watches, doc.Section(title, (serve_line(advice, advice.best, loaded), *hint)))
     ranked = sorted(advice.first_round, key=lambda each: -each.rate.value)
     short = [doc.row(each.policy, each.rate.value, each.limited_by or "nothing up to λ*") for each in ranked]
     heads = ("policy, flags", "requests\nper s", "gives way first")
@@ -78,7 +77,7 @@ def answer(advice: Advice) -> str:
     best, rate = advice.best, advice.best.found.rate
     if not rate.value:
         levels = "; ".join(str(level) for level in advice.levels if level.statistic)
-        tried = none_keeps([each.text for each in advice.final])
+        tried = capacity.none_keeps([each.text for each in advice.final])
         return f"{tried} {levels} at any rate on one engine: ask for less, or for a faster card."
     if advice.declined:
         return f"No answer: {advice.declined}."
@@ -92,7 +91,7 @@ def answer(advice: Advice) -> str:
     if rate.low is not None:
         verdict += f" (95 % interval {doc.number(rate.low)} to {doc.number(rate.high or 0.0)})"
     way = best.found.limited_by
-    verdict += bar_of(error) + (f", then {way} gives way first" if way else TOO_SHORT)
+    verdict += capacity.bar_of(error) + (f", then {way} gives way first" if way else TOO_SHORT)
     if error and not advice.is_plain(best) and advice.plain.found.rate.value >= (1 - error) * rate.value:
         plain = f"plain {engine.title} at its best flags"
         verdict += f". Cannot tell it from {plain}: the card cannot separate them"
@@ -101,7 +100,7 @@ def answer(advice: Advice) -> str:
     needs = ("" if best.engines else "more than ") + doc.plural(best.engines or advice.most, "engine")
     if best.fleet and best.fleet.router not in (DEFAULT_ROUTER, advice.start.settings.router):
         needs += f" behind router {best.fleet.router}"
-    needs += f", {engines_range(best.engines, error)}" if error and best.engines else ""
+    needs += f", {capacity.engines_range(best.engines, error)}" if error and best.engines else ""
     return f"{verdict}. Your load of {doc.number(advice.load)} requests/s needs {needs}{_also_plain(advice)}."
 
 
@@ -122,7 +121,7 @@ def _also_plain(advice: Advice) -> str:
 
 
 def other_said(advice: Advice) -> str:
-    said = apart_said(advice.other, "holds")
+    said = capacity.apart_said(advice.other, "holds")
     if not said or advice.load is None:
         return said
     many = doc.plural(advice.other_engines, "engine") if advice.other_engines else f"more than {advice.most}"
@@ -130,7 +129,7 @@ def other_said(advice: Advice) -> str:
 
 
 def _facts(advice: Advice) -> doc.Facts:
-    facts = asked(advice.levels, advice.start.traffic.classes)
+    facts = capacity.asked(advice.levels, advice.start.traffic.classes)
     if advice.best.found.rate.value and not advice.declined:
         plain, default = (_against(advice, other) for other in (advice.plain, advice.default))
         facts[f"Plain {advice.served_by.title}"] = f"at its own best flags {plain}; at its defaults {default}"
@@ -178,7 +177,7 @@ def _beside(advice: Advice, rows: Sequence[Advised]) -> doc.Grid:
 def _background(answer: str, plan: BesidePlan) -> str:
     """What the answer leaves, and which of the others that were tried leaves more."""
     best, mine = plan.best, [each for each in plan.found if each.policy == answer]
-    said = left_said(replace(plan, found=tuple(mine)))
+    said = capacity.left_said(replace(plan, found=tuple(mine)))
     if not plan.bound or best is None or best in mine:
         return said
     tokens, kept = doc.number(best.tokens.value), doc.percent(best.kept)

@@ -190,7 +190,7 @@ def what_else(rows: Mapping[str, MetricRow]) -> str:
         if better:
             best = max(better, key=lambda other: abs(better[other].percent.value))
             winners.append(best)
-            wins.append(f"{best} has {_change(name, better[best])}{_interval(better[best])}")
+            wins.append(f"{best} has {_change(name, better[best])}{percents(better[best], TWICE)}")
     said = listed(wins)
     for winner in dict.fromkeys(winners):
         each = {name: row.others[winner] for name, row in told.items()}
@@ -228,17 +228,14 @@ def _change(name: str, other: Difference) -> str:
     return f"{name} {abs(change):.1f} % {'higher' if change > 0 else 'lower'}"
 
 
-def _interval(other: Difference) -> str:
-    """In the unit of `_change`."""
+def percents(other: Difference, most: float = math.inf) -> str:
+    """From `most` on as `_change` says it, in times."""
     low, high = other.percent.low, other.percent.high
-    if low is None or high is None or not other.percent.value >= TWICE:
-        return percents(other)
-    return f" (95 % interval {1 + low / 100:.1f} to {1 + high / 100:.1f} times)"
-
-
-def percents(other: Difference) -> str:
-    low, high = other.percent.low, other.percent.high
-    return "" if low is None or high is None else f" (95 % interval {low:+.1f} to {high:+.1f} %)"
+    if low is None or high is None:
+        return ""
+    if other.percent.value >= most:
+        return f" (95 % interval {1 + low / 100:.1f} to {1 + high / 100:.1f} times)"
+    return f" (95 % interval {low:+.1f} to {high:+.1f} %)"
 
 
 def _span(low: float | None, high: float | None) -> str:
