@@ -25,6 +25,7 @@ from headgate.core.request import Slo
 from headgate.cost.card import load_card
 from headgate.experiment.build import make_engine
 from headgate.experiment.settings import experiment
+from headgate.report.plans.advise import background_said
 from headgate.report.plans.capacity import beside_page, capacity_page, left_said
 
 CHAT = {"name": "chat", "share": 1, "prompt": 500, "output": 60, "ttft": 0.5, "tbt": 0.1}
@@ -110,6 +111,13 @@ def test_only_policies_that_ran_are_said_to_miss_the_levels():
     assert left_said(planned(("mixed",), levels="ttft=1ms@p50")).startswith(
         "mixed does not keep these levels"
     )
+
+
+def test_advise_speaks_of_its_own_answer_first():
+    plan = planned()  # mixed and keep
+    said = background_said("mixed", plan)
+    assert plan.best.policy == "keep" and "mixed" in said.partition(" With keep: ")[0]
+    assert said.endswith("of the promises are kept.") and " With " not in background_said("keep", plan)
 
 
 def test_one_class_for_two_tenants_is_one_class():

@@ -87,6 +87,8 @@ def test_lines_it_prints_are_taken(headgate):
     run = headgate(*QUICK, "--rate", 10, "--cache", "kept")
     ours, plain = pasted(run.out, "headgate serve"), pasted(run.out, "vllm serve")
     assert "--card cal-h200-qwen3-8b --ttft 400ms --tbt 60ms" in ours
+    plain_first = run.out.index("Plain vLLM at its best flags\nvllm") < run.out.index("headgate serve Q")
+    assert "Run plain vLLM" in run.out and plain_first and "--policy vllm --card" in ours
     assert headgate(*shlex.split(ours)[1:], "--dry-run").code == 0
     assert shlex.split(plain)[:3] == ["vllm", "serve", "Qwen/Qwen3-8B"]
     flags = shlex.split(plain)[3:]
@@ -216,6 +218,8 @@ def test_what_is_not_significantly_better_is_no_reason_for_a_plug_in():
     assert advice(best, plain).best is best
     one, two = replace(better, engines=1, counted=True), replace(plain, engines=2, counted=True)
     assert advice(one, two).best is one  # but fewer engines count
+    edge = replace(best, found=replace(best.found, limited_by=""))
+    assert " at most, λ*: the runs are too short to say what gives way first" in answer(advice(edge, plain))
     said = answer(advice(one, two))
     assert "plain vLLM at its best flags needs 2, though its rate is not significantly lower" in said
 

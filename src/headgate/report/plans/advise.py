@@ -142,7 +142,7 @@ def _facts(advice: Advice) -> doc.Facts:
         needs = (f"{router}: {_many(advice, engines)}" for router, engines in advice.best.routers.items())
         facts["Router"] = f"engines behind {', '.join(needs)}; {OTHER_ROUTERS}"
     if advice.beside:
-        facts["Background"] = _background(advice.best.name, advice.beside)
+        facts["Background"] = background_said(advice.best.name, advice.beside)
     facts["No policy"] = f"above λ* = {doc.number(advice.bound.rate)} requests/s on one engine"
     facts["Runs"] = f"{advice.requests:,} requests each, {doc.plural(len(advice.start.seeds), 'seed')}"
     return doc.Facts(facts)
@@ -174,7 +174,7 @@ def _beside(advice: Advice, rows: Sequence[Advised]) -> doc.Grid:
     return doc.Grid("", (*heads, "gives way first"), tuple(cells))
 
 
-def _background(answer: str, plan: BesidePlan) -> str:
+def background_said(answer: str, plan: BesidePlan) -> str:
     """What the answer leaves, and which of the others that were tried leaves more."""
     best, mine = plan.best, [each for each in plan.found if each.policy == answer]
     said = capacity.left_said(replace(plan, found=tuple(mine)))
