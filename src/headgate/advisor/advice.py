@@ -174,7 +174,7 @@ def advise(settings: Experiment, named: Sequence[str], asks: Asked) -> Advice:
     most, requests = asks.options.most_engines, searched.traffic.requests
     advice = Advice(start, levels, bound, load, most, tuple(first), ranked, notes, requests)
     advice = replace(advice, declined=searched.declined(advice.best.found, load))
-    if advice.declined or not advice.best.found.rate.value:
+    if advice.declined:
         return advice
     if load is not None:  # engines are counted for every policy at its best flags, and vLLM at its defaults
         best = {each.text: each.name for each in reversed(ranked)}
@@ -213,12 +213,14 @@ def try_flags(
     own = ENGINES[start.settings.engine].policy
     fixed = {own, *(named_policy(text, start.settings.set)[0] for text in named)}
     first = _short(start, chosen, bound.rate, fixed)
+    capacity.refuse_idle(first, start.traffic.levels)
     kept = {name: chosen[name] for name in _finalists(first, chosen, default, own, fixed)}
     known = {each.policy: each.rate.value for each in first}
     length = capacity.Lengthening(start, kept, bound.rate, known=known, brief=True, load=load)
     searched = length.search()
     if searched.left:
         raise KeyboardInterrupt
+    capacity.refuse_idle(searched.found, start.traffic.levels)
     notes = [*start.notes(fleet=False), *capacity.at_the_edge(searched.found), *length.not_enough(searched)]
     policies = [contender.policy for contender in chosen.values()]
     notes += small_graphs(start.engine, start.traffic.levels, policies)

@@ -166,7 +166,6 @@ def _promised(
     words: Experiment, search: SearchSettings, slo: list[str], check: bool, outputs: Outputs
 ) -> None:
     from headgate.advisor.advice import search_flags
-    from headgate.advisor.capacity.plan import refuse_idle
     from headgate.advisor.flags import plan_flags
     from headgate.experiment.run import MIXED, assumed, outside_said, tried_arrivals
     from headgate.report.plans.flags import promised_page
@@ -181,7 +180,6 @@ def _promised(
     outside = "" if tried.declined else outside_said(words, MIXED, tried.best.found.rate.value)
     page = promised_page(found, tried, asks.levels, sys.argv[1:])
     tell(page, document, outputs, setup, tried.lost, [outside])
-    refuse_idle([each.found for each in tried.final], asks.levels)
 
 
 # -- plan capacity
@@ -260,18 +258,17 @@ def _find_rate(words: Experiment, policies: list[str], asks: Asked, outputs: Out
     from headgate.report.plans.capacity import apart_said, capacity_page
 
     found = plan_capacity(words, policies, asks)
+    refuse_idle(found.found, asks.levels)
     setup = assumed(words, tried_arrivals(asks.options.as_recorded) + found.start.unshared)
     best, other, outside = None if found.declined else found.best, None, ""
     if best is not None:
         outside = outside_said(words, best.policy, best.rate.value)
-        known = best.rate.value and not found.interrupted
-        question = other_question(words, asks, found.traffic.requests) if known else None
+        question = None if found.interrupted else other_question(words, asks, found.traffic.requests)
         if question is not None:
             chosen, _ = choose([best.policy], words, found.start.engine)
             other = other_rate(question, best.policy, best.rate.value, chosen[best.policy])
     alarms = apart_said(other, "sustains"), outside
     _tell_search(found, other, capacity_page(found, sys.argv[1:]), outputs, setup, alarms)
-    refuse_idle(found.found, asks.levels)
 
 
 def _find_batch(
@@ -474,7 +471,6 @@ def advise(
       headgate advise --prompt 1000 --output 200 --rate 15 --slo ttft=500ms@p95 --policy keep --policy slai
     """
     from headgate.advisor.advice import advise as find
-    from headgate.advisor.capacity.plan import refuse_idle
     from headgate.experiment.run import assumed, tried_arrivals
     from headgate.report.plans.advise import advice_page, other_said
 
@@ -486,4 +482,3 @@ def advise(
     setup = assumed(words, tried_arrivals(search.as_recorded) + found.start.unshared, limits=False)
     page = advice_page(found, model, sys.argv[1:])
     tell(page, found.as_dict(), Outputs(json, report), setup, found.start.traffic.lost, [other_said(found)])
-    refuse_idle([each.found for each in found.final], asks.levels)

@@ -51,12 +51,10 @@ def test_answer_first_then_plain_vllm_then_lines_to_paste(headgate, tmp_path):
 def test_no_line_to_paste_where_no_policy_keeps_the_promise(headgate):
     impossible = ["--slo", "ttft=1ms@p95", "--policy", "keep", "--slots", 64]
     run = headgate("advise", *SMALL, *impossible, "--rate", 10, "--cache", "kept")
-    said = "None of mixed and keep keeps p95 TTFT <= 1 ms at any rate"
-    assert run.code == 2 and flat(run.out.split("\n\n")[1]).startswith(said)
+    assert run.code == 2 and not run.out
     assert run.err.startswith(
         "headgate: one engine that is almost idle cannot keep p95 TTFT <= 1 ms: the nearest that mixed, "
     )
-    assert "headgate serve" not in run.out and "vllm serve" not in run.out
     (wish,) = re.findall(r"keeps is --slo (\S+); ask for that", run.err)
     rate = ["plan", "capacity", *SMALL, "--policy", "mixed", "--slots", 64, "--cache", "none"]
     assert headgate(*rate, "--slo", wish).code == 0

@@ -57,11 +57,10 @@ def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> do
     ranked = sorted(advice.first_round, key=lambda each: -each.rate.value)
     short = [doc.row(each.policy, each.rate.value, each.limited_by or "nothing up to λ*") for each in ranked]
     heads = ("policy, flags", "requests\nper s", "gives way first")
-    found = advice.best.found.rate.value
     told = [doc.Section(f"Beside plain {engine.title}", (_beside(advice, rows), bars)), *lines]
     sections = (
         doc.Section("", (_facts(advice),)),
-        *(told if found and not advice.declined else []),
+        *([] if advice.declined else told),
         doc.Section("Flags tried on long runs", (_finals(advice),)),
         doc.Section("Flags tried on short runs", (doc.Grid("", heads, tuple(short)),), doc.PAGE_ONLY),
     )
@@ -75,10 +74,6 @@ def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> do
 
 def answer(advice: Advice) -> str:
     best, rate = advice.best, advice.best.found.rate
-    if not rate.value:
-        levels = "; ".join(str(level) for level in advice.levels if level.statistic)
-        tried = capacity.none_keeps([each.text for each in advice.final])
-        return f"{tried} {levels} at any rate on one engine: ask for less, or for a faster card."
     if advice.declined:
         return f"No answer: {advice.declined}."
     engine = advice.served_by
@@ -130,7 +125,7 @@ def other_said(advice: Advice) -> str:
 
 def _facts(advice: Advice) -> doc.Facts:
     facts = capacity.asked(advice.levels, advice.start.traffic.classes)
-    if advice.best.found.rate.value and not advice.declined:
+    if not advice.declined:
         plain, default = (_against(advice, other) for other in (advice.plain, advice.default))
         facts[f"Plain {advice.served_by.title}"] = f"at its own best flags {plain}; at its defaults {default}"
         others = (
@@ -199,7 +194,7 @@ def _finals(advice: Advice) -> doc.Grid:
         figures = (each.slots, each.budget, rate.value, doc.span(rate), share)
         rows.append(doc.row(each.text, *figures, _engines(advice, each)))
     heads = ("policy", "slots", "tokens\na step", "requests\nper s", "95 % interval", "of λ*", "engines")
-    counted = () if advice.load is None or advice.declined or not advice.best.found.rate.value else (COUNTED,)
+    counted = () if advice.load is None or advice.declined else (COUNTED,)
     return doc.Grid("", heads, tuple(rows), counted)
 
 

@@ -46,9 +46,6 @@ def capacity_page(plan: CapacityPlan, command: Sequence[str]) -> doc.Page:
 
 def _verdict(plan: CapacityPlan) -> str:
     best = max(plan.found, key=lambda each: each.rate.value)
-    if not best.rate.value:
-        tried = none_keeps([each.policy for each in plan.found])
-        return f"{tried} these levels at any rate: ask for less."
     if plan.declined:
         return f"No answer: {plan.declined}."
     share = f"{100 * best.share:.0f} % of λ*{bar_of(plan.error)}"

@@ -84,7 +84,7 @@ def promised_page(
     heads = ("slots", "tokens\na step", "", "requests\nper s", "95 % interval", "gives way first")
     facts, searched = doc.Facts(asked(levels, ())), doc.Grid("", heads, tuple(rates))
     sections = [doc.Section("", (facts,))]
-    if tried.best.found.rate.value and not tried.declined:
+    if not tried.declined:
         words = [f"{each.name} {each.value}" for each in tried.flags]
         sections = [doc.Section("", (facts, doc.Grid("", ("flag", "why"), tuple(flags))))]
         sections.append(doc.Section("Command", _command(plan, words)))
@@ -99,8 +99,6 @@ def _against_own(tried: FlagsTried) -> str:
     mine = best.found.rate.value
     if tried.declined:
         return f"No answer: {tried.declined}."
-    if not mine:
-        return "No flags keep the promise at any rate: ask for less."
     flags = f"--max-num-seqs {best.slots} --max-num-batched-tokens {best.budget}"
     said = f"{flags} holds {doc.number(mine)} requests/s under the promise"
     if own is best:
