@@ -9,7 +9,8 @@ from math import floor, log10
 from typing import NamedTuple
 
 WIDE, NARROW = 470, 360  # of one of two panels, of one of more
-HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 360, 56, 14, 44, 92
+HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 360, 56, 14, 70, 92
+LETTER = 6.6  # about as wide as one is, in the legend
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")  # told apart by colour-blind readers, too
 TICKS = 5
 
@@ -35,6 +36,7 @@ class Series:
     label: str
     points: tuple[Point, ...]
     colour: str = ""  # else by its place in the panel
+    strong: bool = False  # what the figure is about
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,12 @@ class Panel:
 
 def svg(title: str, panels: Sequence[Panel]) -> str:
     """A figure that stands alone; its text follows the reader's light or dark scheme."""
-    each = WIDE if len(panels) <= 2 else NARROW
-    width = each * len(panels)
-    height = HEIGHT + 18 * max(0, *((len(panel.series) - 3) // 2 for panel in panels))  # of a longer legend
+    wide = WIDE if len(panels) <= 2 else NARROW
+    most = max(panels, key=lambda panel: len(panel.series)).series
+    colours = {each.label: each.colour or COLOURS[place % len(COLOURS)] for place, each in enumerate(most)}
+    shared = all(series.label in colours for panel in panels for series in panel.series)
+    rows = 0 if shared else max((len(panel.series) + 1) // 2 for panel in panels)
+    width, height = wide * len(panels), HEIGHT - BOTTOM + 48 + 18 * rows
     style = (
         "<style>text{font:12px system-ui,sans-serif;fill:#222}.a{stroke:#888;fill:none}.g{stroke:#8883}"
         "rect{fill:#fff}@media(prefers-color-scheme:dark){text{fill:#ddd}rect{fill:#16181c}}</style>"
@@ -60,14 +65,26 @@ def svg(title: str, panels: Sequence[Panel]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
         f"<title>{escape(title)}</title>{style}",
         f'<rect width="{width}" height="{height}"/>',
-        f'<text x="{LEFT}" y="20" font-weight="bold">{escape(title)}</text>',
+        f'<text x="{LEFT - 40}" y="20" font-weight="bold">{escape(title)}</text>',
     ]
+    if shared:
+        x = LEFT - 36.0
+        for name, colour in colours.items():
+            parts += _key(x, 40, name, colour)
+            x += 34 + LETTER * len(name)
     for number, panel in enumerate(panels):
-        parts += [f'<g transform="translate({number * each},0)">', *_panel(panel, each), "</g>"]
+        parts.append(f'<g transform="translate({number * wide},0)">')
+        if not number or panel.y != panels[0].y:
+            parts.append(_text(LEFT - 40, TOP - 8, panel.y, "start"))
+        for place, series in enumerate(panel.series):
+            if not shared:
+                x, y = LEFT + (wide - LEFT) // 2 * (place % 2), HEIGHT - BOTTOM + 56 + 18 * (place // 2)
+                parts += _key(x, y, series.label, series.colour or COLOURS[place % len(COLOURS)])
+        parts += [*_panel(panel, wide, colours if shared else {}), "</g>"]
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _panel(panel: Panel, width: int) -> list[str]:
+def _panel(panel: Panel, width: int, colours: dict[str, str]) -> list[str]:
     points = [point for series in panel.series for point in series.points]
     xs, ys = [point.x for point in points], [end for point in points for end in (point.low, point.high)]
     x_ticks, y_ticks = _ticks(min(xs, default=0), max(xs, default=1)), _ticks(min([0, *ys]), max([0, *ys]))
@@ -82,18 +99,16 @@ def _panel(panel: Panel, width: int) -> list[str]:
     drawn.append(f'<path class="a" d="M{LEFT},{place.y(0):.1f}H{width - RIGHT}"/>')
     middle = (LEFT + width - RIGHT) / 2
     drawn.append(_text(middle, HEIGHT - BOTTOM + 36, panel.x))
-    drawn.append(_text(LEFT - 40, TOP - 8, panel.y, "start"))
     for number, series in enumerate(panel.series):
-        colour = series.colour or COLOURS[number % len(COLOURS)]
-        drawn += _series(series, colour, place, number, panel.counted)
+        colour = colours.get(series.label) or series.colour or COLOURS[number % len(COLOURS)]
+        drawn += _series(series, colour, place, panel.counted)
     return drawn
 
 
-def _series(series: Series, colour: str, place: _Scale, number: int, counted: str) -> list[str]:
+def _series(series: Series, colour: str, place: _Scale, counted: str) -> list[str]:
     path = " ".join(f"{place.x(point.x):.1f},{place.y(point.mean):.1f}" for point in series.points)
-    drawn = [
-        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-opacity="0.5"/>'
-    ]
+    line = 'stroke-width="3"' if series.strong else 'stroke-width="2" stroke-opacity="0.5"'
+    drawn = [f'<polyline points="{path}" fill="none" stroke="{colour}" {line}/>']
     for point in series.points:
         at = place.x(point.x)
         said = (
@@ -103,9 +118,11 @@ def _series(series: Series, colour: str, place: _Scale, number: int, counted: st
         drawn.append(f'<path d="{ends}" stroke="{colour}"/>')
         place_of = f'cx="{at:.1f}" cy="{place.y(point.mean):.1f}"'
         drawn.append(f'<circle {place_of} r="3.5" fill="{colour}"><title>{said}</title></circle>')
-    x, y = LEFT + place.half * (number % 2), HEIGHT - BOTTOM + 56 + 18 * (number // 2)
-    drawn.append(f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{colour}"/>')
-    return [*drawn, _text(x + 10, y, series.label, "start")]
+    return drawn
+
+
+def _key(x: float, y: float, label: str, colour: str) -> list[str]:
+    return [f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{colour}"/>', _text(x + 10, y, label, "start")]
 
 
 def _text(x: float, y: float, words: str, anchor: str = "middle") -> str:
@@ -117,7 +134,6 @@ class _Scale:
 
     def __init__(self, xs: list[float], ys: list[float], width: int) -> None:
         self._x, self._y, self._across = (xs[0], xs[-1]), (ys[0], ys[-1]), width - LEFT - RIGHT
-        self.half = (width - LEFT) // 2
 
     def x(self, value: float) -> float:
         """Across."""
