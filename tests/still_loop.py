@@ -6,11 +6,12 @@ from __future__ import annotations
 class Timer:
     """One callback and its time."""
 
-    def __init__(self, when, callback):
-        self.when, self.callback, self.cancelled = when, callback, False
+    def __init__(self, when, callback, timers):
+        self.when, self.callback, self._timers = when, callback, timers
 
     def cancel(self):
-        self.cancelled = True
+        if self in self._timers:
+            self._timers.remove(self)
 
 
 class Still:
@@ -26,7 +27,7 @@ class Still:
         self.soon.append(callback)
 
     def call_later(self, delay, callback):
-        timer = Timer(self.now + delay, callback)
+        timer = Timer(self.now + delay, callback, self.timers)
         self.timers.append(timer)
         return timer
 
@@ -39,7 +40,7 @@ class Still:
     def go(self, until):
         """Timers go off in order, and whatever they set."""
         self.turn()
-        while due := [each for each in self.timers if each.when <= until and not each.cancelled]:
+        while due := [each for each in self.timers if each.when <= until]:
             first = min(due, key=lambda each: each.when)
             self.timers.remove(first)
             self.now = first.when

@@ -17,7 +17,7 @@ import numpy as np
 from headgate.core.errors import RunError, one_line
 from headgate.core.ledger import Entry
 from headgate.core.policy import BatchPolicy, End, Observer, Steps
-from headgate.core.request import Request, Slo
+from headgate.core.request import NO_SLO, Request
 from headgate.kv.prefix import Pieces
 from headgate.live.emulate.clock import Alarm, Clock
 from headgate.live.emulate.text import Text
@@ -270,9 +270,6 @@ class EmulatedEngine:
             job.how, job.finished = End.ABORTED, now
             self.tally.ended(job)
             job.sink.end(job)
-
-
-NO_SLO = Slo()
 
 
 class Sink(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, lru_cache, partial
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
@@ -576,16 +576,9 @@ class ClassLimits(NamedTuple):
 
 
 class Waits:
-    def __init__(self, limits: Mapping[str, ClassLimits], draw: Callable[[], float]) -> None:
-        self._limits, self._draw = dict(limits), draw
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self._draw = draw
         self._rates: dict[str, WindowRate] = {}
-        self._default = ClassLimits()
-
-    def limits(self, kind: str) -> ClassLimits:
-        return self._limits.get(kind, self._default)
-
-    def set_limits(self, limits: Mapping[str, ClassLimits]) -> None:
-        self._limits = dict(limits)
 
     def served(self, kind: str, now: float) -> None:
         self._rates.setdefault(kind, WindowRate(HALF_LIFE)).update(now)

@@ -1,4 +1,4 @@
-"""What the gate keeps books of: requests with a place and a deadline, engines with rooms and roles."""
+"""What the gate keeps books of: requests with a place, engines with rooms and roles."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from heapq import heapify, heappop, heappush
-from math import ceil, inf
-from typing import ClassVar, NamedTuple
+from math import ceil
+from typing import Any, ClassVar, NamedTuple
 
 from headgate.core.dispatch import Dispatch
 from headgate.core.errors import InputError
 from headgate.core.fleet import ANY, CLOSED, DECODE, MIXED, PREFILL, SOLO, Move, Room, RoutePolicy, Stage
 from headgate.core.policy import End
-from headgate.core.request import Request, Slo
+from headgate.core.request import NO_SLO, Request, Slo
 from headgate.kv.prefix import Pieces
 from headgate.methods.orders import TenantAccounts, TenantQueues
 
 # -- requests
 
-NO_SLO = Slo()
 NOWHERE: frozenset[int] = frozenset()
 
 
@@ -74,7 +72,7 @@ class Ticket:
     generated: int = 0
     cached: int = 0  # prompt tokens its engine had, where it says so at the end
     last_token: float | None = None
-    deadline: float = 0.0  # of its state: the end of its time in the queue, or of its KV
+    timer: Any = None  # runs out with its time in the queue, or with its KV
     ended: bool = False  # its handler said so
     lapsed: bool = False  # its handler must give up its KV before anything else
     answer: Move | Refused | None = None  # what `place` will return or raise
@@ -95,6 +93,9 @@ class Ticket:
 
     def tell(self, answer: Move | Refused | None) -> None:
         self.answer = answer
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
         if (answer is not None or self.lapsed) and self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
@@ -381,61 +382,3 @@ class Desk(Dispatch):
         others = [self.roster.replicas[id] for id in self.engines if id not in avoid]
         free = [member for member in others if member.load < member.room.total]
         return min(free, key=lambda member: member.load).id if free else engine
-
-
-# -- deadlines, and the watchdog
-
-OUT_OF_DATE = 256  # deadlines beyond one for each request inside, after which the heap is cleared of them
-
-
-class Deadlines:
-    """One heap for all. A deadline that is out of date is dropped when it comes up, or when they are many."""
-
-    def __init__(self, watchdog: float, tickets: Mapping[int, Ticket]) -> None:
-        if not watchdog > 0:
-            raise InputError(f"watchdog is {watchdog} s; give a time above 0")
-        self.watchdog, self._tickets = watchdog, tickets
-        self._heap: list[tuple[float, int]] = []
-        self._held_since = inf  # since when some request has waited without a break
-        self._moved = -inf
-
-    def set(self, ticket: Ticket, when: float) -> None:
-        ticket.deadline = when
-        if when < inf:
-            heappush(self._heap, (when, ticket.id))
-            if len(self._heap) > 2 * len(self._tickets) + OUT_OF_DATE:
-                self._heap = [each for each in self._heap if self._holds(*each)]
-                heapify(self._heap)
-
-    def moved(self, now: float) -> None:
-        self._moved = now
-
-    def held(self, now: float, waiting: bool) -> None:
-        self._held_since = (now if self._held_since == inf else self._held_since) if waiting else inf
-
-    @property
-    def next_look(self) -> float:
-        dog = self._dog()
-        return self._heap[0][0] if self._heap and self._heap[0][0] < dog else dog
-
-    def due(self, now: float) -> list[Ticket]:
-        due = []
-        while self._heap and self._heap[0][0] <= now:
-            when, id = heappop(self._heap)
-            if self._holds(when, id):
-                due.append(self._tickets[id])
-        return due
-
-    def _holds(self, when: float, id: int) -> bool:
-        ticket = self._tickets.get(id)
-        return ticket is not None and ticket.deadline == when
-
-    def starving(self, now: float) -> bool:
-        if now < self._dog():
-            return False
-        self._moved = now
-        return True
-
-    def _dog(self) -> float:
-        since = self._held_since if self._held_since > self._moved else self._moved
-        return since + self.watchdog
