@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from headgate.methods.wait.inventory import least_thresholds
 from headgate_papers.report import Report
 from headgate_papers.serving import Options, Outcomes
+from headgate_papers.wait.rules import least_thresholds
 from headgate_papers.wait.runs import FOR_EVER, Machine, Mix, WaitJob
 from headgate_papers.wait.study import (
     BASELINES,

@@ -11,11 +11,11 @@ from headgate.methods.wait.nested import (
     best_choice,
     choices,
     even_ends,
-    least_nested,
     memory_bound,
 )
 from headgate_papers.report import LIMIT, Cell, Count, Report, Row, Section
 from headgate_papers.serving import Options, Outcomes
+from headgate_papers.wait.rules import least_nested
 from headgate_papers.wait.runs import FOR_EVER, Machine, Mix, Served, WaitJob, kind, segments_of, serve
 
 NAME = "wait-memory"

@@ -12,17 +12,6 @@ MOST_SEEDS = 100  # of one search
 FAIRNESS = "largest difference of"
 
 
-class CostSettings(SettingsModel):
-    prefill_fixed: str | None = declared(COSTS, "of a refill or prefill step, such as 5ms")
-    prefill_per_token: str | None = declared(COSTS, "per prompt token, such as 30us")
-    decode_fixed: str | None = declared(COSTS, "of a decode step")
-    decode_per_request: str | None = declared(COSTS, "per request in it")
-    mixed_fixed: str | None = declared(COSTS, "of a mixed step (default: 0)")
-    mixed_by_share: str | None = declared(
-        COSTS, "a,b,c: seconds per token, a + b*r + c*r*r at decode share r"
-    )
-
-
 class FleetSettings(SettingsModel):
     classes: tuple[str, ...] = declared(
         FLEET,
@@ -78,7 +67,7 @@ class LevelSettings(SettingsModel):
 
 
 class WaitSettings(SettingsModel):
-    """What `plan wait` can be told. In the paper's letters: slack is ε, miss δ, horizon T and batch B."""
+    """What `plan wait` can be told. In the paper's letters: slack is ε, miss δ and horizon T."""
 
     load: float | None = declared(PLAN, "the rate as a share of what the card can carry")
     types: int | None = declared(PLAN, "split requests by output length into so many types")
@@ -88,8 +77,6 @@ class WaitSettings(SettingsModel):
     miss: float = declared(PLAN, "accepted chance that memory is not enough", 0.01)
     horizon: Duration = declared(PLAN, "over which time (default: 1h)", 3600.0)
     every: Duration | None = declared(PLAN, "rates change: plan for the busiest window this long")
-    batch: int | None = declared(PLAN, "also the paper's rule for so many requests per batch")
-    thresholds: str = declared(PLAN, "check these: 10, chat=2+code=1, or 8/4/2 by segment", "")
 
 
 class SearchSettings(SettingsModel):

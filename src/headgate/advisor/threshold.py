@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from math import ceil, isfinite, log1p
+from math import ceil, log1p
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,9 +44,9 @@ class RefillThresholds(NamedTuple):
 
 
 class MemoryLimits(NamedTuple):
-    safe: int | None  # ours, for exclusive batches
-    paper: int | None  # equation (6)
-    mixed: int | None  # as many as fit on average under mixed batching
+    safe: int  # ours, for exclusive batches
+    paper: int  # equation (6)
+    mixed: int  # as many as fit on average under mixed batching
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def plan_threshold(about: Situation, max_gap: float | None = None) -> ThresholdP
     """The whole plan. The paper prices lines through a full batch; our predictions price whole steps."""
     thresholds, memory, costs = _thresholds(about)
     chosen = thresholds.chosen
-    mixed_slots = min(about.slots, memory.mixed or about.slots)
+    mixed_slots = min(about.slots, memory.mixed)
     concurrent = _concurrent(about, mixed_slots, max(mixed_slots, chosen.slots))
     clients = about.load.clients
     mixed = _mixed(about, costs, min(concurrent, mixed_slots), clients)
@@ -184,12 +184,11 @@ def plan_threshold(about: Situation, max_gap: float | None = None) -> ThresholdP
 
 
 def _thresholds(about: Situation) -> tuple[RefillThresholds, MemoryLimits, PhaseCosts]:
-    slots, memory = about.slots, MemoryLimits(None, None, None)
+    slots = about.slots
     for _ in range(2):
         costs = phase_costs(about.cost, about.lengths, slots)
         share = refills.stationary_share(about.survival, costs.overhead).share
-        if isfinite(about.kv_tokens):
-            memory = _memory(about, refills.settle(share, slots).share)
+        memory = _memory(about, refills.settle(share, slots).share)
         slots = min(about.slots, memory.safe or about.slots)
     base = refills.base_share(costs.overhead / about.lengths.output)
     paper = refills.paper_share(costs.overhead, about.hazard, costs.load(slots))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +19,7 @@ from headgate.experiment.settings import Experiment
 from headgate.methods.wait import inventory
 from headgate.methods.wait import nested as nesting
 from headgate.methods.wait.traffic import best_pace, mean_latency
-from headgate.methods.wait.wait import read_ends, read_thresholds
+from headgate.methods.wait.wait import read_ends
 from headgate.sim.engine.engine import Engine
 from headgate.stats.metrics import without_nan
 from headgate.workloads.workload import Workload
@@ -32,14 +30,12 @@ WHOLE_PROMPTS = (
     "the thresholds with headgate simulate."
 )
 Floats = NDArray[np.float64]
-Planned = TypeVar("Planned")
 
 
 @dataclass(frozen=True)
 class Nested:
     segments: nesting.Segments
     thresholds: inventory.FilledSizes
-    whole: inventory.FilledSizes | None
     bound: nesting.MemoryBound
     miss: float
     overflow: float  # δ that the card's memory gives
@@ -60,7 +56,6 @@ class Nested:
             "thresholds": self.thresholds.sizes,
             "iteration": self.thresholds.seconds,
             "active": self.active,
-            "whole": self.whole and self.whole.sizes,
             "bound": {**self.bound._asdict(), "total": self.bound.total},
             "miss": self.miss,
             "overflow": self.overflow,
@@ -92,8 +87,6 @@ class WaitPlan:
     pace: inventory.PaceRange
     thresholds: inventory.FilledSizes
     latency: float
-    whole: inventory.FilledSizes | None
-    why_not: str  # there are no whole ones
     nested: Nested | None
     why_not_nested: str
     notes: tuple[str, ...]
@@ -108,15 +101,6 @@ class WaitPlan:
     def need(self) -> float:
         """KV tokens that fractional thresholds do not exceed: M^π and one request more of each type."""
         return self.thresholds.kv + sum(part.peak for part in self.mix.parts)
-
-    @property
-    def rules(self) -> dict[str, tuple[float, ...]]:
-        if self.wishes.batch is None:
-            return {}
-        return {
-            "printed rule": inventory.printed_rule(self.mix.parts, self.wishes.batch),
-            "work share": inventory.work_share(self.mix.parts, self.wishes.batch),
-        }
 
     def policies(self) -> dict[str, dict[str, str]]:
         sizes = zip(self.mix.names, self.thresholds.sizes, strict=True)
@@ -151,8 +135,6 @@ class WaitPlan:
                 "kv": self.thresholds.kv,
                 "need": self.need,
                 "latency": self.latency,
-                "whole": self.whole and self.whole.sizes,
-                "rules": self.rules,
             },
             "nested": self.nested and self.nested.as_dict(),
             "policies": self.policies(),
@@ -185,11 +167,13 @@ def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
         raise
     chosen = _chosen(lines, mix.parts, pace, settings.tpot)
     thresholds = inventory.along_the_ray(lines, mix.parts, chosen)
-    least = partial(inventory.least_thresholds, lines, mix.parts, engine.kv_tokens, wishes.slack)
-    whole, why_not = _or_why(least)
-    cuts = candidates(mix, wishes)  # Nested WAIT may need too much memory; the other half then stands
-    nested, why_not_nested = _or_why(lambda: _nested(lines, mix, wishes, engine, cuts))
-    plan = WaitPlan(
+    nested, why_not = None, ""
+    cuts = candidates(mix, wishes)
+    try:
+        nested = _nested(lines, wishes, engine, cuts)
+    except InputError as error:  # it may need too much memory; the other half then stands
+        why_not = str(error)
+    return WaitPlan(
         source=f"card {card.name}",
         workload=named_after(settings, workload),
         capacity=engine.kv_tokens,
@@ -201,23 +185,19 @@ def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
         pace=pace,
         thresholds=thresholds,
         latency=mean_latency(lines, mix.parts, thresholds.sizes),
-        whole=whole,
-        why_not=why_not,
         nested=nested,
-        why_not_nested=why_not_nested,
+        why_not_nested=why_not,
         notes=(*error_bar(card), *remarks),
         cached=_cached(workload, engine),
         lost=unservable(workload, engine),
     )
-    check_given(plan)
-    return plan
 
 
 def _cached(workload: Workload, engine: Engine) -> float:
     """Share of the prompt tokens that a cache of this size finds when requests come one after the other."""
     if not engine.prefix_cache:
         return 0.0
-    hits, (prompts, _) = prefix_hits(workload, engine, engine.kv_tokens), served_lengths(workload, engine)
+    hits, (prompts, _) = prefix_hits(workload, engine), served_lengths(workload, engine)
     return float(hits.sum() / prompts.sum())
 
 
@@ -237,28 +217,14 @@ def _chosen(
     return best_pace(lines, parts, pace, tpot or inf)
 
 
-def _or_why(make: Callable[[], Planned]) -> tuple[Planned | None, str]:
-    try:
-        return make(), ""
-    except InputError as error:
-        return None, str(error)
-
-
 def _nested(
-    lines: inventory.Lines, mix: Mix, wishes: WaitSettings, engine: Engine, cuts: list[nesting.Segments]
+    lines: inventory.Lines, wishes: WaitSettings, engine: Engine, cuts: list[nesting.Segments]
 ) -> Nested:
     tried = nesting.choices(lines, cuts, wishes.slack, wishes.miss, wishes.horizon, engine.kv_tokens)
     best = nesting.best_choice(tried)
     assert best.thresholds and best.bound
-    come = None
-    if wishes.every is not None:
-        come = nesting.busiest([(wishes.every, rate) for rate in windows(mix, wishes.every)])
-    least = partial(nesting.least_nested, lines, best.segments, engine.kv_tokens, wishes.slack, come)
-    whole, _ = _or_why(least)
     overflow = nesting.chance_of_overflow(best.bound, wishes.miss, engine.kv_tokens)
-    return Nested(
-        best.segments, best.thresholds, whole, best.bound, wishes.miss, overflow, engine.running, tried
-    )
+    return Nested(best.segments, best.thresholds, best.bound, wishes.miss, overflow, engine.running, tried)
 
 
 # -- the traffic, as WAIT's planners want it
@@ -276,7 +242,6 @@ def check_wishes(wishes: WaitSettings) -> None:
         ("horizon", wishes.horizon, wishes.horizon > 0, "more than 0 s"),
         ("segments", wishes.segments, wishes.segments is None or wishes.segments >= 1, "1 or more"),
         ("types", wishes.types, wishes.types is None or wishes.types >= 2, "2 or more"),
-        ("batch", wishes.batch, wishes.batch is None or wishes.batch >= 1, "1 request or more"),
         ("every", wishes.every, wishes.every is None or wishes.every > 0, "more than 0 s"),
     ):
         if not fine:
@@ -378,35 +343,3 @@ def _span(arrival: Floats) -> float:
 
 
 # -- thresholds that the user gave
-
-
-def check_given(plan: WaitPlan) -> None:
-    given = read_thresholds("plan wait", plan.wishes.thresholds)
-    if not given:
-        return
-    everyone = given.get("", ())
-    if len(everyone) > 1:
-        if plan.nested is None:
-            raise InputError(plan.why_not_nested)
-        segments = plan.nested.segments
-        if len(everyone) != len(segments.ends):
-            found = f"{len(everyone)} for {len(segments.ends)} segments"
-            raise InputError(f"--thresholds: {found}; give --ends too")
-        faults = nesting.check_nested(plan.lines, segments, everyone, plan.capacity)
-    else:
-        sizes = _by_type(plan.mix, given)
-        faults = inventory.check_thresholds(plan.lines, plan.mix.parts, sizes, plan.capacity)
-    if faults:
-        raise InputError(f"--thresholds violate {faults[0]}")
-
-
-def _by_type(mix: Mix, given: dict[str, tuple[float, ...]]) -> list[float]:
-    names = [name for name in mix.names if name]
-    strange = [name for name in given if name and name not in names]
-    if strange or any(len(sizes) > 1 for sizes in given.values()):
-        known = f"types here are {', '.join(names)}" if names else "there is one type, write --thresholds 2"
-        raise InputError(f"--thresholds {'+'.join(given)}: {known}; by segment only for all, such as 8/4/2")
-    missing = [name for name in mix.names if name not in given]
-    if missing and "" not in given:
-        raise InputError(f"--thresholds: none for type {missing[0]!r}; give one for each, or one for all")
-    return [given[name if name in given else ""][0] for name in mix.names]

@@ -13,7 +13,6 @@ import typer
 
 from headgate.advisor.settings import (
     SEARCH,
-    CostSettings,
     FleetSettings,
     LevelSettings,
     SearchSettings,
@@ -40,21 +39,18 @@ plan = Application(help="Plan thresholds, flags of vLLM or SGLang, capacity and 
 @takes_settings
 def threshold(
     words: Experiment,
-    costs: CostSettings,
     max_gap: Annotated[Text, typer.Option(help="also plan for gaps no longer than this")] = None,
     json: Json = None,
     report: Report = None,
 ) -> None:
     """When to refill; whether mixed or exclusive batches serve more.
 
-    Takes the settings of a run (a card and a workload, or a trace), or step costs as plain numbers. Without a
-    load (--clients, --rate, a trace's own times) the engine is taken to be saturated.
+    Takes the settings of a run: a card and a workload, or a trace. Without a load (--clients, --rate, a
+    trace's own times) the engine is taken to be saturated.
 
     Examples:
       headgate plan threshold --prompt 512 --output 256 --clients 1024 --slots 512
       headgate plan threshold --trace azure-conv --scale-rate 4 --max-gap 100ms
-      headgate plan threshold --prefill-fixed 5ms --prefill-per-token 3e-5 --decode-fixed 10ms
-          --decode-per-request 5e-5 --mixed-fixed 11ms --mixed-by-share 4.2e-5,0,0 --prompt 512 --output 256
     """
     from headgate.advisor.situation import situation
     from headgate.advisor.threshold import plan_threshold
@@ -64,12 +60,9 @@ def threshold(
     bound = None if max_gap is None else duration(max_gap)
     if bound is not None and not bound > 0:
         raise InputError(f"--max-gap {max_gap}: it must be above 0, or left out for no bound")
-    found = plan_threshold(situation(words, costs), bound)
-    setup = outside = ""
-    if not costs.model_fields_set:
-        setup = assumed(words, arrivals_said(words, SATURATED), run=False)
-        offered = found.situation.load.rate
-        outside = outside_said(words, MIXED, min(offered or inf, found.mixed.rate))
+    found = plan_threshold(situation(words), bound)
+    setup = assumed(words, arrivals_said(words, SATURATED), run=False)
+    outside = outside_said(words, MIXED, min(found.situation.load.rate or inf, found.mixed.rate))
     page, lost = threshold_page(found, sys.argv[1:]), found.situation.lost
     tell(page, found.as_dict(), Outputs(json, report), setup, lost, [outside])
 
@@ -416,9 +409,9 @@ def fluid(
 def wait(words: Experiment, wishes: WaitSettings, json: Json = None, report: Report = None) -> None:
     """Thresholds of WAIT and Nested WAIT, and the memory they need.
 
-    Prints the fluid equilibrium, thresholds per stage (fractional and, where they fit, whole), segments for
-    outputs that cannot be predicted, and the memory that is enough with probability 1 - MISS. Types are the
-    classes of a mix. Needs a rate: --rate, a trace's own times, or --load.
+    Prints the fluid equilibrium, fractional thresholds per stage, segments for outputs that cannot be
+    predicted, and the memory that is enough with probability 1 - MISS. Types are the classes of a mix. Needs
+    a rate: --rate, a trace's own times, or --load.
 
     Examples:
       headgate plan wait --card pub-a100-llama-7b --prompt 60 --output 200 --rate 20

@@ -8,23 +8,18 @@ import numpy as np
 import pytest
 
 from headgate.advisor.fluid_plan import _mixed_line
-from headgate.advisor.settings import CostSettings
-from headgate.advisor.situation import Held, OfferedLoad, Situation, held, plain_cost, situation
+from headgate.advisor.situation import Held, OfferedLoad, Situation, held, situation
 from headgate.advisor.threshold import ALIKE, _longest, plan_threshold, refill_gap
 from headgate.core.errors import InputError
+from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.estimators.hazard import LinearHazard, Survival
 from headgate.experiment.run import Prepared, carry_out
 from headgate.experiment.settings import experiment
 from headgate.methods.eb.costs import Lengths
 from headgate.stats.metrics import summarise
 
-TOY = CostSettings(
-    prefill_fixed="5ms",
-    prefill_per_token="3e-5",
-    decode_fixed="10ms",
-    decode_per_request="5e-5",
-    mixed_fixed="11ms",
-    mixed_by_share="4.2e-5,0,0",
+TOY = LinearCost(
+    DecodeTerms(0.010, 5e-5), PrefillTerms(0.005, 3e-5), MixedTerms(constant=0.011, by_share=(4.2e-5, 0, 0))
 )
 
 
@@ -33,13 +28,15 @@ def toy(**changes) -> Situation:
     about = Situation(
         source="toy",
         workload="toy",
-        cost=plain_cost(TOY),
+        cost=TOY,
         lengths=Lengths(512, 256),
         survival=Survival(np.ones(1), 1 / 256),
         hazard=LinearHazard(1 / 256, 0.0),
         held=Held(640.0, 100.0),
         slots=256,
         budget=1_000_000,
+        kv_tokens=10**9,
+        block=16,
     )
     return replace(about, **changes)
 
@@ -143,7 +140,6 @@ def test_memory_bounds_the_slots() -> None:
     assert plan.memory.safe < 256
     assert plan.thresholds.chosen.slots == plan.memory.safe == plan.exclusive.running
     assert plan.mixed.running == plan.memory.mixed == 60_000 // (512 + 128 + 8)
-    assert plan_threshold(toy()).memory == (None, None, None)
 
 
 def test_a_single_slot() -> None:
@@ -155,7 +151,7 @@ def test_a_single_slot() -> None:
 
 def test_equal_outputs_fall_back_to_the_base_share() -> None:
     words = experiment({"workload": "fixed", "prompt": 512.0, "output": 257.0})
-    plan = plan_threshold(situation(words, TOY))
+    plan = plan_threshold(replace(situation(words), cost=TOY, kv_tokens=10**9))
     assert plan.situation.lengths == Lengths(512, 256)
     assert plan.thresholds.chosen == plan.thresholds.base
     assert plan.thresholds.base.share == pytest.approx(0.059981463, abs=6e-10)
@@ -231,37 +227,8 @@ def test_predicted_rates_against_simulated_ones(prompt: float, output: float) ->
 
 
 @pytest.mark.parametrize(
-    ("texts", "said"),
-    [
-        (
-            TOY.model_copy(update={"decode_fixed": None}),
-            "--decode-fixed is missing; step costs as numbers",
-        ),
-        (TOY.model_copy(update={"mixed_by_share": None}), "--mixed-by-share is missing"),
-        (TOY.model_copy(update={"mixed_by_share": "1,2"}), "need three prices a,b,c"),
-        (TOY.model_copy(update={"mixed_by_share": "-1e-5,0,0"}), "must all be zero or more; fix it"),
-        (TOY.model_copy(update={"mixed_by_share": "a,0,0"}), "--mixed-by-share: 'a' is not a duration"),
-        (TOY.model_copy(update={"prefill_fixed": "-5ms"}), "--prefill-fixed: '-5ms' is not a duration"),
-        (TOY.model_copy(update={"decode_fixed": "0"}), "--decode-fixed 0; it must be above 0"),
-        (TOY.model_copy(update={"decode_fixed": "1000h"}), "no step takes that long"),
-    ],
-)
-def test_bad_costs_are_refused_in_one_line(texts: CostSettings, said: str) -> None:
-    with pytest.raises(InputError) as caught:
-        plain_cost(texts)
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_falling_polynomial_is_allowed() -> None:
-    cost = plain_cost(TOY.model_copy(update={"mixed_by_share": "4e-5, -1e-5, 0"}))
-    assert cost.mixed.by_share == (4e-5, -1e-5, 0.0)
-
-
-@pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"card": "linear-h200-qwen3-8b"}, "--card and step costs as numbers"),
         ({"workload": "fixed", "output": 1.0}, "outputs of 1.00 tokens on average; need at least 2"),
         ({"kv_tokens": 200}, "no request fits"),
         ({"slots": 300, "budget": 200}, "below 300 running requests"),
@@ -269,7 +236,7 @@ def test_a_falling_polynomial_is_allowed() -> None:
 )
 def test_bad_words_are_refused(words: dict, said: str) -> None:
     with pytest.raises(InputError) as caught:
-        plan_threshold(situation(experiment(words), TOY))
+        plan_threshold(situation(experiment(words)))
     assert said in str(caught.value)
 
 

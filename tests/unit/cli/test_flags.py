@@ -10,7 +10,6 @@ import typer
 from typer.testing import CliRunner
 
 from headgate.advisor.settings import (
-    CostSettings,
     FleetSettings,
     LevelSettings,
     SearchSettings,
@@ -18,7 +17,7 @@ from headgate.advisor.settings import (
     WaitSettings,
 )
 from headgate.cli.flags import takes_settings
-from headgate.cli.plan import capacity, fluid, threshold, wait
+from headgate.cli.plan import capacity, fluid, wait
 from headgate.cli.serve import serve
 from headgate.cli.simulate import compare, simulate, sweep
 from headgate.core.errors import InputError
@@ -40,7 +39,6 @@ TABLES = [
     (compare, Experiment),
     (sweep, Experiment),
     (serve, VllmSettings),
-    (threshold, CostSettings),
     (fluid, FleetSettings),
     (fluid, StepSettings),
     (fluid, LevelSettings),

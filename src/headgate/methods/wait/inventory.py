@@ -5,7 +5,7 @@ Symbols of Ao, Luo, Simchi-Levi, Wang (2025). A threshold n_j is per stage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, floor, inf, log10
 from typing import NamedTuple, TypeVar
@@ -18,7 +18,6 @@ from headgate.cost.laws.linear import LinearCost
 from headgate.cost.model import Chunk, Shape, StepCost
 
 ROUNDING = 1e-9  # a threshold that is whole but for rounding is whole
-MOST_ROUNDS = 100_000  # of the search for least thresholds; each raises at least one of them
 
 
 class Equilibrium(NamedTuple):
@@ -154,75 +153,6 @@ def with_slack(parts: Sequence[MixPart], slacks: Sequence[float]) -> list[MixPar
     return [part._replace(rate=part.rate * (1 + slack)) for part, slack in zip(parts, slacks, strict=True)]
 
 
-def least_thresholds(
-    lines: Lines, parts: Sequence[MixPart], capacity: float, slack: float = 0.0
-) -> FilledSizes:
-    """The least whole thresholds that satisfy (9) strictly.
-
-    Iterates n_j ← ⌊(1+ε) λ_j ΔT(n)⌋ + 1 from n = 1: the map is monotone, so the first fixed point is the
-    smallest solution, or memory runs out first.
-    """
-    one_each = sum(part.work for part in parts)
-    if one_each > capacity:
-        raise InputError(
-            f"C = {capacity:,.0f} KV tokens are below the {one_each:,.0f} that one request at each stage of "
-            "each type needs (sum of w_j <= C); use fractional thresholds, or raise --kv-tokens"
-        )
-    keeping_up(lines, with_slack(parts, [slack] * len(parts)))
-    sizes = [1] * len(parts)
-    for _ in range(MOST_ROUNDS):
-        found = filled(lines, parts, sizes)
-        if found.kv > capacity:
-            break
-        least = [floor((1 + slack) * part.rate * found.seconds) + 1 for part in parts]
-        raised = [max(size, more) for size, more in zip(sizes, least, strict=True)]
-        if raised == sizes:
-            return found
-        sizes = raised
-    raise InputError(
-        f"no whole thresholds satisfy (9), DT(n) <= n_j/lambda_j, within C = {capacity:,.0f} KV tokens: "
-        f"{tuple(sizes)} would already need {found.kv:,.0f}; use fractional thresholds, a smaller slack, or "
-        "raise --kv-tokens"
-    )
-
-
-def check_thresholds(
-    lines: Lines, parts: Sequence[MixPart], sizes: Sequence[float], capacity: float
-) -> list[str]:
-    """Every inequality that given thresholds violate, each with the nearest thresholds that satisfy all."""
-    found, faults = filled(lines, parts, sizes), []
-    if found.kv > capacity:
-        faults.append(
-            f"M^pi <= C: {listed(sizes)} hold {found.kv:,.9g} KV tokens in a batch, C = {capacity:,.0f}"
-        )
-    for number, (size, part) in enumerate(zip(sizes, parts, strict=True), 1):
-        if size < part.rate * found.seconds * (1 - ROUNDING):
-            told = f"{found.seconds:.6g} s > {size:g}/{part.rate:.4g} s"
-            faults.append(f"(9) DT(n) <= n_{number}/lambda_{number}: {told}")
-
-    def least(sizes: Sequence[float], iteration: float) -> list[float]:
-        return [part.rate * iteration for part in parts]
-
-    return with_nearest(faults, nearest(lines, parts, sizes, capacity, least) if faults else None)
-
-
-def with_nearest(faults: Sequence[str], near: Sequence[float] | None) -> list[str]:
-    remedy = (
-        "no thresholds near them do, serve less" if near is None else f"the nearest that do: {listed(near)}"
-    )
-    return [f"{fault}; {remedy}" for fault in faults]
-
-
-def printed_rule(parts: Sequence[MixPart], batch: float) -> tuple[float, ...]:
-    """The paper's n_j = B ρ_j / (l'_j + 1) with ρ_j = λ_j/Λ. Long types get too few; see `work_share`."""
-    return tuple(batch * part.rate / _rate(parts) / part.stages for part in parts)
-
-
-def work_share(parts: Sequence[MixPart], batch: float) -> tuple[float, ...]:
-    """The same with ρ_j the share of stages, λ_j(l'_j+1): all types are then served in proportion."""
-    return tuple(batch * part.rate / _stages(parts) for part in parts)
-
-
 def _rate(parts: Sequence[MixPart]) -> float:
     return sum(part.rate for part in parts if part.prompt) or sum(part.rate for part in parts)
 
@@ -230,10 +160,6 @@ def _rate(parts: Sequence[MixPart]) -> float:
 def _stages(parts: Sequence[MixPart]) -> float:
     """Stages per second that arrive: in iterations of t seconds so many times t requests are active."""
     return sum(part.rate * part.stages for part in parts)
-
-
-def listed(values: Sequence[float]) -> str:
-    return "(" + ", ".join(f"{value:.4g}" for value in values) + ")"
 
 
 # -- what one iteration of a steady mix takes
@@ -399,53 +325,7 @@ def _below(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return hull
 
 
-# -- the nearest thresholds that would do
-
-MARGIN = 2e-3  # above what a condition asks for, so that four digits of it still satisfy the condition
-MOST_TRIES = 20_000  # of raising; close to saturation each round gains little
-FAR = 1e3  # times memory: sizes that grow beyond this grow for ever
 DIGITS = 4
-
-Least = Callable[[Sequence[float], float], list[float]]  # what sizes must be at least, in such an iteration
-
-
-def nearest(
-    lines: Lines, parts: Sequence[MixPart], sizes: Sequence[float], capacity: float, least: Least
-) -> list[float] | None:
-    """Given sizes, cut to memory where they do not fit, raised until they satisfy `least`; else the smallest.
-
-    Raising a size makes iterations longer and so raises the others: the map is monotone, its first fixed
-    point is the smallest solution above where it began. Where memory ends on the way the solution is cut and
-    raised once more. None where not even the smallest solution fits.
-    """
-    for start in (_cut(parts, sizes, capacity), [0.0] * len(sizes)):
-        above = _raised(lines, parts, start, FAR * capacity, least)
-        found = above and _raised(lines, parts, _cut(parts, above, capacity), capacity, least)
-        if found:
-            return found
-    return None
-
-
-def _cut(parts: Sequence[MixPart], sizes: Sequence[float], capacity: float) -> list[float]:
-    share = (1 - MARGIN) * capacity / held(parts, sizes)
-    return [rounded(share * size, up=False) for size in sizes] if share < 1 - MARGIN else list(sizes)
-
-
-def _raised(
-    lines: Lines, parts: Sequence[MixPart], start: Sequence[float], capacity: float, least: Least
-) -> list[float] | None:
-    sizes = list(start)
-    for _ in range(MOST_TRIES):
-        if held(parts, sizes) > capacity:
-            return None
-        needed = least(sizes, seconds(lines, parts, sizes))
-        if all(size >= more for size, more in zip(sizes, needed, strict=True)):
-            return sizes
-        sizes = [
-            size if size >= more else rounded(more * (1 + MARGIN), up=True)
-            for size, more in zip(sizes, needed, strict=True)
-        ]
-    return None
 
 
 def rounded(value: float, up: bool) -> float:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from math import ceil, exp, expm1, floor, inf, log, log1p
+from math import exp, expm1, inf, log, log1p
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike
 
 from headgate.core.errors import InputError
 from headgate.methods.wait.inventory import (
-    MOST_ROUNDS,
     ROUNDING,
     FilledSizes,
     Lines,
@@ -20,9 +19,7 @@ from headgate.methods.wait.inventory import (
     PaceRange,
     along_the_ray,
     filled,
-    nearest,
     pace_within,
-    with_nearest,
 )
 
 STEP = 1.05  # of the shortest iteration: the pace to run at where memory allows it
@@ -88,81 +85,6 @@ def nested_pace(lines: Lines, segments: Segments, slack: float, capacity: float)
     except InputError as error:
         cut = f"{len(segments.ends)} segments with {slack:g} slack each"
         raise InputError(f"{error}; that is for {cut}, as (10) wants; less --slack needs less") from None
-
-
-def least_nested(
-    lines: Lines,
-    segments: Segments,
-    capacity: float,
-    slack: float = 0.0,
-    come: Callable[[float], float] | None = None,
-) -> FilledSizes:
-    """The least whole thresholds that satisfy (10) strictly; `come` is for rates that change, (13).
-
-    n_1 ← ⌊(1+ε)·(most that come in ΔT(n))⌋ + 1, n_{i+1} ← the least above n_i p_i, at most n_i.
-    """
-    parts = segments.parts()
-    come = come or (lambda seconds: segments.reach[0] * seconds)
-    first = 1
-    for _ in range(MOST_ROUNDS):
-        sizes: list[float] = [first]
-        for stay in segments.stays:
-            expected = sizes[-1] * stay
-            least = max(floor(expected + ROUNDING) + 1, ceil((1 + slack) * expected - ROUNDING))
-            sizes.append(min(least, sizes[-1]))
-        found = filled(lines, parts, sizes)
-        if found.kv > capacity:
-            break
-        wanted = floor((1 + slack) * come(found.seconds)) + 1
-        if wanted <= first:
-            return found
-        first = wanted
-    raise InputError(
-        f"no whole thresholds satisfy (10), DT(n) < n_1/Lambda and n_(i+1)/n_i > p_i, within C = "
-        f"{capacity:,.0f} KV tokens: {tuple(sizes)} would already need {found.kv:,.0f}; use fractional "
-        "thresholds, fewer requests/s, or raise --kv-tokens"
-    )
-
-
-def busiest(rates: Sequence[tuple[float, float]]) -> Callable[[float], float]:
-    """The most that come in any window of some length, with (seconds, rate) one after the other: (13).
-
-    The most lies in a window that begins or ends where the rate changes.
-    """
-    edges, total = [0.0], [0.0]  # of the rates, and how many have come by then
-    for lasts, rate in rates:
-        edges.append(edges[-1] + lasts)
-        total.append(total[-1] + lasts * rate)
-
-    def most(seconds: float) -> float:
-        starts = np.maximum(0.0, [*edges, *(edge - seconds for edge in edges)])
-        return float((np.interp(starts + seconds, edges, total) - np.interp(starts, edges, total)).max())
-
-    return most
-
-
-def check_nested(lines: Lines, segments: Segments, sizes: Sequence[float], capacity: float) -> list[str]:
-    """Every inequality of (10), and M^π ≤ C, that given thresholds violate, and the nearest that do not."""
-    parts: list[MixPart] = segments.parts()
-    found, faults = filled(lines, parts, sizes), []
-    if sizes[0] <= segments.reach[0] * found.seconds:
-        told = f"{found.seconds:.6g} s >= {sizes[0]:g}/{segments.reach[0]:.4g} s"
-        faults.append(f"(10) DT(n) < n_1/Lambda: {told}")
-    for number, (walk, stay) in enumerate(zip(walks(segments, sizes), segments.stays, strict=True), 1):
-        if walk.ratio <= stay * (1 + ROUNDING) and walk.ratio < 1:
-            told = f"{walk.ratio:.6g} <= {stay:.6g}"
-            faults.append(f"(10) n_{number + 1}/n_{number} > p_{number}: {told}")
-    if found.kv > capacity:
-        faults.append(f"M^pi <= C: a full batch holds {found.kv:,.9g} KV tokens, C = {capacity:,.0f}")
-
-    def least(sizes: Sequence[float], iteration: float) -> list[float]:
-        above = (
-            size * stay * (1 + 2 * ROUNDING * (stay < 1))
-            for size, stay in zip(sizes, segments.stays, strict=False)
-        )
-        return [segments.reach[0] * iteration * (1 + ROUNDING), *above]
-
-    return with_nearest(faults, nearest(lines, parts, sizes, capacity, least) if faults else None)
 
 
 def walks(segments: Segments, sizes: Sequence[float]) -> list[ResidueWalk]:

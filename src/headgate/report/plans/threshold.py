@@ -131,10 +131,8 @@ def _facts(plan: ThresholdPlan) -> doc.Facts:
 
     near = f", as a line near {plan.thresholds.chosen.slots:,}"
     mixed = cost(costs.mixed_fixed, costs.mixed_per_token(decodes), "token")
-    kv = "not given; pass --kv-tokens to bound the slots by it"
-    if memory.safe is not None:
-        kv = f"{about.kv_tokens:,.0f} KV tokens: safe for {memory.safe:,} slots of exclusive batches "
-        kv += f"(by equation (6) {memory.paper:,}); mixed fits {memory.mixed:,}"
+    kv = f"{about.kv_tokens:,} KV tokens: safe for {memory.safe:,} slots of exclusive batches "
+    kv += f"(by equation (6) {memory.paper:,}); mixed fits {memory.mixed:,}"
     rows = {"Lengths": lengths(about)}
     if (trend := plan.trend) is not None:
         line = trend.line
@@ -224,7 +222,7 @@ def _rates(plan: ThresholdPlan) -> doc.Figure:
 
 def _crossing(plan: ThresholdPlan) -> doc.Figure:
     about, chosen = plan.situation, plan.thresholds.chosen
-    slots = min(about.slots, plan.memory.mixed or about.slots)
+    slots = min(about.slots, plan.memory.mixed)
     top = max(chosen.slots, slots)
     running = np.unique(np.geomspace(2, max(top, 3), 60).astype(np.int64)).tolist()
     part = min(chosen.refill / chosen.slots, SHARES[1])

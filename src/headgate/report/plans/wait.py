@@ -20,8 +20,7 @@ SATURATED = "max_pause=0 limits which requests enter and pauses none, which is u
 
 
 def wait_page(plan: WaitPlan, command: Sequence[str]) -> doc.Page:
-    rules = (f"{name}: {_list(sizes)}" for name, sizes in plan.rules.items())
-    known: tuple[doc.Block, ...] = (_types(plan), *_full(plan), *rules)
+    known = (_types(plan), _full(plan))
     sections = (
         doc.Section("", (_facts(plan), doc.Drawn(lambda: (_memory(plan),)))),
         doc.Section("WAIT, where output lengths are known by type", known),
@@ -77,16 +76,12 @@ def _types(plan: WaitPlan) -> doc.Grid:
     return doc.Grid("", heads, tuple(rows))
 
 
-def _full(plan: WaitPlan) -> tuple[str, str]:
-    full = (
+def _full(plan: WaitPlan) -> str:
+    return (
         f"A full batch takes {doc.fine_time(plan.thresholds.seconds)} and {plan.thresholds.kv:,.0f} KV "
         f"tokens; with one request more of each type {plan.need:,.0f}, never exceeded where types keep their "
         f"lengths. Mean latency about {doc.fine_time(plan.latency)}."
     )
-    if plan.whole is None:
-        return full, f"Whole thresholds: none ({plan.why_not})."
-    memory = f"{plan.whole.kv:,.0f} KV tokens, {doc.fine_time(plan.whole.seconds)} per full batch"
-    return full, f"Whole thresholds: {_list(plan.whole.sizes)}, {memory}."
 
 
 def _nested(plan: WaitPlan) -> list[doc.Block]:
@@ -106,13 +101,12 @@ def _segments(nested: Nested) -> doc.Grid:
     segments, sizes = nested.segments, nested.thresholds.sizes
     decays = ["-", *(f"{walk.decay:.4g}" for walk in walks(segments, sizes))]
     stays = [*(f"{stay:.3f}" for stay in segments.stays), "-"]
-    whole = ["-"] * len(sizes) if nested.whole is None else [f"{size:g}" for size in nested.whole.sizes]
-    columns = zip(segments.begins, segments.ends, segments.reach, stays, sizes, whole, decays, strict=True)
+    columns = zip(segments.begins, segments.ends, segments.reach, stays, sizes, decays, strict=True)
     rows = []
-    for begin, end, reach, stay, size, n, theta in columns:
-        cells = (doc.valued(text, inf) for text in (stay, f"{size:.4g}", n, theta))
+    for begin, end, reach, stay, size, theta in columns:
+        cells = (doc.valued(text, inf) for text in (stay, f"{size:.4g}", theta))
         rows.append(doc.row(f"{begin + 1} to {end}", float(reach), *cells))
-    heads = ("iterations", "reach it\nper s", "go on\nof these", "threshold", "whole", "theta")
+    heads = ("iterations", "reach it\nper s", "go on\nof these", "threshold", "theta")
     return doc.Grid("", heads, tuple(rows))
 
 
@@ -151,10 +145,6 @@ def _commands(plan: WaitPlan) -> doc.Code:
             lines.append("\\\n".join(line[begin : begin + WIDE] for begin in range(0, len(line), WIDE)))
         commands.append(" \\\n".join(lines))
     return doc.Code("\n".join(commands))
-
-
-def _list(values: tuple[float, ...]) -> str:
-    return "(" + ", ".join(f"{value:.4g}" for value in values) + ")"
 
 
 def _memory(plan: WaitPlan) -> doc.Figure:

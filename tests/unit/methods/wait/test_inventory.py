@@ -12,24 +12,21 @@ from headgate.cost.model import Shape, StepCost
 from headgate.methods.wait.inventory import (
     Line,
     along_the_ray,
-    check_thresholds,
     equilibrium,
     keeping_up,
     kv_work,
-    least_thresholds,
     lines_of,
     mean_seconds,
     most_rate,
     offered,
     pace_within,
-    printed_rule,
     seconds,
     seen_kind,
     with_slack,
-    work_share,
 )
 from headgate.methods.wait.traffic import best_pace, mean_latency, queue
 from headgate_papers.kv_linear import kv_linear
+from headgate_papers.wait.rules import least_thresholds, printed_rule, work_share
 from headgate_papers.wait.runs import kind
 
 CARD = kv_linear(0.008, 3e-7)
@@ -164,28 +161,6 @@ def test_slack_of_the_linear_program():
     assert found.kv == pytest.approx(0.008 * heavier / (1 - 3e-7 * heavier))
     for size, slack, part in zip(found.sizes, slacks, LOW, strict=True):
         assert size == pytest.approx((1 + slack) * part.rate * seconds(lines, LOW, found.sizes))
-
-
-def test_given_thresholds_are_checked():
-    lines = lines_of(CARD, LOW, KV)
-    assert check_thresholds(lines, LOW, (10, 10), KV) == []
-    (fault,) = check_thresholds(lines, LOW, (10, 9), KV)
-    assert fault == "(9) DT(n) <= n_2/lambda_2: 0.009629 s > 9/1000 s; the nearest that do: (10, 9.731)"
-    (fault,) = check_thresholds(lines, LOW, (300, 300), KV)
-    assert fault.startswith("M^pi <= C: (300, 300) hold 175,500 KV tokens") and fault.endswith(
-        "(170.5, 170.5)"
-    )
-    assert "no thresholds near them do" in check_thresholds(lines, LOW, (1, 1), 5000)[0]
-
-
-@given(st.lists(st.floats(0.01, 400), min_size=2, max_size=2), st.floats(0.02, 0.98))
-def test_the_nearest_thresholds_do(sizes, load):
-    """What a complaint proposes, to the four digits it prints, violates nothing."""
-    lines = lines_of(CARD, LOW, KV)
-    parts = [part._replace(rate=part.rate * load * most_rate(lines, LOW, KV)) for part in LOW]
-    for fault in check_thresholds(lines, parts, sizes, KV):
-        proposed = [float(size) for size in fault.rsplit("(", 1)[1].rstrip(")").split(", ")]
-        assert check_thresholds(lines, parts, proposed, KV) == []
 
 
 @pytest.mark.parametrize(("kv", "slots"), [(4000, 1e9), (KV, 100), (KV, 1e9), (700, 20), (6900, 1e9)])
