@@ -16,11 +16,12 @@ from typing import Any, Literal, NamedTuple
 
 from headgate.core.errors import InputError
 from headgate.core.policy import End
-from headgate.live.route.config import Count, GateConfig, Seconds, checked_as
+from headgate.live.route.config import GateConfig
 from headgate.live.route.gate.gate import EngineState, Gate, Refused, Ticket, TicketState
 from headgate.live.route.gate.policy import LivePolicy, live_router
 from headgate.methods.balance.balance import LeastLoaded
 from headgate.methods.balance.prefix import KnowsPrefixes
+from headgate.settings_base import Count, Seconds, checked
 
 log = logging.getLogger("headgate.route")
 LEASE = 10.0  # seconds after which a silent client is forgotten, with all it had
@@ -302,7 +303,7 @@ class RayConfig(GateConfig):
 
 
 def ray_config(given: dict[str, Any]) -> RayConfig:
-    config = checked_as(RayConfig, given, "request_router_kwargs: ")
+    config = checked(RayConfig, given, "request_router_kwargs: ")
     for each in config.classes:
         if each.match.key:
             raise InputError(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -21,7 +22,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from headgate.core.durations import duration
-from headgate.core.errors import Fields, InputError, first_fault
+from headgate.core.errors import InputError, first_fault
 from headgate.core.request import ENVELOPE, GAP, MEAN, MOST_WEIGHT, Slo, weight_remedy
 
 # Strict, because a file that says slots = true or "5" is a mistake, not one slot or five.
@@ -33,6 +34,8 @@ Positive = Annotated[float, Field(strict=True, gt=0)]
 Rate = Annotated[float, Field(strict=True, gt=0, le=1e6)]
 Tokens = Annotated[float, Field(strict=True, ge=1)]
 Switch = Annotated[bool, Field(strict=True)]
+Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 
 
 def seconds(value: object, info: ValidationInfo) -> object:
@@ -210,22 +213,26 @@ def underscored(table: dict[str, Any], where: str) -> dict[str, Any]:
 def checked(
     kind: type[Checked],
     settings: dict[str, Any],
-    fields: Fields | None = None,
     where: str = "",
     written: bool = False,
 ) -> Checked:
-    """Settings of any kind, checked; `fields` names what may stand at a place, where tables are nested.
-
-    `written` says that they are from a file, where a duration needs a unit.
-    """
-    fields = fields or (lambda parent: kind.model_fields)
+    """Settings of any kind, checked. `written`: they are from a file, where a duration needs a unit."""
     try:
         return kind.model_validate(settings, context=written or None)
     except InputError as error:  # from a duration
         raise InputError(f"{where}{error}") from None
     except ValidationError as error:
         faults = [{**fault, "msg": plainly(fault)} for fault in error.errors(include_url=False)]
-        raise InputError(where + first_fault(faults, fields)) from None
+        raise InputError(where + first_fault(faults, partial(_fields_at, kind))) from None
+
+
+def _fields_at(kind: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
+    for part in place:
+        if (field := kind.model_fields.get(str(part))) is not None:
+            nested = (field.annotation, *get_args(field.annotation))
+            tables = (each for each in nested if isinstance(each, type) and issubclass(each, BaseModel))
+            kind = next(tables, kind)
+    return list(kind.model_fields)
 
 
 def plainly(fault: Mapping[str, Any]) -> str:

@@ -205,11 +205,7 @@ class Experiment(LengthSettings, ManyEngines):
 
 
 def experiment(settings: dict[str, Any], where: str = "", written: bool = False) -> Experiment:
-    def fields(parent: tuple[int | str, ...]) -> list[str]:
-        tables: dict[str, type[SettingsModel]] = {"classes": ClassSettings, "stages": StageSettings}
-        return list(tables.get(str(parent[0]) if parent else "", Experiment).model_fields)
-
-    return checked(Experiment, settings, fields, where, written)
+    return checked(Experiment, settings, where, written)
 
 
 # -- settings that exclude one another

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from headgate.cost.card import hub_name, load_card
 from headgate.methods.scaling import PLAN, Decision, EnginesNeeded, Scaling, Seen, read_scaling, work_of
-from headgate.settings_base import Count, SettingsModel, declared
+from headgate.settings_base import Count, Port, SettingsModel, declared
 from headgate.sim.engine.engine import engine_of_card
 
 GAUGE = "engines_needed"
@@ -60,7 +60,6 @@ class PoolScaling:
 # -- `headgate watch`
 
 FLEET, SERVER = "Fleet", "Server"
-Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
 
 
 class WatchOptions(SettingsModel):

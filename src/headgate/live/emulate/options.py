@@ -11,9 +11,11 @@ from headgate.settings_base import (
     Count,
     Delay,
     NotNegative,
+    Port,
     Positive,
     Seconds,
     SettingsModel,
+    Share,
     Switch,
     Tokens,
     declared,
@@ -22,8 +24,6 @@ from headgate.settings_base import (
 ENGINE, SERVER, OUTPUT, FAULTS, KV = "Engine", "Server", "Answers", "Faults", "KV transfer"
 TRAFFIC = "Traffic"
 MIB = 1024 * 1024
-Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
-Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Engines = Annotated[int, Field(strict=True, ge=1, le=1024)]
 
 

@@ -233,7 +233,7 @@ def merge(words: dict[str, Any], over: object, flag: str) -> Settings:
         if "policy" in upper:
             merged.pop("set", None)
         merged = over_promises(merged, upper)
-    settings = checked(Settings, merged, _fields)
+    settings = checked(Settings, merged)
     tables: list[tuple[str, Settings | Promise]] = [("", settings), *settings.classes.items()]
     for name, own in tables:
         if own.envelope and not (own.ttft or settings.ttft):  # the one may be in the file, the other a flag
@@ -250,7 +250,7 @@ def over_promises(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[st
 
 def check_words(words: dict[str, Any], where: str) -> dict[str, Any]:
     words = underscored(words, where)
-    checked(Settings, words, _fields, where, written=True)
+    checked(Settings, words, where, written=True)
     tables = (words, *words.get("classes", {}).values())
     if any("tpot" in table for table in tables):
         LOG.warning("headgate: %s%s", where, TPOT)
@@ -277,9 +277,3 @@ def read_file(path: str) -> dict[str, Any]:
     if not isinstance(words, dict):
         raise InputError(f'{what} {path}: must be a table, such as {{"policy": "mixed"}}; mend the file')
     return words
-
-
-def _fields(parent: tuple[int | str, ...]) -> list[str]:
-    tables: dict[str, type[SettingsModel]] = {"classes": Promise, "floor": Floor}
-    here = tables.get(str(parent[0]), Settings) if parent else Settings
-    return list(here.model_fields)

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from headgate.core.errors import InputError, first_fault
+from headgate import settings_base
+from headgate.core.errors import InputError
 from headgate.core.request import Slo
 from headgate.estimators.traffic import WindowRate
 from headgate.live.files import read_regular
 from headgate.methods.scaling import read_scaling
-from headgate.settings_base import Weight, check_promises, check_worth, plainly, promised, seconds
+from headgate.settings_base import (
+    Count,
+    Delay,
+    Port,
+    Seconds,
+    SettingsModel,
+    Share,
+    Switch,
+    Weight,
+    check_promises,
+    check_worth,
+    promised,
+)
 
-# -- sizes and durations
+# -- sizes
 
 SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _WRITTEN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
@@ -45,10 +49,6 @@ def size(value: object) -> object:
 
 
 Bytes = Annotated[int, BeforeValidator(size), Field(strict=True, ge=1)]
-Seconds = Annotated[float, BeforeValidator(seconds), Field(strict=True, gt=0, allow_inf_nan=False)]
-Delay = Annotated[float, BeforeValidator(seconds), Field(strict=True, ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(strict=True, ge=1)]
-Switch = Annotated[bool, Field(strict=True)]
 
 
 # -- URLs, addresses, names
@@ -145,19 +145,10 @@ MOST_CLASSES = 64
 MOST_BYTES = 1 << 24  # of a file
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
-Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
-Share = Annotated[float, Field(strict=True, ge=0, le=1)]
-Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Price = Annotated[float, Field(ge=0)]
 
 
-class ConfigTable(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-Whole = TypeVar("Whole", bound=ConfigTable)
-
-
-class FrontSettings(ConfigTable):
+class FrontSettings(SettingsModel):
     host: str = "127.0.0.1"
     port: Port = 8000
     admin: Address = "127.0.0.1:9300"
@@ -189,7 +180,7 @@ class FrontSettings(ConfigTable):
     drain_timeout: Seconds = 120.0
 
 
-class RouteLimits(ConfigTable):
+class RouteLimits(SettingsModel):
     queue: Count = 256
     queue_ttl: Seconds = 30.0
     inflight: Count = 4096
@@ -206,12 +197,12 @@ class RouteLimits(ConfigTable):
     event: Bytes = 1 << 20
 
 
-class TokenPrices(ConfigTable):
+class TokenPrices(SettingsModel):
     prompt: Price = 1.0
     output: Price = 2.0
 
 
-class Router(ConfigTable):
+class Router(SettingsModel):
     name: str = "least-loaded"
     settings: dict[str, bool | int | float | str] = Field(default_factory=dict)
     order: tuple[str, ...] = ()
@@ -220,7 +211,7 @@ class Router(ConfigTable):
     prices: TokenPrices = TokenPrices()
 
 
-class Match(ConfigTable):
+class Match(SettingsModel):
     key: str | tuple[str, ...] = ()
     header: str | None = None  # the value of x-headgate-class
     model: str | tuple[str, ...] = ()
@@ -234,7 +225,7 @@ class Match(ConfigTable):
         return self
 
 
-class Class(ConfigTable):
+class Class(SettingsModel):
     name: Name
     match: Match = Match()
     prompt: Annotated[float, Field(gt=0)] | None = None
@@ -248,7 +239,7 @@ class Class(ConfigTable):
     tbt: Seconds | None = None  # promised between any two tokens, or instead:
     tpot: Seconds | None = None  # their mean in a request
     envelope: Seconds | None = None  # token j at arrival + ttft + j times this
-    weight: Annotated[Weight, Field(allow_inf_nan=False)] | None = None
+    weight: Weight | None = None
     background: Switch = False  # promised nothing
 
     @model_validator(mode="after")
@@ -264,10 +255,10 @@ class Class(ConfigTable):
         return promised(self, weight=self.weight, background=self.background)
 
 
-class Addresses(ConfigTable):
+class Addresses(SettingsModel):
     """What one address may have, whatever keys it shows; its share of a queue where no tenant is known."""
 
-    requests: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None  # a second
+    requests: Annotated[float, Field(gt=0, le=1e6)] | None = None  # a second
     tokens: Count | None = None  # a minute
     inflight: Count | None = None
     queue: Annotated[float, Field(gt=0, le=1)] | None = None  # of the queue of a class
@@ -280,7 +271,7 @@ class Tenants(Addresses):
 OPEN = Addresses(requests=20.0, inflight=128, queue=0.5)  # where everyone is let in without a key
 
 
-class Replicas(ConfigTable):
+class Replicas(SettingsModel):
     store: str | None = None  # redis://HOST:PORT, rediss:// with TLS, or unix:///PATH
     name: Name = "headgate"  # of the fleet in the store
     password_env: str | None = None  # the environment variable with the store's password
@@ -296,7 +287,7 @@ class Replicas(ConfigTable):
         return self
 
 
-class EngineAt(ConfigTable):
+class EngineAt(SettingsModel):
     url: Url
     slots: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 256
     prompts_at_once: Count | None = None
@@ -305,13 +296,13 @@ class EngineAt(ConfigTable):
     key_env: str | None = None  # the environment variable that holds its key
 
 
-class Kv(ConfigTable):
+class Kv(SettingsModel):
     connector: Literal["nixl"] = "nixl"
     lease: Seconds = 30.0
     reuse_tokens: Switch = False  # send the prefiller's prompt_token_ids with the decode
 
 
-class Discovery(ConfigTable):
+class Discovery(SettingsModel):
     file: str | None = None  # one URL a line, or the [[engines]] tables of a TOML file
     dns: str | None = None  # HOST:PORT, one engine per address
     every: Seconds = 5.0
@@ -325,7 +316,7 @@ class Discovery(ConfigTable):
         return self
 
 
-class Health(ConfigTable):
+class Health(SettingsModel):
     every: Seconds = 1.0
     timeout: Seconds = 2.0
     fails: Count = 3  # probes in a row before an engine is down
@@ -334,7 +325,7 @@ class Health(ConfigTable):
     eject: Seconds = 30.0
 
 
-class ScalingTable(ConfigTable):
+class ScalingTable(SettingsModel):
     card: str | None = None  # cost card of the engines (default: that of [router])
     model: str | None = None  # label of the gauge (default: the card's model)
     budget: Count | None = None  # tokens in one step of an engine
@@ -346,7 +337,7 @@ class ScalingTable(ConfigTable):
         return self
 
 
-class GateConfig(ConfigTable):
+class GateConfig(SettingsModel):
     router: Router = Router()
     classes: tuple[Class, ...] = ()
     default: Class = Class(name="default")
@@ -474,23 +465,11 @@ def read_config(
 
 def checked(given: dict[str, Any], where: str = "", written: bool = False) -> Config:
     """The first mistake is said in one line. `written` in a file durations need a unit, else are seconds."""
-    return checked_as(Config, given, where, written)
-
-
-def checked_as(model: type[Whole], given: dict[str, Any], where: str = "", written: bool = False) -> Whole:
-    try:
-        return model.model_validate(given, context=written or None)
-    except ValidationError as error:
-        faults = [{**fault, "msg": plainly(fault)} for fault in error.errors(include_url=False)]
-        raise InputError(where + first_fault(faults, partial(_fields, model))) from None
+    return settings_base.checked(Config, given, where, written)
 
 
 def parsed(path: str | Path) -> dict[str, Any]:
-    text = read_text(path)
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not TOML, {error}; fix the line") from None
+    return settings_base.parse_toml(read_text(path), path, "router file")
 
 
 def read_text(path: str | Path) -> str:
@@ -501,20 +480,6 @@ def read_text(path: str | Path) -> str:
         raise InputError(f"{path}: {error.strerror or error}; give a readable file") from None
     except ValueError as error:
         raise InputError(f"{path}: {error}; give a text file") from None
-
-
-def _fields(whole: type[ConfigTable], place: tuple[int | str, ...]) -> list[str]:
-    model: Any = whole
-    for part in place:
-        if isinstance(part, int):
-            continue
-        field = model.model_fields.get(part) if hasattr(model, "model_fields") else None
-        if field is None:
-            return []
-        kinds = (field.annotation, *getattr(field.annotation, "__args__", ()))
-        tables = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, ConfigTable))
-        model = next(tables, None)
-    return sorted(model.model_fields) if model is not None else []
 
 
 # -- a new file for a running router

@@ -116,7 +116,7 @@ def test_flags_over_file(tmp_path: Path) -> None:
     assert config.router.name == "least-loaded"
     assert [each.url for each in config.engines] == ["http://a:1", "http://b:2"]
     file.write_text("[front\n")
-    with pytest.raises(InputError, match="not TOML"):
+    with pytest.raises(InputError, match="not valid TOML"):
         read_config(file, {}, [])
     with pytest.raises(InputError, match="readable"):
         read_config(tmp_path / "none.toml", {}, [])

@@ -291,7 +291,7 @@ def test_metadata_without_a_class(value: str) -> None:
 def test_toml_that_breaks_the_parser_is_one_line(text: str, tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text(text)
-    with pytest.raises(InputError, match="not TOML"):
+    with pytest.raises(InputError, match="cannot be read"):
         parsed(file)
 
 

@@ -11,7 +11,6 @@ from headgate.live.route.config import (
     Addresses,
     Class,
     Config,
-    ConfigTable,
     Discovery,
     EngineAt,
     FrontSettings,
@@ -23,9 +22,10 @@ from headgate.live.route.config import (
     ScalingTable,
     Tenants,
 )
+from headgate.settings_base import SettingsModel
 
 PAGE = (Path(__file__).parents[4] / "docs" / "settings.md").read_text("utf-8")
-TABLES: dict[str, type[ConfigTable]] = {
+TABLES: dict[str, type[SettingsModel]] = {
     "[front]": FrontSettings, "[limits]": RouteLimits, "[router]": Router, "[[classes]]": Class,
     "[[engines]]": EngineAt, "[tenants]": Tenants, "[addresses]": Addresses, "[replicas]": Replicas,
     "[discovery]": Discovery, "[health]": Health, "[kv]": Kv, "[scaling]": ScalingTable,
