@@ -91,7 +91,7 @@ def read_trace(
 def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> None:
     """Arrivals are rounded to the millisecond; of several tenants, a column of its own says whose each is."""
     if workload.clients.any():
-        raise InputError("a closed loop has no arrival times to write; save it as a workload instead")
+        raise InputError("a closed loop has no arrival times to write; give it --rate")
     stamps = np.rint(workload.arrival * 1000).astype(np.int64).tolist()
     columns = (workload.prompt, workload.output, workload.cached, workload.tenant)
     several = len(workload.tenants) > 1

@@ -1,9 +1,7 @@
-"""The table of requests: its columns, what its requests share, and the file it is saved in."""
+"""The table of requests: its columns, and what its requests share."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -366,61 +364,12 @@ class Workload:
         """The same requests, all present at the start."""
         return self.arriving(np.zeros(len(self)))
 
-    def as_closed(self, clients: int | Sequence[tuple[int, int]]) -> Workload:
-        """The same requests in a closed loop of so many clients, or of stages as (requests, clients).
-
-        The last stage holds for all requests left.
-        """
-        stages = [(len(self), clients)] if isinstance(clients, int | np.integer) else list(clients)
-        for number, (requests, many) in enumerate(stages):
-            if requests < 1 or many < 1:
-                raise InputError(
-                    f"stage {number} has {requests} requests and {many} clients; give at least 1"
-                )
-        named = sum(requests for requests, _ in stages)
-        if not stages or named > len(self):
-            raise InputError(f"the stages have {named} requests, the workload {len(self)}; make them agree")
-        schedule = np.repeat([many for _, many in stages], [requests for requests, _ in stages])
-        schedule = np.append(schedule, np.full(len(self) - named, stages[-1][1]))
-        return replace(self, **dict[str, Any](arrival=np.zeros(len(self)), clients=schedule))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the table to one npz file."""
-        kinds = [[kind.name, *kind.slo, kind.priority] for kind in self.kinds]
-        columns: dict[str, npt.NDArray[Any]] = dict(self.columns())
-        if self.contents is not None:
-            columns |= {column: getattr(self.contents, name) for name, column in SHARED.items()}
-        header = {"format": FORMAT, "kinds": kinds, "tenants": self.tenants, "name": self.name}
-        text = np.array(json.dumps(header | {"origin": dict(self.origin)}, default=str))
-        try:
-            with open(path, "wb") as file:
-                np.savez_compressed(file, header=text, **columns)  # type: ignore[arg-type]
-        except OSError as error:
-            raise InputError(f"{path}: cannot be written, {error.strerror}; choose another path") from None
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Workload:
-        """Reads a table that `save` wrote."""
-        columns, header = _read(path)
-        try:
-            kinds = tuple(
-                Kind(str(name), Slo(first, between, *kind), int(priority))
-                for name, first, between, *kind, priority in header["kinds"]
-            )
-            shared = {name: columns.pop(column) for name, column in SHARED.items() if column in columns}
-            contents = Contents(**shared) if shared else None
-            return cls.of(
-                **columns,
-                contents=contents,
-                kinds=kinds,
-                tenants=tuple(map(str, header.get("tenants", [""]))),
-                name=str(header["name"]),
-                origin=dict(header["origin"]),
-            )  # a column that its version did not have gets its default
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
-        except (KeyError, TypeError, ValueError):
-            raise _foreign(path) from None
+    def as_closed(self, clients: int) -> Workload:
+        """The same requests in a closed loop of so many clients."""
+        if clients < 1:
+            raise InputError(f"a closed loop of {clients} clients; give at least 1")
+        columns: dict[str, Any] = {"arrival": np.zeros(len(self)), "clients": np.full(len(self), clients)}
+        return replace(self, **columns)
 
     def _open_only(self, what: str) -> None:
         if self.clients.any():
@@ -435,7 +384,6 @@ def _numbered(names: Iterable[Hashable]) -> dict[Any, int]:
 
 PRIVATE = -1  # key of content that no other request has
 Piece = tuple[int, int]
-SHARED = {name: f"content_{name}" for name in ("offsets", "keys", "tokens")}  # of `contents`, in a saved file
 
 
 @dataclass(frozen=True, eq=False)
@@ -517,7 +465,8 @@ class Contents:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Contents) and all(
-            np.array_equal(getattr(self, name), getattr(other, name)) for name in SHARED
+            np.array_equal(getattr(self, name), getattr(other, name))
+            for name in ("offsets", "keys", "tokens")
         )
 
 
@@ -568,27 +517,3 @@ def _joined(ids: Sequence[Sequence[object]]) -> list[list[Piece]]:
             before = id
         chains.append(chain)
     return chains
-
-
-# -- saved workloads: one npz file with a header
-
-FORMAT = "headgate workload 1"
-
-
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
-            header = json.loads(str(stored["header"]))
-            columns = {name: stored[name] for name in stored.files if name != "header"}
-    except OSError as error:
-        reason = error.strerror or "damaged"
-        raise InputError(f"{path}: cannot be read, {reason}; check the path") from None
-    except Exception:  # zipfile and numpy have a dozen ways to fail on a damaged file, and no common error
-        raise _foreign(path) from None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise _foreign(path)
-    return columns, header
-
-
-def _foreign(path: str | os.PathLike[str]) -> InputError:
-    return InputError(f"{path}: not a saved workload, or a damaged one; save it again or read it as a trace")

@@ -12,21 +12,19 @@ from headgate.advisor.capacity.beside import (
     plan_beside,
     tokens_bound,
     unpromised,
-    values_in_overload,
     with_promises,
 )
 from headgate.advisor.capacity.plan import choose, plan_capacity
 from headgate.advisor.capacity.traffic import make_traffic, parse_levels, promise
-from headgate.advisor.capacity.trials import Case
 from headgate.advisor.set_up import Asked, set_up
 from headgate.advisor.settings import SearchSettings
-from headgate.core.errors import InputError, RunError
+from headgate.core.errors import InputError
 from headgate.core.request import Slo
 from headgate.cost.card import load_card
 from headgate.experiment.build import make_engine
 from headgate.experiment.settings import experiment
 from headgate.report.plans.advise import background_said
-from headgate.report.plans.capacity import beside_page, capacity_page, left_said
+from headgate.report.plans.capacity import beside_page, left_said
 
 CHAT = {"name": "chat", "share": 1, "prompt": 500, "output": 60, "ttft": 0.5, "tbt": 0.1}
 BATCH = {"name": "batch", "clients": 24, "prompt": 1000, "output": 80, "background": True}
@@ -185,37 +183,6 @@ def test_the_rate_of_chat_is_searched_beside_the_clients():
     beside = plan_capacity(words(CHAT, BATCH, **settings), ["keep"], asks)
     assert beside.ideal.rate == pytest.approx(alone.ideal.rate)  # the bound is of what comes at the rate
     assert 0 < beside.best.rate.value <= 1.05 * alone.best.rate.value
-    assert not beside.values_in_overload and "value_kept" not in beside.as_dict()
-
-
-def test_the_value_kept_in_overload_is_shown_where_classes_have_weights():
-    gold = CHAT | {"name": "gold", "weight": 10.0}
-    plan = plan_capacity(
-        words(gold, CHAT, requests=200, rate=None),
-        ["keep", "mixed"],
-        Asked(parse_levels(["ttft=500ms@p95"]), SearchSettings(seeds=1, precision=0.3)),
-    )
-    values = plan.values_in_overload
-    assert set(values) == {"keep", "mixed"} and all(0 <= value <= 1 for value in values.values())
-    assert plan.as_dict()["value_kept"]["load"] == 1.25 * plan.ideal.rate
-    grid = capacity_page(plan, []).chapters[0].sections[1].blocks[0]
-    assert grid.heads[-1] == "value kept\nat 1.25 λ*"
-
-
-def test_a_run_that_stops_in_overload_has_no_value_and_says_why(monkeypatch):
-    def stops(case, contender, *about):
-        if contender.policy == "keep":
-            return served(case, contender, *about)
-        raise RunError("policy Mixed starves at 3.000 s")
-
-    served = Case.served
-    monkeypatch.setattr(Case, "served", stops)
-    asked = words(CHAT | {"weight": 2.0}, rate=None)
-    start = set_up(asked, Asked(parse_levels(["ttft=500ms@p95"]), SearchSettings(seeds=1, jobs=1)), REQUESTS)
-    chosen, _ = choose(["keep", "mixed"], asked, start.engine)
-    values, notes = values_in_overload(start, start.traffic, chosen, 10.0)
-    assert set(values) == {"keep"}
-    assert notes == ["mixed: no value kept at 1.25 λ*, the run stopped: policy Mixed starves at 3.000 s"]
 
 
 def test_a_trace_keeps_its_tenants_when_rows_are_drawn(tmp_path):

@@ -482,9 +482,8 @@ def test_stages_of_clients(leases):
     """32 clients, then 4, then 16: never more outstanding than the stage of the request allows."""
     count = 150
     rng = np.random.default_rng(4)
-    workload = Workload.of(rng.integers(1, 30, count), rng.integers(1, 20, count)).as_closed(
-        [(50, 32), (50, 4), (50, 16)]
-    )
+    clients = np.repeat([32, 4, 16], 50)
+    workload = Workload.of(rng.integers(1, 30, count), rng.integers(1, 20, count), clients=clients)
     seen = Outstanding()
     log = Log()
     policy = Mixed(slots=8, budget=32)

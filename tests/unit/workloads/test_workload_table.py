@@ -1,6 +1,5 @@
 """The table of requests: checks, subsets, scaling, merging, closed loops, summary."""
 
-import json
 import time
 
 import numpy as np
@@ -128,10 +127,7 @@ def test_head_and_subset():
         (lambda table: table.scale_rate(float("inf")), "scaled by inf"),
         (lambda table: table.cap(prompt=0), "prompt lengths cannot be capped at 0; give at least 1"),
         (lambda table: table.arriving([0, 1]), "arrival has 2 rows, prompt has 3"),
-        (lambda table: table.as_closed(0), "stage 0 has 3 requests and 0 clients; give at least 1"),
-        (lambda table: table.as_closed([(2, 4), (2, 8)]), "the stages have 4 requests, the workload 3"),
-        (lambda table: table.as_closed([]), "the stages have 0 requests"),
-        (lambda table: table.as_closed([(1, 1), (0, 2)]), "stage 1 has 0 requests and 2 clients"),
+        (lambda table: table.as_closed(0), "a closed loop of 0 clients; give at least 1"),
         (
             lambda table: table.as_closed(2).scale_rate(2),
             "a closed loop has no arrival times, so no rate; choose its clients instead",
@@ -216,103 +212,10 @@ def test_closed_loop_of_one_size():
 
 
 def test_closed_loop_in_stages():
-    closed = Workload.of([1] * 6, [1] * 6).as_closed([(1, 32), (2, 512), (1, 8)])
-    assert closed.clients.tolist() == [32, 512, 512, 8, 8, 8]
+    closed = Workload.of([1] * 6, [1] * 6, clients=[32, 512, 512, 8, 8, 8])
     assert closed.merge(closed).clients.tolist() == [32, 512, 512, 8, 8, 8] * 2
 
 
 def test_a_closed_loop_opens_again():
     assert three().as_closed(4).arriving([0.0, 1.0, 3.0]) == three()
     assert not three().as_closed(4).all_at_once().closed
-
-
-@given(workloads())
-def test_save_and_load_are_inverse(tmp_path_factory, table):
-    path = tmp_path_factory.getbasetemp() / "table.npz"
-    table.save(path)
-    assert Workload.load(path) == table
-
-
-def test_save_keeps_everything(tmp_path):
-    table = three(
-        kind=[0, 1, 0], kinds=(CHAT, BULK), guess=[1, -1, 2], patience=[1, np.inf, 2], abort=9, limit=5
-    )
-    table = Workload(**table.columns(), kinds=table.kinds, name="n", origin={"seed": 3, "path": tmp_path})
-    path = tmp_path / "without_suffix"
-    table.save(path)
-    again = Workload.load(path)
-    assert again == table and again.name == "n"
-    assert again.origin == {"seed": 3, "path": str(tmp_path)}
-    closed = table.as_closed([(1, 3), (2, 9)])
-    closed.save(path)
-    assert Workload.load(path) == closed
-
-
-def test_save_where_nothing_can_be_written(tmp_path):
-    with pytest.raises(InputError, match=r"t\.npz: cannot be written, No such file or directory; choose"):
-        three().save(tmp_path / "missing" / "t.npz")
-
-
-def _plain_array(path):
-    with path.open("wb") as file:
-        np.save(file, np.arange(3))
-
-
-def _saved_with(path, **changes):
-    three().save(path)
-    with np.load(path) as stored:
-        columns = {**stored, **changes}
-    np.savez(path, **{name: values for name, values in columns.items() if values is not None})
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda path: None, "cannot be read, No such file or directory; check the path"),
-        (lambda path: path.mkdir(), "cannot be read, Is a directory"),
-        (lambda path: path.write_bytes(b""), "not a saved workload, or a damaged one"),
-        (lambda path: path.write_bytes(b"garbage" * 99), "not a saved workload"),
-        (lambda path: np.savez(path, a=np.arange(3)), "not a saved workload"),
-        (lambda path: _plain_array(path), "not a saved workload"),
-        (lambda path: np.savez(path, header=np.array([{}], dtype=object)), "not a saved workload"),
-        (lambda path: _saved_with(path, prompt=None), "not a saved workload"),
-        (lambda path: _saved_with(path, header=np.array("{}")), "not a saved workload"),
-        (lambda path: _saved_with(path, header=np.array("[1]")), "not a saved workload"),
-        (lambda path: _saved_with(path, header=np.array("nonsense")), "not a saved workload"),
-        (lambda path: _saved_with(path, header=_header(kinds=[["a"]])), "not a saved workload"),
-        (
-            lambda path: _saved_with(path, header=_header(format="headgate workload 9")),
-            "not a saved workload",
-        ),
-        (lambda path: _saved_with(path, header=_header(kinds=None)), "not a saved workload"),
-        (lambda path: _saved_with(path, prompt=np.array([1, 0, 1])), r"t\.npz: prompt at row 1 is 0"),
-        (
-            lambda path: _saved_with(path, prompt=np.array([1, 1])),
-            r"t\.npz: arrival has 3 rows, prompt has 2",
-        ),
-    ],
-)
-def test_broken_and_foreign_files(tmp_path, spoil, message):
-    path = tmp_path / "t.npz"
-    spoil(path)
-    with pytest.raises(InputError, match=message) as caught:
-        Workload.load(path)
-    assert "\n" not in str(caught.value) and "t.npz: " in str(caught.value)
-
-
-def _header(**changes):
-    header = {"format": "headgate workload 1", "kinds": [["", None, None, 0]], "name": "", "origin": {}}
-    return np.array(json.dumps({**header, **changes}))
-
-
-@given(st.integers(0, 2000), st.integers(0, 255))
-def test_a_flipped_byte_never_escapes_as_another_error(tmp_path_factory, place, byte):
-    path = tmp_path_factory.getbasetemp() / "flipped.npz"
-    three().save(path)
-    content = bytearray(path.read_bytes())
-    content[place % len(content)] = byte
-    path.write_bytes(content)
-    try:
-        Workload.load(path)
-    except InputError as error:
-        assert "\n" not in str(error)

@@ -1,11 +1,11 @@
-"""How much work without a promise fits beside the classes that have one, and the value kept in overload."""
+"""How much work without a promise fits beside the classes that have one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from math import ceil, inf, isnan, nan
+from math import ceil, inf, nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +31,6 @@ WARM_UP = 0.2  # of the time in which they come: clients begin all at once
 DRAWN_AT = 10.0  # requests a second, where only lengths are wanted
 BISECTIONS = 40
 STATISTICS = {"ttft": "p95", "tbt": "p99", "tpot": "p95", "envelope": "p95"}  # of a promise of a class
-OVERLOAD = 1.25  # of λ*: where the value kept is measured
 
 
 class BesideOutcome(NamedTuple):
@@ -40,7 +39,6 @@ class BesideOutcome(NamedTuple):
     values: tuple[float, ...]
     tokens: float = 0.0  # per second
     kept: float = nan  # share of promised requests with every promise kept
-    value: float = nan  # the same by weight, where classes have weights
     unanswered: int = 0  # promised requests that never got a token
     evictions: int = 0  # of the class without a promise
     seconds: float = nan  # that tokens were counted in
@@ -54,7 +52,6 @@ class PolicyBeside:
     share: float  # of the bound
     missed: str  # "": every level was kept with every seed
     kept: float
-    value_kept: float
     values: dict[str, float]
     unanswered: int
     evictions: float
@@ -249,21 +246,14 @@ def _run_all(
 ) -> tuple[PolicyBeside, ...]:
     trials = [(name, each, seed) for name, each in chosen.items() for seed in start.seeds]
     work = partial(_run_one, start.case(), rate, engines, batch, start.settings.router or DEFAULT_ROUTER)
-    ended = _shown(start, work, trials, "simulating")
-    outcomes = {(name, seed): outcome for (name, _, seed), outcome in ended}
+    workers, outcomes = start.asks.options.workers, dict[tuple[str, int], BesideOutcome]()
+    with start.asks.progress("simulating", len(trials)) as report, workers.start(work, len(trials)) as pool:
+        for (name, _, seed), outcome in as_they_end(pool, trials):
+            outcomes[name, seed] = outcome
+            report(len(outcomes))
     levels = [str(level) for level in start.traffic.levels if level.statistic]
     by_policy = {name: [outcomes[name, seed] for seed in start.seeds] for name in chosen}
     return tuple(_together(name, own, levels, bound) for name, own in by_policy.items())
-
-
-def _shown(
-    start: SetUp, work: Callable[[Any], Any], tasks: Sequence[Any], label: str
-) -> Iterator[tuple[Any, Any]]:
-    workers = start.asks.options.workers
-    with start.asks.progress(label, len(tasks)) as report, workers.start(work, len(tasks)) as pool:
-        for done, ended in enumerate(as_they_end(pool, tasks), 1):
-            yield ended
-            report(done)
 
 
 def _run_one(
@@ -286,7 +276,6 @@ def _run_one(
         values=kept.values,
         tokens=_tokens(run, mine),
         kept=share / sum(kind.measured for kind in good) if good else nan,
-        value=nan if figures.value_kept is None else figures.value_kept,
         unanswered=int(np.isnan(run.requests["first_token"][~mine]).sum()),
         evictions=int(run.requests["evictions"][mine].sum()),
         seconds=(1 - WARM_UP) * float(np.ptp(run.requests["arrival"][~mine])),
@@ -317,37 +306,9 @@ def _together(name: str, own: Sequence[BesideOutcome], levels: Sequence[str], bo
         share=tokens.value / bound if bound else nan,
         missed=max(missed, key=lambda each: each.ratio).worst if missed else "",
         kept=float(np.mean([each.kept for each in own])),
-        value_kept=float(np.mean([each.value for each in own])),
         values=dict(zip(levels, np.mean(known, axis=0).tolist(), strict=True)) if known else {},
         unanswered=sum(each.unanswered for each in own),
         evictions=float(np.mean([each.evictions for each in own])),
         seconds=min(each.seconds for each in own),
         stay=float(np.mean([each.stay for each in own])),
     )
-
-
-# -- the value kept in overload
-
-
-def values_in_overload(
-    start: SetUp, traffic: SearchTraffic, chosen: Chosen, rate: float
-) -> tuple[dict[str, float], list[str]]:
-    """By policy, at `OVERLOAD` times λ* with the first seed, and runs that stopped; empty without weights."""
-    if not any(share.weight is not None for share in start.settings.classes):
-        return {}, []
-    work = partial(_value_at, start.case(traffic), OVERLOAD * rate, start.seeds[0])
-    ended = _shown(start, work, list(chosen.items()), "in overload")
-    found = {name: outcome for (name, _), outcome in ended}
-    stopped = {name: found[name][1] for name in chosen if found[name][1]}
-    no_value = f"no value kept at {OVERLOAD:g} λ*, the run stopped"
-    notes = [f"{name}: {no_value}: {why}" for name, why in stopped.items()]
-    return {name: found[name][0] for name in chosen if not isnan(found[name][0])}, notes
-
-
-def _value_at(case: Case, rate: float, seed: int, named: tuple[str, Contender]) -> tuple[float, str]:
-    try:
-        run = case.served(named[1], rate, seed)
-    except RunError as error:
-        return nan, str(error)
-    value = summarise(run).value_kept
-    return (nan if value is None else value), ""

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib.resources import files
-from math import inf
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -38,7 +37,7 @@ class AnswerFile(Generic[Task, Answer]):
         with suppress(OSError, ValueError, TypeError):
             for line in self.file.read_text(encoding="utf-8").splitlines():
                 key, *parts = json.loads(line)
-                self._known[key] = made(*map(_number, parts))
+                self._known[key] = made(*(tuple(part) if isinstance(part, list) else part for part in parts))
 
     def get(self, task: Task) -> Answer | None:
         return self._known.get(self._key(task))
@@ -46,11 +45,10 @@ class AnswerFile(Generic[Task, Answer]):
     def put(self, task: Task, answer: Answer) -> None:
         key = self._key(task)
         self._known[key] = answer
-        line = json.dumps([key, *map(_plain, answer)])
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with self.file.open("a", encoding="utf-8") as out:
-                out.write(line + "\n")
+                out.write(json.dumps([key, *answer]) + "\n")
 
     def _key(self, task: Task) -> str:
         """A policy of the user's own is known by its text, not by its name."""
@@ -98,15 +96,3 @@ def _of_code() -> str:
         for path in sorted((package / folder).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    return None if value == inf else value
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_number(each) for each in value)
-    return inf if value is None else value

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headgate.advisor.capacity.beside import OVERLOAD, values_in_overload
 from headgate.advisor.capacity.search import ROUGH, Search
 from headgate.advisor.capacity.traffic import Level, SearchTraffic, nearest
 from headgate.advisor.capacity.trials import (
@@ -74,7 +73,6 @@ class CapacityPlan(SearchPlan):
     limited: Bound  # with the engine's limits
     found: tuple[PolicyRate, ...]
     declined: Declined | None = None  # why nothing can be said of the best
-    values_in_overload: Mapping[str, float] = field(default_factory=dict)  # kept, where classes have weights
 
     @property
     def best(self) -> PolicyRate | None:
@@ -87,8 +85,6 @@ class CapacityPlan(SearchPlan):
             "bound_of_engine": {**asdict(self.limited), "rate": self.limited.rate},
             "policies": [asdict(each) for each in self.found],
         }
-        if self.values_in_overload:
-            document["value_kept"] = {"load": OVERLOAD * self.ideal.rate, "policies": self.values_in_overload}
         declined = {"declined": self.declined._asdict()} if self.declined else {}
         return dict(without_nan(document | self.ending() | declined))
 
@@ -110,10 +106,6 @@ def plan_capacity(settings: Experiment, policies: Sequence[str], asks: Asked) ->
     notes += [*given_up(found), *at_the_edge(found)]
     notes += [] if left else length.not_enough(searched)
     plan = CapacityPlan(start, searched.traffic, tuple(notes), bool(left), ideal, limited, found)
-    if not left:
-        tried = {each.policy: chosen[each.policy] for each in found if not each.dropped}
-        values, stopped = values_in_overload(start, searched.traffic, tried, ideal.rate)
-        plan = replace(plan, values_in_overload=values, notes=(*plan.notes, *stopped))
     return plan if left or plan.best is None else replace(plan, declined=searched.declined(plan.best))
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil, isnan, nan
 
 import numpy as np
 
-from headgate.advisor.capacity.beside import OVERLOAD, BesidePlan, PolicyBeside
+from headgate.advisor.capacity.beside import BesidePlan, PolicyBeside
 from headgate.advisor.capacity.plan import CapacityPlan, PolicyRate, apart
 from headgate.advisor.capacity.traffic import Level
 from headgate.advisor.fewest_engines import EnginesPlan, FleetFound, Size
@@ -38,7 +38,7 @@ def capacity_page(plan: CapacityPlan, command: Sequence[str]) -> doc.Page:
     bars = doc.Drawn(lambda: (rate_bars("sustained", found, plan.ideal.rate, CLOSE),))
     sections = (
         doc.Section("", (_facts(plan),)),
-        doc.Section("Sustained rates", (_rates(found, plan.values_in_overload), bars)),
+        doc.Section("Sustained rates", (_rates(found), bars)),
     )
     about = f"card {plan.start.card.name}, {plan.start.workload}"
     return doc.plan_page("Capacity", about, _verdict(plan), sections, plan.notes, command, CARE)
@@ -109,7 +109,7 @@ def _facts(plan: CapacityPlan) -> doc.Facts:
     return doc.Facts(facts)
 
 
-def _rates(found: Sequence[PolicyRate], worth: Mapping[str, float]) -> doc.Grid:
+def _rates(found: Sequence[PolicyRate]) -> doc.Grid:
     rows = []
     for each in found:
         share = doc.valued(f"{100 * each.share:.0f} %", 100 * each.share)
@@ -118,11 +118,7 @@ def _rates(found: Sequence[PolicyRate], worth: Mapping[str, float]) -> doc.Grid:
         unknown = each.dropped and not each.rate.value  # it was not looked for further down
         rate = doc.valued(f"< {doc.number(each.rate.high or 0)}", 0.0) if unknown else each.rate.value
         rows.append(doc.row(name, rate, doc.span(each.rate), share, reason, each.runs))
-    heads: tuple[str, ...] = ("policy", "requests\nper s", "95 % interval", "of λ*", "limited by", "runs")
-    if worth:
-        heads = (*heads, f"value kept\nat {OVERLOAD:g} λ*")
-        values = (worth.get(each.policy, nan) for each in found)
-        rows = [(*line, doc.share(value)) for line, value in zip(rows, values, strict=True)]
+    heads = ("policy", "requests\nper s", "95 % interval", "of λ*", "limited by", "runs")
     return doc.Grid("", heads, tuple(rows), minor=("runs",))
 
 
@@ -182,17 +178,15 @@ def left_said(plan: BesidePlan) -> str:
 
 
 def _left(found: Sequence[PolicyBeside]) -> doc.Grid:
-    weighed = any(abs(each.value_kept - each.kept) > 1e-6 for each in found)  # else all weigh the same
     rows = []
     for each in found:
         share = doc.valued(f"{100 * each.share:.0f} %", 100 * each.share)
-        kept = (each.kept, each.value_kept) if weighed else (each.kept,)
-        figures = (doc.span(each.tokens), share, *map(doc.share, kept))
+        figures = (doc.span(each.tokens), share, doc.share(each.kept))
         missed = each.missed or "every level"
         tokens, none = each.tokens.value, each.unanswered
         rows.append(doc.row(each.policy, tokens, *figures, missed, none, each.evictions))
     heads: tuple[str, ...] = ("policy", "tokens\nper s", "95 % interval", "of the\nbound", "promises\nkept")
-    heads += (*(("value\nkept",) if weighed else ()), "keeps, or misses", "no\ntoken", "evictions")
+    heads += ("keeps, or misses", "no\ntoken", "evictions")
     return doc.Grid("", heads, tuple(rows), minor=("evictions",))
 
 
