@@ -10,10 +10,11 @@ import numpy as np
 from headgate.core.policy import Observer, Steps
 from headgate.core.request import Request
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
-from headgate.methods.eb.thresholds import paper_slots, safe_slots, settle
+from headgate.methods.eb.thresholds import safe_slots, settle
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.lengths import Geometric, Uniform
 from headgate.workloads.synthetic import generate
+from headgate_papers.eb.theory import paper_slots
 from studies.eb.worlds import Row, Settings, everywhere, rate, serve, show
 
 MISS = 0.01

@@ -6,7 +6,7 @@ from math import expm1, log1p, pi, sqrt
 from typing import NamedTuple
 
 from headgate.core.errors import InputError
-from headgate.estimators.hazard import LinearHazard
+from headgate_papers.eb.theory import LinearHazard
 
 FLAT = 1e-20  # slopes below this many p0 squared change no digit, and their roots overflow
 

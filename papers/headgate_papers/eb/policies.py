@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
+
+import numpy as np
 
 from headgate.core.request import Request
 from headgate.core.view import View
 from headgate.cost.model import StepCost
-from headgate.estimators.hazard import LinearHazard, OutputHazard, Survival, guarded
+from headgate.estimators.hazard import Survival
 from headgate.methods.eb.adaptive import AdaptiveExclusive
 from headgate.methods.eb.costs import Lengths, PhaseCosts, checked_costs, checked_lengths
 from headgate.methods.eb.hybrid import ExclusivePlus
-from headgate.methods.eb.prediction import compare
-from headgate.methods.eb.thresholds import SlotBounds, Threshold, paper_share, paper_slots, settle
+from headgate.methods.eb.thresholds import SlotBounds, Threshold, settle
+from headgate_papers.eb.theory import LinearHazard, compare, fit_lives, guarded, paper_share, paper_slots
 
 
 class PaperExclusive(AdaptiveExclusive):
@@ -38,18 +41,18 @@ class PaperExclusive(AdaptiveExclusive):
         self._reserves = gate == "paper"
         own = "fit" if self._reserves else gate
         super().__init__(slots, cost, own, slot_rule, window, warm, review, prior, max_gap)
-        self._completed = OutputHazard(window)  # these alone, in full
+        self._completed: deque[tuple[int, bool]] = deque(maxlen=window)  # these alone, in full
 
     def _learn(self) -> None:
-        for decoded, ended, *_ in self._unlearned:
-            self._completed.update(decoded, ended)
+        self._completed.extend((decoded, ended) for decoded, ended, *_ in self._unlearned)
         super()._learn()
 
     def _settled(self, slots: int) -> Threshold:
         return settle(self._share, slots)
 
     def _planned(self, survival: Survival | None, bounds: SlotBounds) -> Threshold | None:
-        fit = self._completed.fit()
+        ends, known = np.array(self._completed).T
+        fit = fit_lives(ends, known.astype(np.bool_)) if known.any() else None
         if fit is None or fit.base >= 1:
             return None
         hazard = guarded(fit, self.lengths.output)
@@ -102,7 +105,8 @@ def paper_plan(
     review before, `previous`, else the most.
     """
     slots = bounds.most if previous is None else previous
-    share = paper_share(checked_costs(costs).overhead, hazard, costs.load(slots))
+    load = costs.decode_per_request * slots / costs.decode_fixed  # rho = beta_d N / alpha_d
+    share = paper_share(checked_costs(costs).overhead, hazard, load)
     clipped = settle(share, slots).share
     if clipped >= 1:  # one slot: no other request to wait for
         return settle(share, 1)

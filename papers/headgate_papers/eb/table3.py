@@ -6,10 +6,10 @@ from math import isfinite
 
 from headgate.cost.model import Shape
 from headgate.methods.eb.costs import Lengths, phase_costs
-from headgate.methods.eb.prediction import compare
 from headgate.workloads.lengths import Fixed, Uniform
 from headgate.workloads.synthetic import WorkloadStage
 from headgate_papers.eb.published import CARDS, CHOICES, H200, MEASURED, PAPER_MARGIN, RTX, TABLE3
+from headgate_papers.eb.theory import compare
 from headgate_papers.report import Cell, Count, Report, Row, Section, sign_pairs, spread
 from headgate_papers.serving import Job, Load, Options, Outcomes, card_cost
 

@@ -13,7 +13,7 @@ from headgate.core.errors import InputError
 from headgate.cost.card import Card, load_card
 from headgate.cost.likeness import error_bar, throughput_error
 from headgate.cost.model import Shape, StepCost
-from headgate.estimators.hazard import LinearHazard, Survival, fit_hazard, guarded, sample_survival
+from headgate.estimators.hazard import Survival, sample_survival
 from headgate.experiment import build
 from headgate.experiment.settings import Experiment, without_clients
 from headgate.methods.eb.costs import IterationCost, Lengths
@@ -54,7 +54,6 @@ class Situation:
     cost: StepCost
     lengths: Lengths
     survival: Survival
-    hazard: LinearHazard
     held: Held
     slots: int  # the most slots
     budget: int  # the most tokens in one step
@@ -96,7 +95,6 @@ def _on_card(settings: Experiment, engine: Engine, card: Card) -> Situation:
         burst = _burst(workload, engine.speculation)
         cost = IterationCost(cost, burst)
         notes.append(BURSTS.format(burst))
-    running = decodes[decodes > 0]
     lengths = Lengths(
         prompt=float(prompts.mean()),
         output=float(decodes.mean()),
@@ -112,8 +110,7 @@ def _on_card(settings: Experiment, engine: Engine, card: Card) -> Situation:
         workload=named_after(settings, workload),
         cost=cost,
         lengths=lengths,
-        survival=sample_survival(running),
-        hazard=_hazard(running),
+        survival=sample_survival(decodes[decodes > 0]),
         held=held(prompts, decodes),
         slots=engine.running,
         budget=engine.batch_tokens,
@@ -150,15 +147,6 @@ def held(prompts: NDArray[np.float64], decodes: NDArray[np.float64]) -> Held:
     square = square + decodes * (decodes + 1) * (2 * decodes + 1) / 6
     mean = float(first.sum() / total)
     return Held(mean, sqrt(max(float(square.sum() / total) - mean**2, 0.0)))
-
-
-def _hazard(running: NDArray[np.float64]) -> LinearHazard:
-    """The paper's fit with its guards; a level hazard where all outputs end at once and no line exists."""
-    mean = float(running.mean())
-    if running.max() < 2:
-        return LinearHazard(min(1 / mean, 0.5), 0.0)
-    fit = guarded(fit_hazard(running), mean)
-    return fit._replace(base=min(fit.base, 0.999))
 
 
 def served_lengths(workload: Workload, engine: Engine) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

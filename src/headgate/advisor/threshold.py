@@ -10,7 +10,6 @@ import numpy as np
 
 from headgate.advisor.situation import OfferedLoad, Situation
 from headgate.cost.model import Shape
-from headgate.estimators.hazard import HazardTrend, hazard_trend
 from headgate.methods.eb import prediction
 from headgate.methods.eb import thresholds as refills
 from headgate.methods.eb.costs import PhaseCosts, mean_prompts, phase_costs
@@ -26,11 +25,8 @@ WHOLE = 0.99  # a refill of all slots has no fluid phase; this stands for it
 
 
 class RefillThresholds(NamedTuple):
-    """Ours, and those of the paper for comparison; all for the same slots."""
-
     stationary: refills.Threshold
     base: refills.Threshold  # equation (3), its share not clipped
-    paper: refills.Threshold  # (3) with its correction (5), guarded
 
     @property
     def chosen(self) -> refills.Threshold:
@@ -45,7 +41,6 @@ class RefillThresholds(NamedTuple):
 
 class MemoryLimits(NamedTuple):
     safe: int  # ours, for exclusive batches
-    paper: int  # equation (6)
     mixed: int  # as many as fit on average under mixed batching
 
 
@@ -56,7 +51,6 @@ class Predicted:
     running: int  # requests in the engine at once
     rate: float
     tokens: float  # prompt and output tokens per second
-    paper_rate: float  # by the paper's own formula
     per_token: float  # TPOT
     longest_gap: float  # exclusive: one refill and a decode step; mixed: a step with a full budget
     first_token: float | None  # closed loop only
@@ -78,7 +72,6 @@ class Crossing:
     wins: tuple[int, int] | None
     clearly: tuple[int, int] | None  # by more than the model's error
     searched: int  # up to so many
-    paper: tuple[float, float]  # N_x and, usually, infinity
 
 
 class Saturated(NamedTuple):
@@ -102,7 +95,6 @@ class ThresholdPlan:
     crossing: Crossing
     saturated: Saturated
     gap: GapPlan | None = None
-    trend: HazardTrend | None = None  # of the outputs' hazard; None where they are too short to have one
 
     @property
     def keeps_up(self) -> bool:
@@ -149,21 +141,19 @@ class ThresholdPlan:
             "winner": self.winner,
             "within_error": WITHIN_ERROR,
             "max_gap": asdict(self.gap) if self.gap else None,
-            "hazard": _hazard(self.trend),
             "notes": self.notes,
         }
         return dict(without_nan(document))
 
 
 def plan_threshold(about: Situation, max_gap: float | None = None) -> ThresholdPlan:
-    """The whole plan. The paper prices lines through a full batch; our predictions price whole steps."""
     thresholds, memory, costs = _thresholds(about)
     chosen = thresholds.chosen
     mixed_slots = min(about.slots, memory.mixed)
     concurrent = _concurrent(about, mixed_slots, max(mixed_slots, chosen.slots))
     clients = about.load.clients
-    mixed = _mixed(about, costs, min(concurrent, mixed_slots), clients)
-    exclusive = _exclusive(about, costs, min(concurrent, chosen.slots), chosen, clients)
+    mixed = _mixed(about, min(concurrent, mixed_slots), clients)
+    exclusive = _exclusive(about, min(concurrent, chosen.slots), chosen, clients)
     share = min(chosen.refill / chosen.slots, WHOLE)
     return ThresholdPlan(
         situation=about,
@@ -173,13 +163,12 @@ def plan_threshold(about: Situation, max_gap: float | None = None) -> ThresholdP
         concurrent=concurrent,
         mixed=mixed,
         exclusive=exclusive,
-        crossing=_crossing(about, costs, chosen, mixed_slots),
+        crossing=_crossing(about, chosen, mixed_slots),
         saturated=Saturated(
             mixed=prediction.mixed_rate(about.cost, about.lengths, mixed_slots, about.budget),
             exclusive=_rate(about, chosen.slots, share),
         ),
         gap=_bounded(about, chosen, exclusive, max_gap) if max_gap is not None else None,
-        trend=hazard_trend(about.survival),
     )
 
 
@@ -191,10 +180,8 @@ def _thresholds(about: Situation) -> tuple[RefillThresholds, MemoryLimits, Phase
         memory = _memory(about, refills.settle(share, slots).share)
         slots = min(about.slots, memory.safe or about.slots)
     base = refills.base_share(costs.overhead / about.lengths.output)
-    paper = refills.paper_share(costs.overhead, about.hazard, costs.load(slots))
     at_base = refills.Threshold(base, refills.settle(base, slots, lowest=0.0).refill, slots)
-    thresholds = RefillThresholds(refills.settle(share, slots), at_base, refills.settle(paper, slots))
-    return thresholds, memory, costs
+    return RefillThresholds(refills.settle(share, slots), at_base), memory, costs
 
 
 def _memory(about: Situation, share: float) -> MemoryLimits:
@@ -203,8 +190,7 @@ def _memory(about: Situation, share: float) -> MemoryLimits:
     safe = refills.safe_slots(
         share, ending, lengths.prompt, lengths.prompt_sd, capacity, miss=MISS, block=about.block
     )
-    paper = refills.paper_slots(share, ending, lengths.prompt, capacity, MISS)
-    return MemoryLimits(safe, paper, max(1, int(capacity / (lengths.context + about.block / 2))))
+    return MemoryLimits(safe, max(1, int(capacity / (lengths.context + about.block / 2))))
 
 
 def _concurrent(about: Situation, mixed_slots: int, most: int) -> int:
@@ -220,7 +206,7 @@ def _concurrent(about: Situation, mixed_slots: int, most: int) -> int:
     return most
 
 
-def _mixed(about: Situation, costs: PhaseCosts, running: int, clients: int | None) -> Predicted:
+def _mixed(about: Situation, running: int, clients: int | None) -> Predicted:
     lengths, cost, budget = about.lengths, about.cost, about.budget
     rate = prediction.mixed_rate(cost, lengths, running, budget)
     decodes = min(running, budget / (1 + lengths.computed / lengths.output))  # as the prediction has it
@@ -232,13 +218,10 @@ def _mixed(about: Situation, costs: PhaseCosts, running: int, clients: int | Non
     own = chunks * cost.seconds(piece)
     first = None if clients is None else max(0.0, clients - decodes) / rate + own
     tokens = rate * (lengths.prompt + lengths.output + 1)
-    paper_rate = prediction.mixed_throughput(costs, lengths, running)
-    return Predicted(running, rate, tokens, paper_rate, decodes / lengths.output / rate, longest, first)
+    return Predicted(running, rate, tokens, decodes / lengths.output / rate, longest, first)
 
 
-def _exclusive(
-    about: Situation, costs: PhaseCosts, running: int, chosen: refills.Threshold, clients: int | None
-) -> Predicted:
+def _exclusive(about: Situation, running: int, chosen: refills.Threshold, clients: int | None) -> Predicted:
     lengths = about.lengths
     share = min(chosen.refill / chosen.slots, WHOLE)
     rate = _rate(about, running, share)
@@ -248,11 +231,9 @@ def _exclusive(
         phase = (phase - 0.5) * -log1p(-min(refilled / running, WHOLE))
     per_token = refilled / rate / phase
     first = None if clients is None else max(0.0, clients / rate - lengths.output * per_token)
-    base = max(refills.base_share(costs.overhead / lengths.output), 1e-9)
-    paper_rate = prediction.exclusive_throughput(costs, lengths, running, base * running)
     tokens = rate * (lengths.prompt + lengths.output + 1)
     longest = refill_gap(about, running, refilled)
-    return Predicted(running, rate, tokens, paper_rate, per_token, longest, first)
+    return Predicted(running, rate, tokens, per_token, longest, first)
 
 
 def _rate(about: Situation, running: int, share: float) -> float:
@@ -273,7 +254,7 @@ def refill_gap(about: Situation, running: int, refilled: float) -> float:
     return steps * about.step_seconds(prompts) + about.step_seconds(decode)
 
 
-def _crossing(about: Situation, costs: PhaseCosts, chosen: refills.Threshold, mixed_slots: int) -> Crossing:
+def _crossing(about: Situation, chosen: refills.Threshold, mixed_slots: int) -> Crossing:
     top = max(chosen.slots, mixed_slots)
     share = min(chosen.refill / chosen.slots, WHOLE)
     gains = []
@@ -281,8 +262,7 @@ def _crossing(about: Situation, costs: PhaseCosts, chosen: refills.Threshold, mi
         mixed = prediction.mixed_rate(about.cost, about.lengths, min(running, mixed_slots), about.budget)
         gains.append(_rate(about, min(running, chosen.slots), share) / mixed - 1)
     found = np.array(gains)
-    paper = prediction.compare(costs, about.lengths).exclusive_between
-    return Crossing(_longest(found > 0), _longest(found > WITHIN_ERROR), top, paper)
+    return Crossing(_longest(found > 0), _longest(found > WITHIN_ERROR), top)
 
 
 def _longest(won: Any) -> tuple[int, int] | None:
@@ -304,12 +284,3 @@ def _bounded(about: Situation, chosen: refills.Threshold, free: Predicted, bound
             rate = _rate(about, running, share)
             return GapPlan(bound, refill, gap, rate, rate / free.rate - 1 if refill < best else 0.0)
     return GapPlan(bound, 0, refill_gap(about, running, 1), 0.0, -1.0)
-
-
-def _hazard(trend: HazardTrend | None) -> dict[str, Any] | None:
-    if trend is None:
-        return None
-    line, ranks = trend.line, trend.ranks
-    mann_kendall = {name: value for name, value in ranks._asdict().items() if name != "chance"}
-    tests = {"mann_kendall": {**mann_kendall, "p": ranks.chance}, "regression": {"p": trend.slope_chance}}
-    return {"trend": trend.verdict, **line._asdict(), **tests}

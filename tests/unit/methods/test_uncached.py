@@ -14,7 +14,7 @@ from headgate.cost.laws.terms import DecodeTerms, MixedTerms, PrefillTerms
 from headgate.estimators.hazard import Survival
 from headgate.methods.eb.adaptive import AdaptiveExclusive
 from headgate.methods.eb.costs import Lengths, phase_costs
-from headgate.methods.eb.prediction import exclusive_rate, exclusive_throughput, mixed_rate, whole_steps
+from headgate.methods.eb.prediction import exclusive_rate, mixed_rate, whole_steps
 from headgate.methods.eb.thresholds import SlotBounds, Threshold, stationary_plan
 from headgate.methods.keep.policy import Keep
 from headgate.methods.mixed.mixed import Mixed
@@ -25,6 +25,7 @@ from headgate.methods.wait.wait import Wait
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.workloads.workload import Contents, Workload
+from headgate_papers.eb.theory import exclusive_throughput
 
 FLAT = LinearCost(  # no price of context: then only tokens that are computed cost time
     DecodeTerms(0.01, 1e-4), PrefillTerms(0.02, 1e-5), MixedTerms(0.01, per_prefill=1e-5, per_decode=1e-4)

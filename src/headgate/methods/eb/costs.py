@@ -82,19 +82,10 @@ class PhaseCosts(NamedTuple):
         """The fixed cost of a refill in decode iterations: g = alpha_p / alpha_d."""
         return self.prefill_fixed / self.decode_fixed
 
-    def load(self, slots: float) -> float:
-        """What the requests of a full batch cost by the fixed cost beside them: rho = beta_d N / alpha_d."""
-        return self.decode_per_request * slots / self.decode_fixed
-
     def mixed_per_token(self, share: float) -> float:
         """The price of a token in a mixed batch with that share of decodes: beta_MB(r)."""
         constant, linear, square = self.mixed_by_share
         return constant + share * (linear + share * square)
-
-    def pure_per_token(self, lengths: Lengths) -> float:
-        """The price of a token when each kind runs alone, without fixed costs: beta_EB."""
-        prompt = self.prefill_per_token * lengths.computed
-        return (prompt + self.decode_per_request * lengths.output) / lengths.total
 
 
 def checked_costs(costs: PhaseCosts) -> PhaseCosts:

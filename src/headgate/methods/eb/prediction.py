@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from math import ceil, erfc, expm1, inf, log1p, sqrt
-from typing import NamedTuple
+from math import ceil, erfc, expm1, log1p, sqrt
 
 from headgate.cost.model import Shape, StepCost
-from headgate.methods.eb.costs import Lengths, PhaseCosts, checked_lengths, mean_prompts
-from headgate.methods.eb.thresholds import Threshold, base_share
+from headgate.methods.eb.costs import Lengths, checked_lengths, mean_prompts
+from headgate.methods.eb.thresholds import Threshold
 
 FEW = 1e-3  # steps that come about this rarely are not counted
 
@@ -90,67 +89,6 @@ def whole_steps(plan: Threshold, lengths: Lengths, overhead: float, budget: floa
         choices.append(int((root / (2 * lengths.computed)) ** 2 - extra))
     refill = min((choice for choice in choices if 1 <= choice <= slots), key=cost)
     return Threshold(refill / slots, refill, slots)
-
-
-# -- the paper's throughputs and EB+'s rule
-
-
-class ModeComparison(NamedTuple):
-    """Both sides of (7) and (8) for a workload: exclusive batches win where `gain` is positive."""
-
-    gap: float  # left side, s/token: what a token costs more in a mixed batch, beta_MB(r) - beta_EB
-    penalty: float  # right side times N, s/token: what exclusive batches lose on fixed costs
-    pure: float  # beta_EB, s/token; margins are shares of it
-    share: float  # theta_0 at one over the mean output
-
-    def gain(self, running: float) -> float:
-        """Left minus right, s/token, with that many requests in the engine."""
-        return self.gap - self.penalty / running
-
-    @property
-    def exclusive_between(self) -> tuple[float, float]:
-        """The batch sizes between which exclusive batches win; usually (N_x, inf); (inf, inf) is never.
-
-        Where the penalty is negative they win at every size if the gap is not negative, else below N_x only.
-        """
-        if self.penalty > 0:
-            return (self.penalty / self.gap if self.gap > 0 else inf, inf)
-        if self.gap >= 0:
-            return (0.0, inf) if self.gap > 0 or self.penalty < 0 else (inf, inf)
-        return (0.0, self.penalty / self.gap)
-
-
-def exclusive_throughput(costs: PhaseCosts, lengths: Lengths, slots: float, refill: float) -> float:
-    """Requests per second of EB(k), equation (4); `refill` need not be whole.
-
-    0 at k = N, where the fluid phase never ends. The paper's, with p0 = 1 / mu_O; prompts take one prefill
-    iteration whatever their number.
-    """
-    if refill == slots:
-        return 0.0
-    zeta = -log1p(-refill / slots)
-    fixed = (costs.prefill_fixed + costs.decode_fixed * zeta * lengths.output) / refill
-    return 1 / (fixed + costs.pure_per_token(lengths) * lengths.total)
-
-
-def mixed_throughput(costs: PhaseCosts, lengths: Lengths, running: float) -> float:
-    """Requests per second of mixed batching with `running` requests in every batch."""
-    fixed = costs.mixed_fixed * (1 + lengths.output) / running
-    return 1 / (fixed + costs.mixed_per_token(lengths.output / lengths.total) * lengths.total)
-
-
-def compare(costs: PhaseCosts, lengths: Lengths) -> ModeComparison:
-    """The terms of (7) and (8), with theta_0 at p0 = 1 / mu_O.
-
-    There (alpha_p + alpha_d zeta mu_O) / theta_0 = alpha_d mu_O / (1 - theta_0), which we use: it has a value
-    without fixed prefill cost too. The paper mixes a fitted p0 and mu_O. A polynomial fitted to
-    throughputs already holds the fixed cost of mixed batches: set mixed_fixed = 0 with it.
-    """
-    share = base_share(costs.overhead / lengths.output)
-    decode = costs.decode_fixed * lengths.output / (1 - share)
-    penalty = (decode - costs.mixed_fixed * (1 + lengths.output)) / lengths.total
-    pure = costs.pure_per_token(lengths)
-    return ModeComparison(costs.mixed_per_token(lengths.output / lengths.total) - pure, penalty, pure, share)
 
 
 def wants_exclusive(gain: float, margin: float, exclusive: bool) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, expm1, floor, inf, log, log1p, sqrt
+from math import exp, expm1, floor, inf, log1p, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headgate.core.errors import InputError
-from headgate.estimators.hazard import LinearHazard, Survival
+from headgate.estimators.hazard import Survival
 from headgate.methods.eb.costs import Lengths, PhaseCosts, checked_costs, checked_lengths
 
 LOWEST, HIGHEST = 0.01, 0.80  # bounds of the share in the paper's public code
-CORRECTION_CAP = 5.0  # the correction may be at most this many times the base share; public code
 
 
 class Threshold(NamedTuple):
@@ -45,34 +44,6 @@ def base_share(ratio: float) -> float:
             break
         zeta -= step
     return -expm1(-zeta)
-
-
-def share_correction(hazard: LinearHazard, share: float, load: float) -> float:
-    """How much larger the share should be when the hazard rises with age: Delta theta of equation (5).
-
-    `share` is theta_0 at the hazard's base p0, `load` is rho = beta_d N / alpha_d. First order in the slope
-    eta, useful only while eta (1 + rho) / p0^2 is well below 0.3. Its model lets every request
-    begin at age zero in each phase, which is right for the first phase only; in a steady state the best
-    share hardly depends on the hazard's shape. Our default is `stationary_share`; this is here
-    to compare with the paper.
-    """
-    theta, rho = share, load
-    p0, eta = hazard.base, hazard.slope
-    zeta = -log1p(-theta)
-    bracket = zeta * (theta / (1 - theta) - zeta / 2) + rho * (zeta - theta)
-    return eta * (1 - theta) ** 2 / (p0**2 * theta) * bracket
-
-
-def paper_share(overhead: float, hazard: LinearHazard, load: float, cap: float = CORRECTION_CAP) -> float:
-    """Equation (3) at the hazard's base plus its correction (5), at most `cap` times as large; not clipped.
-
-    With `guarded` hazards it always has an answer. With raw ones and cap=inf it is Algorithm 1 as printed,
-    which has none when the fitted base is not positive: give none of these.
-    """
-    theta0 = base_share(hazard.base * overhead)
-    if not theta0:
-        return 0.0
-    return theta0 + min(share_correction(hazard, theta0, load), cap * theta0)
 
 
 def settle(share: float, slots: int, lowest: float = LOWEST, highest: float = HIGHEST) -> Threshold:
@@ -122,11 +93,6 @@ def stationary_share(survival: Survival, overhead: float) -> StationaryShare:
     return StationaryShare(1 / survival.renewals(chosen), chosen, best)
 
 
-def phase_share(survival: Survival, phase: int) -> float:
-    """The share of slots that end in a phase of that many iterations, in a steady state: 1 / M(T)."""
-    return 1 / survival.renewals(phase)
-
-
 def _at(survival: Survival, ages: NDArray[np.int64]) -> NDArray[np.float64]:
     """S(t) for many t, the tail beyond the curve too."""
     last = len(survival.curve) - 1
@@ -135,20 +101,6 @@ def _at(survival: Survival, ages: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 # -- how many requests memory holds
-
-
-def paper_slots(share: float, ending: float, prompt: float, capacity: float, miss: float = 0.01) -> int:
-    """Equation (6): slots so that a cycle overflows `capacity` KV tokens with chance `miss`, or so it says.
-
-    Here to compare: the claim does not hold (up to 88 % of cycles overflow at 1 %: docs/policies/eb.md),
-    because the spread at the phase start is left out and memory is taken to fall from there on. With little
-    memory the answer is negative.
-    """
-    _check(ending, prompt, capacity)
-    zeta = -log1p(-share)
-    per_slot = prompt + (1 - share) / (share * ending) * zeta  # KV tokens when a phase begins
-    overshoot = 1 / (ending**2 * prompt)  # the mean of the exponential bound on the excess
-    return floor((capacity - overshoot * log(1 / miss)) / per_slot)
 
 
 def safe_slots(
@@ -169,7 +121,7 @@ def safe_slots(
 
     Half a `block` of KV is added to each prompt for rounding; 0 counts tokens.
     """
-    _check(ending, prompt + block / 2, capacity)
+    check_capacity(ending, prompt + block / 2, capacity)
     mean_prompt = prompt + block / 2
     length = -log1p(-share) / ending
     age = length * (1 - share) / share
@@ -184,7 +136,7 @@ def safe_slots(
     return max(floor(exact), 1)
 
 
-def _check(ending: float, prompt: float, capacity: float) -> None:
+def check_capacity(ending: float, prompt: float, capacity: float) -> None:
     if not capacity >= prompt + 1 / ending:
         raise InputError(
             f"capacity={capacity} KV tokens < {prompt + 1 / ending:.0f}, one mean request; give more memory "

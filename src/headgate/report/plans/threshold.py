@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import isfinite
 
 import numpy as np
 
 from headgate.advisor.situation import Situation
 from headgate.advisor.threshold import WITHIN_ERROR, ThresholdPlan
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
-from headgate.methods.eb.thresholds import phase_share
 from headgate.report import document as doc
 from headgate.report.charts import LOG, Axis, Chart, Mark, Series
 
@@ -87,13 +85,7 @@ def crossing(plan: ThresholdPlan) -> str:
         said = f"Exclusive batches win from {found.wins[0]:,} to {found.wins[1]:,} concurrent requests"
     if found.clearly and found.clearly != found.wins:
         said += f", by more than {100 * WITHIN_ERROR:.0f} % from {found.clearly[0]:,}"
-    low, high = found.paper
-    if not isfinite(low):
-        return f"{said}; by the paper's formulas never."
-    if low == 0:
-        return f"{said}; by the paper's formulas always."
-    bound = f"from {low:,.0f} on" if not isfinite(high) else f"below {high:,.0f}"
-    return f"{said}; by the paper's formulas {bound}."
+    return f"{said}."
 
 
 def _gap(plan: ThresholdPlan) -> str:
@@ -131,16 +123,10 @@ def _facts(plan: ThresholdPlan) -> doc.Facts:
 
     near = f", as a line near {plan.thresholds.chosen.slots:,}"
     mixed = cost(costs.mixed_fixed, costs.mixed_per_token(decodes), "token")
-    kv = f"{about.kv_tokens:,} KV tokens: safe for {memory.safe:,} slots of exclusive batches "
-    kv += f"(by equation (6) {memory.paper:,}); mixed fits {memory.mixed:,}"
-    rows = {"Lengths": lengths(about)}
-    if (trend := plan.trend) is not None:
-        line = trend.line
-        chances = f"Mann-Kendall p = {trend.ranks.chance:.2g}, regression p = {trend.slope_chance:.2g}"
-        slope = f"{'-' if line.slope < 0 else '+'} {abs(line.slope):.3g} per token of age"
-        fitted = f"{line.base:.3g} {slope}, up to {line.through:,} tokens"
-        rows["Hazard"] = f"{trend.verdict} with the age of an output ({chances}); {fitted}"
-    rows |= {
+    kv = f"{about.kv_tokens:,} KV tokens: safe for {memory.safe:,} slots of exclusive batches; "
+    kv += f"mixed fits {memory.mixed:,}"
+    rows = {
+        "Lengths": lengths(about),
         "Prefill step": cost(costs.prefill_fixed, costs.prefill_per_token, "prompt token"),
         "Decode step": cost(costs.decode_fixed, costs.decode_per_request, "request") + near,
         "Mixed step": f"{mixed} at a decode share of {decodes:.2f}",
@@ -155,7 +141,6 @@ def _thresholds(plan: ThresholdPlan) -> doc.Grid:
     rows = {
         f"best in a steady state, θ*{use.get(True, '')}": found.stationary,
         f"base share θ0, equation (3){use.get(False, '')}": found.base,
-        "the paper's θ0 + Δθ, equations (3), (5)": found.paper,
     }
     entries = []
     for name, each in rows.items():
@@ -167,7 +152,6 @@ def _modes(plan: ThresholdPlan) -> doc.Grid:
     fields = {
         "requests/s with so many at once": "rate",
         "tokens/s, prompt and output": "tokens",
-        "requests/s by the paper's formulas": "paper_rate",
         "time per token, TPOT": "per_token",
         "longest gap in a full engine": "longest_gap",
         "time to first token, TTFT": "first_token",
@@ -194,7 +178,7 @@ def _curve(plan: ThresholdPlan) -> doc.Figure:
     best, base = plan.thresholds.stationary, plan.thresholds.base
     mean = max(survival.mean, 2.0)
     phases = np.unique(np.geomspace(1, REACH * mean, POINTS).astype(np.int64)).tolist()
-    shares = np.array([phase_share(survival, phase) for phase in phases])
+    shares = np.array([1 / survival.renewals(phase) for phase in phases])
     costs = np.array([(phase + overhead) * survival.renewals(phase) for phase in phases])
     shown = (shares >= SHARES[0]) & (shares <= SHARES[1]) & (costs <= 3 * costs.min())
     extra = 100 * (costs / costs.min() - 1)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
 from headgate.methods.eb.refill import refill_due
-from headgate.methods.eb.thresholds import paper_slots, safe_slots
+from headgate.methods.eb.thresholds import safe_slots
 from headgate_papers.eb.policies import kv_reserve
+from headgate_papers.eb.theory import paper_slots
 
 PAPER = [  # C, mu_O, mu_L, theta, N*
     (400000, 256, 512, 0.175971, 536),

@@ -17,14 +17,9 @@ from headgate.methods.eb.costs import (
     checked_lengths,
     phase_costs,
 )
-from headgate.methods.eb.prediction import (
-    ModeComparison,
-    compare,
-    exclusive_throughput,
-    mixed_throughput,
-    wants_exclusive,
-)
+from headgate.methods.eb.prediction import wants_exclusive
 from headgate.methods.eb.thresholds import base_share
+from headgate_papers.eb.theory import ModeComparison, compare, exclusive_throughput, mixed_throughput
 from oracles.exclusive_latency import exclusive_latency
 
 TOY = PhaseCosts(0.005, 3e-5, 0.010, 5e-5, 0.011, (4.2e-5, 0.0, 0.0))

@@ -12,18 +12,11 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.estimators.hazard import LinearHazard, Survival, sample_survival
+from headgate.estimators.hazard import Survival, sample_survival
 from headgate.methods.eb.costs import Lengths, PhaseCosts, phase_costs
-from headgate.methods.eb.thresholds import (
-    SlotBounds,
-    paper_share,
-    paper_slots,
-    safe_slots,
-    settle,
-    stationary_plan,
-    stationary_share,
-)
+from headgate.methods.eb.thresholds import SlotBounds, safe_slots, settle, stationary_plan, stationary_share
 from headgate_papers.eb.policies import paper_plan
+from headgate_papers.eb.theory import LinearHazard, paper_share, paper_slots
 
 COSTS = PhaseCosts(0.05, 2.485255e-5, 0.01, 4.586468e-5)
 LENGTHS = Lengths(512, 256, 512 / 12**0.5, 256)
@@ -42,7 +35,7 @@ def test_stationary_plan() -> None:
 def test_paper_plan() -> None:
     hazard = LinearHazard(1 / 256, 1e-7)
     slots = SlotBounds(400_000, 1024)
-    share = paper_share(5.0, hazard, COSTS.load(1024))
+    share = paper_share(5.0, hazard, COSTS.decode_per_request * 1024 / COSTS.decode_fixed)
     plan = paper_plan(COSTS, LENGTHS, hazard, slots)
     assert plan == settle(share, paper_slots(share, 1 / 256, 512, 400_000))
     again = paper_plan(COSTS, LENGTHS, hazard, slots, previous=plan.slots)

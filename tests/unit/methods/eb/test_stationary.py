@@ -11,13 +11,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from headgate.core.errors import InputError
-from headgate.estimators.hazard import (
-    Survival,
-    fit_curve,
-    guarded,
-    sample_survival,
-)
-from headgate.methods.eb.thresholds import base_share, paper_share, phase_share, stationary_share
+from headgate.estimators.hazard import Survival, sample_survival
+from headgate.methods.eb.thresholds import base_share, stationary_share
+from headgate_papers.eb.theory import fit_curve, guarded, paper_share
 
 W = [1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 10, 10, 11, 12, 12, 13, 15, 20]
 W2 = [3, 3, 4, 5, 8, 13, 21, 34, 55, 89]
@@ -27,6 +23,11 @@ OVERHEADS = (0.452117, 5.0, 15.0)
 def continuous(law: object, last: int = 60_000) -> Survival:
     """A continuous law in whole iterations: the length is rounded up."""
     return Survival(law.sf(np.arange(last)))  # type: ignore[attr-defined]
+
+
+def phase_share(survival: Survival, phase: int) -> float:
+    """The share of slots that end in a phase of that many iterations, in a steady state: 1 / M(T)."""
+    return 1 / survival.renewals(phase)
 
 
 def uniform(mean: int) -> Survival:

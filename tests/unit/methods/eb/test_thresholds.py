@@ -11,13 +11,8 @@ from scipy.special import lambertw
 
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
-from headgate.estimators.hazard import LinearHazard
-from headgate.methods.eb.thresholds import (
-    base_share,
-    paper_share,
-    settle,
-    share_correction,
-)
+from headgate.methods.eb.thresholds import base_share, settle
+from headgate_papers.eb.theory import LinearHazard, paper_share, share_correction
 from oracles.restart import highest_share, restart_phase, restart_share
 
 BASE = {  # gamma: theta_0, zeta_0
