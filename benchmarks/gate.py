@@ -59,9 +59,6 @@ class Loop:
         return self
 
     def cancel(self) -> None:
-        """The timer, which was never set."""
-
-    def cancel(self) -> None:
         """A timer that is not there."""
 
     def turn(self) -> None:

@@ -16,7 +16,7 @@ from headgate.live.route.classes import Key, tenant_of
 from headgate.live.route.config import forwarded_for
 from headgate.live.route.deliver.connections import decoded
 from headgate.live.route.deliver.legs import Allowance, RoutedRequest
-from headgate.live.route.deliver.service import abort, write_out
+from headgate.live.route.deliver.service import write_out
 from headgate.live.route.engines import Upstream
 from headgate.live.route.request import (
     APIS,
@@ -73,20 +73,10 @@ class Front:
             log.exception("a request failed inside the router")
             response = self._refuse(RefusedError(500, "internal", "the router failed"), request)
         if not response.prepared:
-            await self._write_own(request, response)
-        return response
-
-    async def _write_own(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        """Write an answer of the router's own, which is short; a client that reads none of them is cut."""
-        try:
-            response.headers["Server"] = "headgate"
             if self.app.replaced:
                 response.force_close()
-            async with asyncio.timeout(self.app.config.limits.client_stall):
-                await response.prepare(request)
-                await response.write_eof()
-        except TimeoutError:
-            abort(request)
+            await write_out(request, response, self.app.config.limits.client_stall)
+        return response
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.raw_path.partition("?")[0]
@@ -201,7 +191,8 @@ class Front:
             if isinstance(response, web.Response):  # whole, and no longer at an engine
                 with app.body_bytes.answer(client, response.body) as fits:
                     stall = app.config.limits.client_stall
-                    await write_out(job, response, stall if fits else min(stall, HURRY))
+                    read = await write_out(job.request, response, stall if fits else min(stall, HURRY))
+                    job.stalled = not read
             return response
         except RefusedError as refused:
             if refused.reason == "tenant-queue" and not job.tenant:
@@ -254,11 +245,6 @@ class Front:
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
-            if request.content.is_eof() and request.content.total_bytes <= front.body_limit:
-                body = request.content.read_nowait()  # it came with its head
-                if length is None:
-                    self._take(client, len(body), 0, front.body_limit)
-                return body
             async with asyncio.timeout(front.body_timeout):
                 whole = bytearray()  # grows as it comes; to join 32 MiB at the end would take 30 ms
                 async for part in request.content.iter_any():
@@ -296,9 +282,8 @@ class Front:
             self.app.metrics.refused_tenant(refused.tenant, refused.reason)
         status, headers, body = answer(refused, request.raw_path)
         response = web.Response(status=status, body=body, headers=headers)
-        if refused.status in (408, 413, 415) or self.refusing or self.app.replaced:
+        if refused.status in (408, 413, 415) or self.refusing:
             response.force_close()
-            response.headers["Connection"] = "close"
         return response
 
 

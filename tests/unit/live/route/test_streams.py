@@ -83,8 +83,19 @@ def test_an_answer_that_came_at_once_is_written_at_once(
     events: tuple[bytes, ...], seen: bytes, version: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes: list[bytes] = []
-    send = ClientWriter._send
-    monkeypatch.setattr(ClientWriter, "_send", lambda self, data: (writes.append(data), send(self, data)))
+    send, end = ClientWriter.write, ClientWriter.end
+
+    async def write(self: ClientWriter, data: bytes) -> None:
+        if data:
+            writes.append(data)
+        await send(self, data)
+
+    async def last(self: ClientWriter, data: bytes = b"") -> None:
+        writes.append(data)
+        await end(self, data)
+
+    monkeypatch.setattr(ClientWriter, "write", write)
+    monkeypatch.setattr(ClientWriter, "end", last)
 
     async def at_once(call: Call) -> None:
         chunks = b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events)

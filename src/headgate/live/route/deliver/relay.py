@@ -8,9 +8,6 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.helpers import rfc822_formatted_time
-from aiohttp.http import HttpVersion11
 from multidict import CIMultiDict
 
 from headgate.live.route.deliver.connections import (
@@ -448,78 +445,33 @@ HIGH = 1 << 16  # bytes not yet sent above which the router waits for the client
 
 
 class Streamed(web.StreamResponse):
-    """Head and chunks are written here, with the first event: aiohttp takes ten calls for one line."""
-
-    _send_headers_immediately = False
-
-    def head_of(self, request: web.BaseRequest) -> bytes:
-        """The head; aiohttp takes the answer for one that it has begun itself."""
-        headers = self.headers
-        if self._keep_alive is None:  # not closed by force
-            self._keep_alive = request.keep_alive
-        self._req, self._payload_writer = request, request._payload_writer
-        headers.setdefault("Content-Type", "application/octet-stream")
-        headers["Transfer-Encoding"] = "chunked"
-        headers.setdefault("Date", rfc822_formatted_time())
-        if not self._keep_alive:
-            headers["Connection"] = "close"
-        lines = [f"HTTP/1.1 {self.status} {self.reason}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        head = "\r\n".join([*lines, "", ""])
-        if head.count("\r") != len(lines) + 1 or head.count("\n") != len(lines) + 1:
-            raise RuntimeError("a header holds a line's end")  # no parser lets it through
-        return head.encode("utf-8", "surrogateescape")
-
-    def ended(self) -> None:
-        self._eof_sent, self._req, self._payload_writer = True, None, None
+    _send_headers_immediately = False  # but with the first event
 
 
 class ClientWriter:
     """`now` writes without a coroutine, most of the cost of an event; where it cannot, `write` waits."""
 
-    __slots__ = ("_head", "_response", "_started", "_transport", "_writer", "chunked")
+    __slots__ = ("_held", "_response", "_started", "_transport", "chunked")
 
     def __init__(self, response: Streamed, request: web.BaseRequest) -> None:
         self._response, self._transport = response, request.transport
-        self._writer: AbstractStreamWriter | None = request._payload_writer
-        self.chunked = request.version == HttpVersion11 and response.status not in (204, 304)
-        self._head = response.head_of(request) if self.chunked else b""
-        self._started = False
+        self._held = b""
+        self._started = self.chunked = False
 
     async def begin(self, request: web.BaseRequest) -> None:
-        if not self.chunked:
-            self._writer = await self._response.prepare(request)
+        await self._response.prepare(request)
+        self.chunked = "Transfer-Encoding" in self._response.headers
 
     async def write(self, data: bytes) -> None:
-        if not self.chunked:
-            await self._response.write(self._head + data)
-            self._head = b""
-        elif data:
-            self._send(b"%x\r\n%b\r\n" % (len(data), data))
-            await self._drain()
+        if data:
+            held, self._held, self._started = self._held, b"", True
+            await self._response.write(held + data)
 
     def hold(self, data: bytes) -> None:
-        self._head += b"%x\r\n%b\r\n" % (len(data), data) if self.chunked and data else data
+        self._held = data
 
     async def end(self, data: bytes = b"") -> None:
-        if not self.chunked:
-            await self._response.write_eof(self._head + data)
-            return
-        last = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
-        self._send(last)
-        await self._drain()
-        self._response.ended()
-
-    def _send(self, data: bytes) -> None:
-        if self._transport is None or self._transport.is_closing():
-            raise ConnectionResetError("the client is gone")
-        self._transport.write(data if self._started else self._head + data)
-        self._started = True
-
-    async def _drain(self) -> None:
-        assert self._transport is not None and self._writer is not None
-        if self._transport.get_write_buffer_size() > HIGH:
-            await self._writer.drain()
+        await self._response.write_eof(self._held + data)
 
     def now(self, data: bytes) -> bool:
         transport = self._transport

@@ -316,15 +316,16 @@ async def deliver(
     return response
 
 
-async def write_out(job: RoutedRequest, response: web.StreamResponse, stall: float) -> None:
-    progress = Progress(stall, stall, lambda: abort(job.request), lambda: abort(job.request))
-    progress.writing = True
+async def write_out(request: web.BaseRequest, response: web.StreamResponse, stall: float) -> bool:
+    """Whether its client has read it in so many seconds; else the client is cut."""
     try:
-        await response.prepare(job.request)
-        await response.write_eof()
-    finally:
-        progress.stop()
-        job.stalled = progress.stalled
+        async with asyncio.timeout(stall):
+            await response.prepare(request)
+            await response.write_eof()
+    except TimeoutError:
+        abort(request)
+        return False
+    return True
 
 
 async def _pass_on(
