@@ -316,7 +316,7 @@ def _seams(release: str, problems: list[str]) -> str:
 
 def _settings(problems: list[str]) -> dict[str, str]:
     from headgate.live.engine.policy import check_policy
-    from headgate.live.engine.settings import FILE, file_of, read_settings
+    from headgate.live.engine.settings import FILE, file_of, read_settings, where_is
     from headgate.live.vllm import VLLM
 
     path = file_of()
@@ -324,7 +324,7 @@ def _settings(problems: list[str]) -> dict[str, str]:
     if path is not None:
         try:
             settings = read_settings()
-            check_policy(settings, VLLM)
+            check_policy(settings, VLLM, where=where_is(path))
             name, words = settings.named()
             parameters = ", ".join(f"{word}={value}" for word, value in words.items())
             told, active = "valid", f"policy {name}({parameters}), card {settings.card or 'none'}"

@@ -178,6 +178,7 @@ async def _engine_at(session: aiohttp.ClientSession, url: str) -> EngineView | N
     import aiohttp
 
     from headgate.live.route.view.counters import EngineView
+    from headgate.live.tasks import why
 
     try:
         async with session.get(f"{url}/events") as answer:
@@ -188,9 +189,7 @@ async def _engine_at(session: aiohttp.ClientSession, url: str) -> EngineView | N
             is_front = answer.headers.get("Server") == "headgate"
         text = "" if is_front else await _metrics(session, url)
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        number = getattr(error, "errno", None)
-        why = os.strerror(number) if number else _clean(error) or type(error).__name__
-        raise InputError(f"{url} cannot be reached: {why}; check the address") from None
+        raise InputError(f"{url} cannot be reached: {_clean(why(error))}; check the address") from None
     if is_front:
         raise InputError(f"{url} serves a router's clients; give the address of its --admin (port 9300)")
     if not EngineView.knows(text):

@@ -27,7 +27,7 @@ from headgate.cli.flags import takes_settings
 from headgate.core.durations import duration
 from headgate.core.errors import InputError
 from headgate.live.engine.process import EngineNames
-from headgate.live.engine.settings import AUTO, PANEL, Settings, check_words, merge
+from headgate.live.engine.settings import AUTO, PANEL, Settings, check_words, merge, where_is
 from headgate.live.sglang import LOADED, SGLANG
 from headgate.live.sglang.fit import MIXED_CHUNK, arguments, check_arguments, check_fit, mixes
 from headgate.live.vllm import VLLM
@@ -199,7 +199,8 @@ def _settings(call: Call) -> Settings:
         settings = read_settings(additional, call.own)
     else:
         settings = merge(check_words(call.given, ""), own_table(additional), ADDITIONAL_CONFIG)
-    check_policy(settings, VLLM, _number(rest, "--max-num-batched-tokens"), _number(rest, "--max-num-seqs"))
+    limits = _number(rest, "--max-num-batched-tokens"), _number(rest, "--max-num-seqs")
+    check_policy(settings, VLLM, *limits, where_is(call.own))
     return settings
 
 
@@ -256,7 +257,8 @@ def _sglang_settings(call: Call) -> Settings:
     if settings.policy != SGLANG.name:
         check_fit(settings.named()[0], mixed_chunk=True)
     slots, budget, _ = SGLANG_LIMITS
-    check_policy(settings, SGLANG, _number(call.rest, budget), _number(call.rest, slots))
+    limits = _number(call.rest, budget), _number(call.rest, slots)
+    check_policy(settings, SGLANG, *limits, where_is(call.own))
     if home() is not None and (why := problem()) and not settings.force:
         raise InputError(why)
     return settings

@@ -196,12 +196,8 @@ def load_card(card: str | Path) -> Card:
     known = list_cards()
     if text not in known:
         near = nearest(text, known)
-        if near is None:
-            raise InputError(
-                f"unknown card {text!r}; choose from: {', '.join(known)}; "
-                "or derive one from the model's config.json (headgate card --help), or calibrate"
-            )
-        raise InputError(f"unknown card {text!r}; did you mean {near!r}?")
+        remedy = f"did you mean {near!r}?" if near else f"choose from: {', '.join(known)};"
+        raise InputError(f"unknown card {text!r}; {remedy} headgate card list shows all")
     return parse_card((_shipped() / f"{text}.json").read_text(encoding="utf-8"), text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from aiohttp import StreamReader, web
 
 LOG = logging.getLogger("headgate")
+SHOWN = 160  # characters of a server's error
 Tasks = set[asyncio.Task[None]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -39,6 +41,14 @@ async def until_stopped() -> None:
     stop = asyncio.Event()
     on_stop(stop.set)
     await stop.wait()
+
+
+def why(error: BaseException) -> str:
+    """What went wrong at a server, in a few words of the system."""
+    number = getattr(error, "errno", None) or 0
+    if number > 1:  # of SSL and of names there are others
+        return os.strerror(number)
+    return " ".join(str(error).split())[:SHOWN] or type(error).__name__
 
 
 def says(about: Callable[[], Any], show: Callable[[Any], web.Response] = web.json_response) -> Handler:

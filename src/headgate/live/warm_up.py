@@ -17,8 +17,8 @@ import aiohttp
 from headgate.core.errors import InputError
 from headgate.live.engine.requests import CLASS
 from headgate.live.engine.settings import WARM_UP
-from headgate.live.tasks import end_all
-from headgate.live.trial.load import FIRST_TOKEN_ID, PATIENCE, SHOWN, TOKEN_IDS, key_header, served_model
+from headgate.live.tasks import SHOWN, end_all, why
+from headgate.live.trial.load import FIRST_TOKEN_ID, PATIENCE, TOKEN_IDS, key_header, served_model
 
 PROMPTS = (300, 900, 1500)  # tokens
 OUTPUT, SHORT = 200, 40  # tokens, of the ramp and of the burst
@@ -75,8 +75,7 @@ async def _round(session: aiohttp.ClientSession, server: Server, most: int, seco
         await end_all(late)
         for error in (task.exception() for task in done):
             if error is not None:
-                why = str(error)[:SHOWN] or type(error).__name__
-                raise InputError(f"the server at {server.url} refused a request: {why}") from None
+                raise InputError(f"the server at {server.url} refused a request: {why(error)}") from None
     return found
 
 

@@ -102,7 +102,7 @@ COMBINATIONS = [
     (["--set", "=3"], "is not NAME=VALUE"),
     (["--set", "slots=1e3"], "slots='1e3' is not a whole number"),
     (["--set", "slots=4", "--set", "slots=5"], "--set slots is given twice"),
-    (["--card", "h200-qwen3-8b"], "did you mean 'pub-h200-qwen3-8b'?"),
+    (["--card", "h200-qwen3-8b"], "did you mean 'pub-h200-qwen3-8b'? headgate card list shows all"),
     (["--card", ""], "unknown card ''; choose from: cal-h200-qwen3-30b-a3b, cal-h200"),
     (["--card", "nope.json"], "card file nope.json: No such file", "built-in names"),
     (["--card", "./"], "card file ./: Is a directory"),

@@ -358,3 +358,17 @@ def test_the_class_of_warm_ups_is_ours(headgate, tmp_path, monkeypatch):
     (tmp_path / "own.toml").write_text('[classes.headgate-warm-up]\nttft = "1s"\n')
     done = headgate("serve", "m", "--config", "own.toml", "--dry-run")
     assert done.code == 2 and "take another name" in done.err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("mine.yaml", "policy: eb", "settings file mine.yaml: settings are TOML or JSON"),
+        ("mine.toml", 'policy = "ebb"', "settings file mine.toml: unknown policy 'ebb'; did you mean 'eb'?"),
+        ("mine.toml", 'card = "llama-9"', "settings file mine.toml: unknown card 'llama-9'"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_mistake_in_a_settings_file_names_the_file(refused, tmp_path, name, text, wanted, engine):
+    (tmp_path / name).write_text(text)
+    refused(["serve", "m", "--engine", engine, "--config", name, "--dry-run"], wanted)

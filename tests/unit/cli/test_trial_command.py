@@ -37,6 +37,8 @@ def config(tmp_path):
             "two arms are called eb:refill=8",
         ),
         (["--config", "{c}", "--arm", "kep"], "arm kep: unknown policy"),
+        (["--config", "{c}", "--arm", "autoo"], "arm autoo: unknown policy 'autoo'; did you mean 'auto'?"),
+        (["--config", "{c}", "--arm", "zzz"], "slai, v0, vllm, wait"),
         (["--config", "{c}", "--arm", "eb:refil=8"], "arm eb:refil=8:"),
         (["--config", "{c}", "--arm", ""], "is empty; name a policy"),
         (["--config", "{c}", "--arm", "none.toml"], "none.toml: No such file"),
@@ -49,7 +51,7 @@ def config(tmp_path):
         (["--config", "{c}", "--arm", "keep", "--rate", "5", "--url", "here"], "is no URL"),
         (
             ["--config", "{c}", "--arm", "keep", "--rate", "5", *URL],
-            "no server answers at http://127.0.0.1:9",
+            "no server answers at http://127.0.0.1:9: Connection refused; start it",
         ),
         (
             ["--config", "{c}", "--arm", "keep", "--arm", "vllm", "--clients", "2", *URL],

@@ -186,7 +186,12 @@ def test_traffic_that_rests_costs_its_rounds_only(tmp_path, monkeypatch):
     assert any("is left out: no request came at a switch" in each for each in said)
     (tmp_path / "t.jsonl").unlink()
     dead, _ = run(tmp_path, {"mixed": 0.1, "v0": 0.5}, minutes=8.0, rest=(130.0, 1e9))
-    assert dead.guarded and "shows no new settings after 0.3 s" in dead.stopped and dead.findings.rounds >= 1
+    assert (
+        dead.guarded
+        and "shows no new settings after 0.3 s" in dead.stopped
+        and "--rate 20" in dead.stopped
+        and dead.findings.rounds >= 1
+    )
 
 
 def test_an_arm_under_which_a_request_hangs_is_guarded(tmp_path):
@@ -295,3 +300,13 @@ def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
                 await load.served_model(str(server.make_url("")).rstrip("/"), "")
 
     asyncio.run(work())
+
+
+def test_only_a_machine_late_with_half_of_the_requests_is_too_slow():
+    sent = object.__new__(load.TraceLoad)
+    sent._late, sent._speed, sent.failed, sent._why = [0.0] * 90 + [0.05] * 10, 1.0, 0, ""
+    late = "1 % of the requests were sent more than 50 ms late; free a core or lower the load"
+    assert not sent.too_slow() and sent.notes() == [late]
+    sent._late = [0.05] * 10
+    slow = "this machine is too slow: 50 % of the requests were sent more than 50 ms late"
+    assert sent.too_slow().startswith(slow) and sent.notes() == [sent.too_slow()]

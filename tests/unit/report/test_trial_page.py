@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 import pytest
 from check_html import read
@@ -11,9 +12,9 @@ from headgate.core.request import Slo
 from headgate.live.trial.arms import Arm
 from headgate.live.trial.book import Book, judge
 from headgate.live.trial.trial import Outcome
-from headgate.report.runs.trial import answer, trial_page
+from headgate.report.runs.trial import _ends, answer, trial_page
 from headgate.report.terminal import show
-from headgate.stats.switchback import KEPT, TTFT, Looks
+from headgate.stats.switchback import KEPT, TTFT, Change, Looks
 
 
 def book(kept, ttft=(0.2, 0.2), rounds=8, waiting=0):
@@ -113,15 +114,25 @@ def test_what_was_compared_and_when_is_said():
 
 def test_intervals_without_an_end_are_told_in_words():
     few = text(outcome(book((4, 8), rounds=4)))
-    assert "not bounded cannot tell" in few and "any" not in few.split()
+    assert "cannot be bounded yet cannot tell" in few and "any" not in few.split()
     made = book((10, 10), ttft=(0.2, 0.2), rounds=8)
     for block in made.blocks[::2][:7]:  # the baseline's mean rests on one round
         block.by_class["chat"].ttft *= 1e-4
         block.by_class["batch"].ttft *= 1e-4
-    assert "these data do not bound the change. No end is in sight." in answer(outcome(made, TTFT).findings)
+    assert "the change cannot be bounded yet. No end is in sight." in answer(outcome(made, TTFT).findings)
 
 
 @pytest.mark.parametrize("note", ["this machine is too slow", "3 requests failed"])
 def test_what_makes_figures_mean_less_is_said(note):
     found = outcome(book((4, 8)), stopped="interrupted; the server is back at its settings", notes=(note,))
     assert note in text(found).replace(note.capitalize(), note) and "ended interrupted" in text(found)
+
+
+def test_a_machine_that_is_too_slow_gets_no_verdict():
+    found = text(outcome(book((4, 8)), notes=("this machine is too slow: free a core",), too_slow=True))
+    assert "Cannot tell: this machine is too slow for this load." in found and "is better" not in found
+
+
+def test_an_interval_down_to_nothing_has_no_lower_end():
+    assert _ends(TTFT, Change(1.0, 1.0, 0.0, -0.9996, math.inf)) == "cannot be bounded yet"
+    assert _ends(TTFT, Change(1.0, 1.0, 0.0, -0.9996, 0.1)) == "+10.0 or less"

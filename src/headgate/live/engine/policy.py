@@ -14,9 +14,10 @@ from headgate.cost.laws.work import WorkCost
 from headgate.cost.likeness import Likeness, doubts, refusals
 from headgate.cost.model import Shape, StepCost
 from headgate.live.engine.process import LOG, EngineNames
-from headgate.live.engine.settings import Settings
+from headgate.live.engine.settings import AUTO, Settings
 from headgate.live.files import MOST_CARD_BYTES, read_regular
-from headgate.methods.make import make_policy, policy_class, policy_parameters
+from headgate.methods.make import installed_class, make_policy, policy_class, policy_parameters
+from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
 
 CAN_BE_ANYTHING: dict[str, Any] = {"kv_tokens": 1 << 24, "block": 16, "max_model_len": 1 << 20}
@@ -94,8 +95,20 @@ class WideCost(StepCost):
 
 
 def check_policy(
-    settings: Settings, names: EngineNames, batch_tokens: int | None = None, running: int | None = None
+    settings: Settings,
+    names: EngineNames,
+    batch_tokens: int | None = None,
+    running: int | None = None,
+    where: str = "",
 ) -> None:
+    """`where` the settings are from, which a mistake in them names."""
+    try:
+        _check(settings, names, batch_tokens, running)
+    except InputError as error:
+        raise InputError(f"{where}{error}") from None
+
+
+def _check(settings: Settings, names: EngineNames, batch_tokens: int | None, running: int | None) -> None:
     card, name = load_named(settings.card), settings.named()[0]
     own = name.endswith(".py") or ".py:" in name  # it may set Plan.reject
     if settings.refuse and not own and (name == names.name or "refuse" not in policy_parameters(name)):
@@ -115,6 +128,9 @@ def _make(
     settings: Settings, names: EngineNames, card: Card | None, engine: Engine
 ) -> tuple[BatchPolicy, dict[str, Any]]:
     name, words = settings.named()
+    if name not in BATCH and ".py" not in name:  # which names an engine has beside ours is known here
+        known = (*BATCH, AUTO, names.name)
+        installed_class(name, "policy", BatchPolicy, known)  # type: ignore[type-abstract]
     if whose := getattr(policy_class(name), "own_scheduling_of", ""):
         raise InputError(
             f"policy {name} is {whose}'s own scheduling, for the simulator; choose another, or serve with "
@@ -133,13 +149,7 @@ def _make(
             raise InputError(
                 f"policy {name}: {word}={words[word]} exceeds the engine's {most}; lower it or raise {flag}"
             )
-    try:
-        return make_policy(name, words, engine)
-    except InputError:
-        raise
-    except Exception as error:  # from the user's own policy
-        why = " ".join(str(error).split())
-        raise InputError(f"policy {name} cannot be made: {type(error).__name__}: {why}; mend it") from error
+    return make_policy(name, words, engine)
 
 
 def load_named(name: str | None) -> Card | None:

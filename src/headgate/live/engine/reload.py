@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy
 from headgate.live.engine.process import LOG, Background
-from headgate.live.engine.settings import Settings
+from headgate.live.engine.settings import Settings, where_is
 
 LOOK_EVERY = 1.0  # seconds between two looks at the file
 Stamp = tuple[int, int, int] | None
@@ -79,7 +79,7 @@ class Renewals:
         try:
             policy, parameters = self._make(settings)
         except InputError as error:
-            LOG.warning("headgate: %s; the settings in force stay", error)
+            LOG.warning("headgate: %s%s; the settings in force stay", where_is(self._reload.path), error)
             return
         self._in_force = identity
         self._ready = Renewed(settings, policy, parameters)

@@ -216,10 +216,14 @@ def file_of() -> str | None:
     return os.environ.get(FILE) or None
 
 
+def where_is(file: str | None) -> str:
+    return f"settings file {file}: " if file else ""
+
+
 def read_settings(file: str | None = None, over: object = None, flag: str = "") -> Settings:
     """What the engine's own flag says of us, if there is one, over what the file says, over the defaults."""
     file = file or file_of()
-    words = check_words(read_file(file), f"settings file {file}: ") if file else {}
+    words = check_words(read_file(file), where_is(file)) if file else {}
     return merge(words, over, flag)
 
 
@@ -260,6 +264,8 @@ def check_words(words: dict[str, Any], where: str) -> dict[str, Any]:
 def read_file(path: str) -> dict[str, Any]:
     """The words in a JSON file, told by its name or first letter, or in a TOML file; not yet checked."""
     what = "settings file"
+    if path.endswith((".yaml", ".yml")):
+        raise InputError(f"{what} {path}: settings are TOML or JSON; write it as one of the two")
     try:
         text = read_regular(path).decode("utf-8-sig")
     except (OSError, ValueError) as error:

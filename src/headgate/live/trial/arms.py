@@ -22,7 +22,15 @@ from typing import Any
 
 from headgate.core.errors import InputError, RunError
 from headgate.live.engine.policy import check_policy
-from headgate.live.engine.settings import AUTO, Settings, check_words, merge, over_promises, read_file
+from headgate.live.engine.settings import (
+    AUTO,
+    Settings,
+    check_words,
+    merge,
+    over_promises,
+    read_file,
+    where_is,
+)
 from headgate.live.files import read_regular
 from headgate.live.vllm import VLLM
 from headgate.settings_base import BETWEEN
@@ -139,10 +147,7 @@ def _check(arms: Sequence[Arm], base: Mapping[str, Any]) -> None:
                 )
         if arm.words.get("trace") != base.get("trace"):
             raise InputError(f"arm {arm.name} changes trace, which a running server cannot; drop it")
-        try:
-            check_policy(merge(dict(arm.words), None, ""), VLLM)
-        except InputError as error:
-            raise InputError(f"arm {arm.name}: {error}") from None
+        check_policy(merge(dict(arm.words), None, ""), VLLM, where=f"arm {arm.name}: ")
 
 
 def _refuse_equal(arms: Sequence[Arm]) -> None:
@@ -279,4 +284,4 @@ def base_settings(config: str | None, promises: Mapping[str, Any]) -> Settings:
 
 
 def _words(path: str) -> dict[str, Any]:
-    return check_words(read_file(path), f"settings file {path}: ")
+    return check_words(read_file(path), where_is(path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 from headgate.core.errors import InputError, RunError
 from headgate.core.request import Slo
 from headgate.live.route.view.counters import Counts, parsed
-from headgate.live.tasks import end_all, read_bounded
+from headgate.live.tasks import SHOWN, end_all, read_bounded, why
 from headgate.live.trial.book import Block, Book, Listener, SeenRequest
 from headgate.record.live_trace import WRONG, ClockError, Replay, is_live_trace
 from headgate.record.trace_fields import fault, parse_line
@@ -30,10 +30,9 @@ IN_A_ROW = 20  # requests that fail one after the other: the server is gone
 MOST_IN_FLIGHT = 20_000
 TOO_LATE = 0.01  # seconds: more than a client should add
 HOPELESS, NEWEST = 0.5, 50  # seconds of the server's: later than that, half of so many requests end the trial
-SHOWN = 160  # characters of a server's error
 LONGEST_ANSWER = 16 << 20  # bytes of /metrics or of the list of models
 SHORTEST_MODEL = 2048  # tokens, where a server does not say
-ERRORS = (aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError)
+ERRORS = (aiohttp.ClientError, OSError)  # a time that is over among them
 CLOSED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)  # reset: ours lay unread
 
 
@@ -90,25 +89,30 @@ class TraceLoad:
             return f"the load ended: {error}" if error else None
         if self._in_a_row >= IN_A_ROW:
             return f"{self._in_a_row} requests in a row failed: {self._why}"
-        newest = self._late[-NEWEST:]
-        late = float(np.median(newest)) if len(newest) == NEWEST else 0.0
-        return self._slow("half of the newest", late) if late * self._speed > HOPELESS else None
+        newest = self._late[-NEWEST:] if len(self._late) >= NEWEST else []
+        return self._slow(newest, HOPELESS / self._speed) or None
 
     def notes(self) -> list[str]:
         failures = f"{self.failed:,} requests failed, the last one: {self._why}"
-        return [*([failures] if self.failed and self._why else []), *filter(None, [self.too_slow()])]
+        late = self.too_slow() or self._lateness(0.99, TOO_LATE, self._late)
+        return [*([failures] if self.failed and self._why else []), *([late] if late else [])]
 
     def too_slow(self) -> str:
-        late = float(np.quantile(self._late, 0.99)) if self._late else 0.0
-        return self._slow("1 % of the", late) if late > TOO_LATE else ""
+        """Figures of requests that come when they like mean nothing."""
+        return self._slow(self._late, TOO_LATE)
 
-    def _slow(self, which: str, late: float) -> str:
+    def _slow(self, late: Sequence[float], most: float) -> str:
+        said = self._lateness(0.5, most, late)
+        return f"this machine is too slow: {said}" if said else ""
+
+    def _lateness(self, share: float, most: float, late: Sequence[float]) -> str:
+        found = float(np.quantile(late, share)) if late else 0.0
+        if found <= most:
+            return ""
         faster = self._speed > 1
         remedy = f"start both with less than --speed {self._speed:g}" if faster else "lower the load"
-        return (
-            f"this machine is too slow: {which} requests were sent more than {1000 * late:.0f} ms late; free "
-            f"a core or {remedy}"
-        )
+        which = f"{100 * (1 - share):.0f} % of the requests were sent more than {1000 * found:.0f} ms late"
+        return f"{which}; free a core or {remedy}"
 
     async def _send_all(self) -> None:
         workload, turn = self._workload, 0
@@ -151,7 +155,7 @@ class TraceLoad:
                     raise
                 tokens, complete = await self._stream(body, seen)
         except (*ERRORS, ValueError) as error:  # a line without an end is a ValueError
-            self._why = str(error)[:SHOWN] or type(error).__name__
+            self._why = why(error)
         finally:
             self.book.left(seen, self.now(), complete, min(tokens, output) if complete else tokens)
             self.failed += not complete
@@ -218,8 +222,7 @@ async def served_model(url: str, key: str = "") -> tuple[str, int]:
     except ERRORS as error:
         if isinstance(error, aiohttp.ClientResponseError) and error.status == HTTPStatus.UNAUTHORIZED:
             raise InputError(f"{url} wants a key; give --api-key") from None
-        why = " ".join((str(error)[:SHOWN] or type(error).__name__).split())
-        raise InputError(f"no server answers at {url}: {why}; start it or correct its URL") from None
+        raise InputError(f"no server answers at {url}: {why(error)}; start it or correct its URL") from None
     except (ValueError, KeyError, IndexError, TypeError):
         raise InputError(f"{url}/v1/models is no list of models; give the URL of a vLLM server") from None
 

@@ -73,6 +73,7 @@ class Outcome:
     interrupted: bool = False
     model: str = ""
     notes: tuple[str, ...] = ()  # what makes the figures mean less than they seem to
+    too_slow: bool = False  # this machine, to measure anything
 
 
 class Trial:
@@ -106,7 +107,7 @@ class Trial:
                     if (slow := self._source.too_slow()) and not self._slow:
                         self._say(slow)
                     self._slow = slow
-                    if findings.told and not plan.whole:
+                    if findings.told and not plan.whole and not slow:
                         told = findings
                         break
                 self._book.end(self._source.now())
@@ -131,6 +132,7 @@ class Trial:
             interrupted=self._interrupted.is_set(),
             model=self._source.model,
             notes=tuple(self._source.notes()),
+            too_slow=bool(self._source.too_slow()),
         )
 
     async def _size(self) -> None:
@@ -328,7 +330,8 @@ class BySettings:
         self._arm = None  # whichever the engine has
         raise NotReadError(
             f"the trace {source.path} shows no new settings after {READ_WITHIN:g} s: is it the trace "
-            "of the server that reads this file, and does that server have requests?"
+            "of the server that reads this file, and does that server have requests? Give --rate 20 --url "
+            "http://HOST:PORT to make a load"
         )
 
     async def trouble(self) -> str | None:

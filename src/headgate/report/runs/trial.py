@@ -32,7 +32,8 @@ FRESH = (
     "Each arm starts fresh in each of its blocks, so what a policy learns over many minutes is not judged. "
     "Intervals are about these minutes and this traffic; the unit of error is the round."
 )
-UNBOUNDED = "not bounded"
+UNBOUNDED = "cannot be bounded yet"
+TOO_SLOW = "Cannot tell: this machine is too slow for this load."
 SECONDARY = "The first figure decides; the others are secondary, and one in twenty is wrong by chance."
 
 
@@ -64,7 +65,7 @@ def trial_page(
     return doc.plan_page(
         title="Trial",
         about=f"{doc.listed(findings.arms)}, {doc.plural(findings.rounds, 'round')}",
-        verdict=answer(findings),
+        verdict=TOO_SLOW if outcome.too_slow else answer(findings),
         sections=sections,
         notes=notes,
         command=command,
@@ -189,13 +190,13 @@ def _charts(outcome: Outcome) -> Iterable[doc.Figure | str]:
 def _interval(metric: Metric, change: Change) -> str:
     unit = "points" if metric.share else "%"
     ends = _ends(metric, change)
-    return "these data do not bound the change" if ends == UNBOUNDED else f"interval {ends} {unit}"
+    return f"the change {ends}" if ends == UNBOUNDED else f"interval {ends} {unit}"
 
 
 def _ends(metric: Metric, change: Change) -> str:
     """A relative change is never below -100 %: an end there says no more than an infinite one."""
     low, high = 100 * change.low, 100 * change.high
-    from_below = isfinite(low) and (metric.share or low > -100)
+    from_below = isfinite(low) and (metric.share or low > -99.95)  # as shown
     if not isfinite(high):
         return f"{doc.signed(low)} or more" if from_below else UNBOUNDED
     return f"{doc.signed(low)} to {doc.signed(high)}" if from_below else f"{doc.signed(high)} or less"
