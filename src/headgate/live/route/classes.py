@@ -42,10 +42,6 @@ class Keys:
         self._keys = None if keys is None else {key.digest: key for key in keys}
 
     @property
-    def tokens(self) -> dict[str, int]:
-        return {key.name: key.tokens for key in self.all if key.tokens is not None}
-
-    @property
     def all(self) -> list[Key]:
         return [*(self._keys or {}).values()]
 

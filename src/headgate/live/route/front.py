@@ -15,7 +15,7 @@ from headgate.core.version import VERSION
 from headgate.live.route.classes import Key, tenant_of
 from headgate.live.route.config import forwarded_for
 from headgate.live.route.deliver.connections import decoded
-from headgate.live.route.deliver.legs import Allowance, RoutedRequest
+from headgate.live.route.deliver.legs import RoutedRequest, Uses, charged
 from headgate.live.route.deliver.service import write_out
 from headgate.live.route.engines import Upstream
 from headgate.live.route.request import (
@@ -128,10 +128,8 @@ class Front:
         name, tenant = "" if key is None else key.name, self._tenant(request, key)
         try:
             if app.replicas is not None:
-                uses = app.tenant_limits.of(name, tenant or client, arrived, origin)
-                await app.replicas.ready(uses, app.token_limits.keys.get(name))
-            with app.tenant_limits.inside(name, tenant or client, arrived, origin) as of_tenant:
-                app.token_limits.check_key(name, app.now())
+                await app.replicas.ready(app.limits.of(name, tenant or client, arrived, origin))
+            with app.limits.inside(name, tenant or client, arrived, origin) as uses:
                 body = await self._read(request, client)
                 held = len(body)
                 asked = await app.legs.turns.finish(self._reading(request, body, path))
@@ -139,7 +137,7 @@ class Front:
                 self._queue_share(job, key, origin)
                 if words := app.words_for(job):
                     job.asked = await app.legs.turns.finish(telling(asked, path, words, app.words_into))
-                return await self._serve(job, client, of_tenant, app.tenant_limits.tokens_of(origin, arrived))
+                return await self._serve(job, client, uses)
         except RefusedError as refused:
             refused.key, refused.tenant = name, tenant
             refused.client = origin if self.app.by_address else ""
@@ -174,16 +172,14 @@ class Front:
         elif bounds.queue is not None and not job.tenant:
             job.queues_as, job.queue_share = origin, bounds.queue
 
-    async def _serve(
-        self, job: RoutedRequest, client: str, of_tenant: Allowance | None, of_address: Allowance | None
-    ) -> web.StreamResponse:
+    async def _serve(self, job: RoutedRequest, client: str, uses: Uses) -> web.StreamResponse:
         app = self.app
         try:
+            limits = app.limits.tokens(job.kind.name, uses)
+            expected = job.prompt + min(app.service.estimates.output(job.kind.name), job.asked.limit)
             if app.replicas is not None:
-                limits = app.token_limits.of(job, of_tenant, of_address)
-                expected = app.token_limits.expected(job, app.service.estimates)
                 await app.replicas.ready((), *limits.values(), tokens=expected)
-            with app.token_limits.charged(job, app.now, app.service.estimates, of_tenant, of_address):
+            with charged(job, app.now, expected, limits):
                 response = await app.service.serve(job)
             job.status = job.status or response.status
             if app.replaced and not response.prepared:

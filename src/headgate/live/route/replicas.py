@@ -136,11 +136,11 @@ class ReplicaStore:
         return min(most, held), max(1, round(prompts * held / pool)) if held < pool else prompts
 
     async def ready(
-        self, uses: Iterable[tuple[str, TenantUse]], *buckets: Allowance | None, tokens: float = 1.0
+        self, uses: Iterable[tuple[str, TenantUse]], *buckets: Allowance, tokens: float = 1.0
     ) -> None:
         """Others may hold what these need and use it no more: they tell within a tenth of a second."""
         counts = [use for _, use in uses]
-        all_buckets = [(each, tokens) for each in buckets if each is not None]
+        all_buckets = [(each, tokens) for each in buckets]
         for use in counts:
             all_buckets += [(each, 1.0) for each in (use.requests, use.tokens) if each is not None]
         for wait in LOOKS:

@@ -21,7 +21,7 @@ from headgate.core.errors import InputError
 from headgate.live.route.classes import Classes, Keys, read_keys
 from headgate.live.route.config import Addresses, Config, EngineAt, FrontSettings, address, changes, client_at
 from headgate.live.route.deliver.connections import KEEP_ALIVE, Connections
-from headgate.live.route.deliver.legs import Legs, RoutedRequest, TenantBounds, TenantLimits, TokenLimits
+from headgate.live.route.deliver.legs import Legs, RoutedRequest, TenantBounds, TenantLimits
 from headgate.live.route.deliver.service import Service
 from headgate.live.route.engines import EngineWatch, Upstream, discover, engine_key, refuse_handover
 from headgate.live.route.front import Admin, Front
@@ -56,8 +56,8 @@ class RouterApp:
         self.view = RouterView(self)
         self.access_log, self.trace = JsonLines(config.front.access_log), JsonLines(config.front.trace)
         self.body_bytes = BodyBytes(config.limits.inflight_bytes)
-        self.token_limits, self.tenant_limits = TokenLimits(), TenantLimits()
-        self._set_token_limits()
+        self.limits = TenantLimits()
+        self._set_limits()
         self.upstreams: dict[int, Upstream] = {}
         self.draining = False
         self.replaced = False  # another process has the listening sockets, this one serves what it has
@@ -243,7 +243,7 @@ class RouterApp:
     def _apply(self, new: Config, keys: Keys, engines: tuple[EngineAt, ...]) -> None:
         old, self.config, self.keys = self.config, new, keys
         self.classes = Classes(new, keys.required)
-        self._set_token_limits()
+        self._set_limits()
         self.legs.config, self.watch.health = new, new.health
         self.body_bytes.most, self.service.budget.share = new.limits.inflight_bytes, new.limits.retry_share
         self.front.requests.most, self.front.requests.each = new.limits.inflight, new.limits.client_inflight
@@ -283,15 +283,15 @@ class RouterApp:
             self.connections.forget_idle()
             self.server.cut_hung_up()
 
-    def _set_token_limits(self) -> None:
+    def _set_limits(self) -> None:
         every = (*self.config.classes, self.config.default)
-        self.token_limits.set(self.keys.tokens, {each.name: each.tokens for each in every if each.tokens})
         tenants, addresses = self.config.tenants, self.config.address_bounds
         self.address_bounds, self.by_address = addresses, addresses != Addresses()
-        self.tenant_limits.set(
+        self.limits.set(
             {key.name: TenantBounds(key.requests, key.tokens, key.inflight) for key in self.keys.all},
             TenantBounds(tenants.requests, tenants.tokens, tenants.inflight),
             TenantBounds(addresses.requests, addresses.tokens, addresses.inflight),
+            {each.name: each.tokens for each in every if each.tokens},
         )
 
     def words_for(self, job: RoutedRequest) -> dict[str, str]:

@@ -257,11 +257,14 @@ def test_requests_at_once() -> None:
 def test_tokens_of_tenants_are_counted_apart_from_those_of_keys() -> None:
     limits = TenantLimits()
     limits.set({"gold": TenantBounds(tokens=5)}, TenantBounds(tokens=600))
-    with limits.inside("free", "free", 0.0) as of_free, limits.inside("gold", "gold", 0.0) as of_gold:
-        assert of_free is not None and of_free.per_minute == 600
-        assert of_gold is None, "its key's tokens are counted with the keys"
-    with limits.inside("gold", "acme", 0.0) as of_acme:
-        assert of_acme is not None and of_acme.per_minute == 600
+
+    def tokens(key: str, tenant: str) -> dict[str, float]:
+        with limits.inside(key, tenant, 0.0) as uses:
+            return {what: each.per_minute for what, each in limits.tokens("", uses).items()}
+
+    assert tokens("free", "free") == {"tenant": 600}
+    assert tokens("gold", "gold") == {"API key": 5}
+    assert tokens("gold", "acme") == {"API key": 5, "tenant": 600}
 
 
 def test_a_key_s_own_bounds_hold_for_all_the_tenants_it_names() -> None:

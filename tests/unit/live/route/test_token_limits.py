@@ -8,7 +8,7 @@ import pytest
 from fake_engines import Call, stream
 from headgate.core.errors import InputError
 from headgate.live.route.classes import new_key, read_keys
-from headgate.live.route.deliver.legs import Allowance, TokenLimits
+from headgate.live.route.deliver.legs import Allowance, TenantBounds, TenantLimits
 from router_world import routed, run, until
 
 
@@ -34,20 +34,24 @@ def test_a_request_larger_than_a_minute_is_let_in_when_the_allowance_is_full() -
 
 
 def test_a_reload_keeps_levels_that_it_does_not_change() -> None:
-    limits = TokenLimits()
-    limits.set({"a": 60, "b": 60}, {})
-    for each in limits.keys.values():
-        each.use(60, 0.0)
-    limits.set({"a": 60, "b": 120, "c": 1}, {"chat": 5})
-    assert limits.keys["a"].level(0.0) == 0
-    assert limits.keys["b"].level(0.0) == 120
-    assert set(limits.keys) == {"a", "b", "c"}
+    limits, none = TenantLimits(), TenantBounds()
+
+    def level(key: str) -> float:
+        (allowance,) = limits.tokens("", limits.of(key, key, 0.0)).values()
+        return allowance.level(0.0)
+
+    limits.set({"a": TenantBounds(tokens=60), "b": TenantBounds(tokens=60)}, none)
+    for key in ("a", "b"):
+        limits.tokens("", limits.of(key, key, 0.0))["API key"].use(60, 0.0)
+    limits.set({"a": TenantBounds(tokens=60), "b": TenantBounds(tokens=120)}, none, none, {"chat": 5})
+    assert (level("a"), level("b")) == (0, 120)
+    assert limits.tokens("chat", ())["class"].level(0.0) == 5
 
 
 def test_a_key_file_says_tokens(tmp_path: Path) -> None:
     file, (_, line) = tmp_path / "keys", new_key("alice")
     file.write_text(f"{line} choose tokens=5000\n")
-    assert read_keys(file).tokens == {"alice": 5000}
+    assert [(key.name, key.tokens) for key in read_keys(file).all] == [("alice", 5000)]
     for wrong in ("tokens=0", "tokens=1 tokens=2", "tokens=x", "tokens=-3"):
         file.write_text(f"{line} {wrong}\n")
         with pytest.raises(InputError, match="tokens=N"):
@@ -89,7 +93,7 @@ def test_a_class_has_one_too_and_what_was_not_used_comes_back() -> None:
                 engine.kill()
             refused = [await world.ask(max_tokens=3, prompt=[1] * 20) for _ in range(3)]
             assert {each.status for each in refused} == {503}  # never 429: no token was used
-            assert world.app.token_limits.classes["default"].level(world.app.now()) == 30
+            assert world.app.limits.classes["default"].level(world.app.now()) == 30
 
     run(work())
 
@@ -101,7 +105,7 @@ def test_hanging_up_before_the_first_token_does_not_give_the_prompt_back(streame
 
     async def work() -> None:
         async with routed(never, default={"name": "default", "tokens": 5000}) as world:
-            level = world.app.token_limits.classes["default"].level
+            level = world.app.limits.classes["default"].level
             asked = {"prompt": [1] * 4000, "max_tokens": 100, "stream": streamed}
             began = world.app.now()
             first = asyncio.create_task(world.ask(**asked))
@@ -123,7 +127,7 @@ def test_hanging_up_in_the_queue_costs_nothing() -> None:
     async def work() -> None:
         tokens = {"name": "default", "tokens": 5000}
         async with routed(never, default=tokens, engine={"slots": 1}) as world:
-            level = world.app.token_limits.classes["default"].level
+            level = world.app.limits.classes["default"].level
             asked = [asyncio.create_task(world.stream(prompt=[1] * 100)) for _ in range(4)]
             gate = world.app.gate
             await until(lambda: world.engines[0].seen and len(gate.tickets) == 4)
@@ -143,7 +147,8 @@ def test_a_key_that_has_used_its_tokens_is_refused_before_its_body_is_read(tmp_p
 
     async def work() -> None:
         async with routed(stream, front={"key_file": str(file)}) as world:
-            world.app.token_limits.keys["alice"].use(1000, world.app.now())
+            uses = world.app.limits.of("alice", "alice", world.app.now())
+            world.app.limits.tokens("", uses)["API key"].use(1000, world.app.now())
             reader, writer = await asyncio.open_connection("127.0.0.1", world.app.port)
             head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
             writer.write(f"{head}Content-Length: 30000000\r\n\r\n".encode())  # and no body

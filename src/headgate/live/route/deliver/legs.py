@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import ceil, inf
@@ -20,7 +20,7 @@ from headgate.live.route.deliver.connections import Connections, Fault, LegError
 from headgate.live.route.deliver.relay import CallLimits, Leg
 from headgate.live.route.engines import BreakerState, Upstream
 from headgate.live.route.observe import RouterMetrics, clean
-from headgate.live.route.request import AskedRequest, Body, Estimates, RefusedError, Turns, to_engine
+from headgate.live.route.request import AskedRequest, Body, RefusedError, Turns, to_engine
 
 
 @dataclass
@@ -279,10 +279,9 @@ def backoff(attempt: int, draw: Callable[[], float]) -> float:
     return pause * (0.5 + 0.5 * draw())
 
 
-# -- tokens a minute, per key, class and tenant
+# -- tokens a minute
 
 MINUTE = 60.0
-UNLIMITED = nullcontext()  # of a request that no limit concerns
 SOONEST, LATEST = 1, 60  # seconds of Retry-After
 
 
@@ -332,73 +331,32 @@ class Allowance:
         return self.level(now) >= self.most * self.share
 
 
-class TokenLimits:
-    def __init__(self) -> None:
-        self.keys: dict[str, Allowance] = {}
-        self.classes: dict[str, Allowance] = {}
-
-    def set(self, keys: Mapping[str, int], classes: Mapping[str, int]) -> None:
-        self.keys = _limited("tokens-key", self.keys, keys)
-        self.classes = _limited("tokens-class", self.classes, classes)
-
-    def check_key(self, key: str, now: float) -> None:
-        """Refuse before the body is read where no request of the key could be let in, whatever is in it."""
-        if (allowance := self.keys.get(key)) is not None:
-            _check("API key", allowance, 1, now)
-
-    def charged(
-        self,
-        job: RoutedRequest,
-        now: Callable[[], float],
-        estimates: Estimates,
-        of_tenant: Allowance | None = None,
-        of_address: Allowance | None = None,
-    ) -> AbstractContextManager[None]:
-        """What the router or engines fail costs nothing. A client that hangs up pays: the engine works on."""
-        limits = self.of(job, of_tenant, of_address)
-        return self._charged(job, now, self.expected(job, estimates), limits) if limits else UNLIMITED
-
-    @contextmanager
-    def _charged(
-        self, job: RoutedRequest, now: Callable[[], float], expected: float, limits: Mapping[str, Allowance]
-    ) -> Iterator[None]:
-        for what, allowance in limits.items():
-            _check(what, allowance, expected, now())
-        for allowance in limits.values():
-            allowance.use(expected, now())
-        gone = False
-        try:
-            yield
-        except (asyncio.CancelledError, ConnectionError):
-            gone = True
-            raise
-        finally:
-            used = _used(job, expected, gone)
-            for allowance in limits.values():
-                allowance.use(used - expected, now())
-
-    def of(
-        self, job: RoutedRequest, of_tenant: Allowance | None, of_address: Allowance | None
-    ) -> dict[str, Allowance]:
-        if not (self.keys or self.classes or of_tenant or of_address):
-            return {}
-        named = {
-            "API key": self.keys.get(job.key),
-            "class": self.classes.get(job.kind.name),
-            "tenant": of_tenant,
-            "address": of_address,
-        }
-        return {what: allowance for what, allowance in named.items() if allowance is not None}
-
-    def expected(self, job: RoutedRequest, estimates: Estimates) -> float:
-        return job.prompt + min(estimates.output(job.kind.name), job.asked.limit)
-
-
 def _check(what: str, allowance: Allowance, tokens: float, now: float) -> None:
     if wait := allowance.wait(tokens, now):
         after = min(max(ceil(wait), SOONEST), LATEST)
         reason = "address-tokens" if what == "address" else "tokens"
         raise RefusedError(429, reason, f"the {what} may use {allowance.per_minute} tokens a minute", after)
+
+
+@contextmanager
+def charged(
+    job: RoutedRequest, now: Callable[[], float], expected: float, limits: Mapping[str, Allowance]
+) -> Iterator[None]:
+    """What the router or engines fail costs nothing. A client that hangs up pays: the engine works on."""
+    for what, allowance in limits.items():
+        _check(what, allowance, expected, now())
+    for allowance in limits.values():
+        allowance.use(expected, now())
+    gone = False
+    try:
+        yield
+    except (asyncio.CancelledError, ConnectionError):
+        gone = True
+        raise
+    finally:
+        used = _used(job, expected, gone)
+        for allowance in limits.values():
+            allowance.use(used - expected, now())
 
 
 def _used(job: RoutedRequest, expected: float, gone: bool) -> float:
@@ -409,15 +367,7 @@ def _used(job: RoutedRequest, expected: float, gone: bool) -> float:
     return job.prompt if job.asked.stream else expected  # without a stream it is not known how far it is
 
 
-def _limited(what: str, before: Mapping[str, Allowance], wanted: Mapping[str, int]) -> dict[str, Allowance]:
-    kept = {name: old for name, old in before.items() if wanted.get(name) == old.per_minute}
-    return {
-        name: kept.get(name) or Allowance(per_minute, name=f"{what} {name}")
-        for name, per_minute in wanted.items()
-    }
-
-
-# -- what one tenant may have: requests a second, requests at once, tokens a minute
+# -- what keys, tenants, addresses and classes may have
 
 SWEEP = 1.0  # seconds between two looks for accounts at rest; one of 1,024 takes about 2 ms of the event loop
 MOST_ADDRESSES = 4096
@@ -430,15 +380,16 @@ class TenantBounds(NamedTuple):
 
 
 NO_BOUNDS = TenantBounds()
+Uses = Sequence[tuple[str, "TenantUse"]]
 
 
 class TenantUse:
     __slots__ = (
-        "bounds", "give", "inflight", "lease", "most", "name", "requests", "tokens", "used_at", "wanted",
+        "give", "inflight", "lease", "most", "name", "requests", "tokens", "used_at", "wanted",
     )  # fmt: skip
 
     def __init__(self, bounds: TenantBounds, name: str = "") -> None:
-        self.bounds, self.name, per_second = bounds, name, bounds.requests
+        self.name, per_second = name, bounds.requests
         self.requests = (
             Allowance(60 * per_second, max(1.0, per_second), f"requests {name}") if per_second else None
         )
@@ -457,63 +408,76 @@ class TenantUse:
 
 
 class TenantLimits:
-    """The bounds of keys, by the words of the key file, of tenants, by `[tenants]`, and of addresses.
+    """The bounds of keys, by the words of the key file, of tenants, by `[tenants]`, of addresses and classes.
 
     A tenant that is a key has the words of its key before those of `[tenants]`, and an account that no name
-    in a header reaches. Of other tenants `MOST_TENANTS` have an account and of addresses `MOST_ADDRESSES`;
-    beyond them accounts at rest are forgotten, and further ones share one.
+    in a header reaches. Tokens of a key are counted for all the tenants that it names. Of other tenants
+    `MOST_TENANTS` have an account and of addresses `MOST_ADDRESSES`; beyond them accounts at rest are
+    forgotten, and further ones share one.
     """
 
     def __init__(self) -> None:
         self._keys: dict[str, TenantBounds] = {}
-        self._of_keys: dict[tuple[str, str], TenantUse] = {}  # as API key or as tenant, and its name
+        self._of_keys: dict[tuple[str, str, TenantBounds], TenantUse] = {}  # as API key or tenant, its name
+        self.classes: dict[str, Allowance] = {}
         self._tenants = Accounts("tenant", MOST_TENANTS)  # that are no keys
         self._addresses = Accounts("address", MOST_ADDRESSES)
 
     def set(
-        self, keys: Mapping[str, TenantBounds], every: TenantBounds, addresses: TenantBounds = NO_BOUNDS
+        self,
+        keys: Mapping[str, TenantBounds],
+        every: TenantBounds,
+        addresses: TenantBounds = NO_BOUNDS,
+        classes: Mapping[str, int] | None = None,
     ) -> None:
         """An account whose own bounds change begins anew; its requests here stay counted in the old one."""
+        kept = self.classes
+        self.classes = {
+            name: kept[name]
+            if name in kept and kept[name].per_minute == tokens
+            else Allowance(tokens, name=f"tokens-class {name}")
+            for name, tokens in (classes or {}).items()
+        }
         self._tenants.set(every)
         self._addresses.set(addresses)
         self._of_keys = {each: use for each, use in self._of_keys.items() if each[1] in keys}
         self._keys = dict(keys)
 
-    def inside(
-        self, key: str, tenant: str, now: float, address: str = ""
-    ) -> AbstractContextManager[Allowance | None]:
-        """While a request is here; 429 where it must not be. Yields its tenant's tokens."""
+    def inside(self, key: str, tenant: str, now: float, address: str = "") -> AbstractContextManager[Uses]:
+        """While a request is here; 429 where it must not be."""
         if not self._keys and self._tenants.bounds == NO_BOUNDS == self._addresses.bounds:
-            return UNLIMITED
+            return nullcontext(())
         return self._inside(self.of(key, tenant, now, address), now)
 
     @contextmanager
-    def _inside(self, uses: list[tuple[str, TenantUse]], now: float) -> Iterator[Allowance | None]:
+    def _inside(self, uses: Uses, now: float) -> Iterator[Uses]:
         for what, use in uses:
-            _check_tenant(what, use, now)
+            _check_use(what, use, now)
         for _, use in uses:
             use.inflight += 1
             use.used_at = now
             if use.requests is not None:
                 use.requests.use(1, now)
         try:
-            yield next((use.tokens for what, use in uses if what == "tenant"), None)
+            yield uses
         finally:
             for _, use in uses:
                 use.inflight -= 1
 
-    def tokens_of(self, address: str, now: float) -> Allowance | None:
-        return self._addresses.of(address, now).tokens if address and self._addresses.bounds.tokens else None
+    def tokens(self, kind: str, uses: Uses) -> dict[str, Allowance]:
+        of_class = [] if (allowance := self.classes.get(kind)) is None else [("class", allowance)]
+        return dict([*((what, use.tokens) for what, use in uses if use.tokens is not None), *of_class])
 
     def of(self, key: str, tenant: str, now: float, address: str = "") -> list[tuple[str, TenantUse]]:
         own, every = self._keys.get(key, NO_BOUNDS), self._tenants.bounds
         uses: list[tuple[str, TenantUse]] = []
         if address and any(self._addresses.bounds):
             uses.append(("address", self._addresses.of(address, now)))
+        if own.tokens:
+            uses.append(("API key", self._of_key("API key", key, TenantBounds(tokens=own.tokens))))
         if tenant == key:
-            bounds = TenantBounds(own.requests or every.requests, None, own.inflight or every.inflight)
-            tokens = None if own.tokens else every.tokens  # those of a key are counted where its class's are
-            bounds = bounds._replace(tokens=tokens)
+            tokens = None if own.tokens else every.tokens
+            bounds = TenantBounds(own.requests or every.requests, tokens, own.inflight or every.inflight)
             if any(bounds):
                 uses.append(("tenant", self._of_key("tenant", key, bounds)))
         else:
@@ -525,9 +489,8 @@ class TenantLimits:
         return uses
 
     def _of_key(self, what: str, key: str, bounds: TenantBounds) -> TenantUse:
-        use = self._of_keys.get((what, key))
-        if use is None or use.bounds != bounds:
-            use = self._of_keys[what, key] = TenantUse(bounds, f"{what}-key {key}")
+        if (use := self._of_keys.get((what, key, bounds))) is None:
+            use = self._of_keys[what, key, bounds] = TenantUse(bounds, f"{what}-key {key}")
         return use
 
 
@@ -553,7 +516,8 @@ class Accounts:
         return use
 
 
-def _check_tenant(what: str, use: TenantUse, now: float) -> None:
+def _check_use(what: str, use: TenantUse, now: float) -> None:
+    """Before the body is read: where no request could be let in, whatever is in it."""
     reason = "address" if what == "address" else "tenant"
     bound = use.bound
     if bound is not None and use.inflight >= bound:
@@ -562,3 +526,5 @@ def _check_tenant(what: str, use: TenantUse, now: float) -> None:
         after = min(max(ceil(wait), SOONEST), LATEST)
         rate = f"{use.requests.per_minute / 60:g}"
         raise RefusedError(429, f"{reason}-requests", f"the {what} may send {rate} requests a second", after)
+    if use.tokens is not None:
+        _check(what, use.tokens, 1, now)
