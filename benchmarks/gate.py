@@ -23,7 +23,7 @@ from headgate.experiment.fleet import make_router
 from headgate.live.route.gate.gate import ClassLimits, EngineState, Gate, Refused, Ticket, TicketState
 from headgate.methods.fluid.flows import EnginePace, Flow, Instance, TokenPrices
 from headgate.methods.fluid.online import Online, assumed, instance_of
-from headgate.methods.fluid.planner import FluidPlanner, plan_fluid
+from headgate.methods.fluid.planner import plan_fluid
 
 ENGINES = (4, 50, 500)
 ROUTERS = (
@@ -142,16 +142,16 @@ def cost(name: str, engines: int, requests: int) -> float:
 def replan() -> tuple[float, float]:
     """Milliseconds of a plan again with eight classes, and of a whole look with 2,000 requests inside."""
     start = instance(50)
-    planner, rng = FluidPlanner(), np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     seen = assumed(start, 50)
     drawn = [
         instance_of(start, {k: s._replace(rate=s.rate * rng.uniform(0.9, 1.1)) for k, s in seen.items()}, 50)
         for _ in range(100)
     ]
-    planner.plan(start)
+    plan_fluid(start)
     began = time.process_time()
     for each in drawn:
-        planner.plan(each)
+        plan_fluid(each)
     again = (time.process_time() - began) / len(drawn)
     loop = Loop()
     gate = _gate("online", 200, loop)

@@ -8,7 +8,7 @@ import numpy as np
 
 from headgate.experiment.fleet import make_router
 from headgate.methods.fluid.flows import Flow, Instance
-from headgate.methods.fluid.planner import FluidPlanner, plan_fluid
+from headgate.methods.fluid.planner import plan_fluid
 from headgate_papers.network.network import Network
 from headgate_papers.network.source import Poisson
 from studies.fleets.worlds import INSTANCES
@@ -24,8 +24,8 @@ def main(quick: bool) -> None:
     print("|---|---|---|---|---|")
     for engines in SIZES:
         _network(engines, REQUESTS // (20 if quick else 1))
-    print("\n| classes | plan from scratch, ms | again, new rates, ms | ratio |")
-    print("|---|---|---|---|")
+    print("\n| classes | plan, ms |")
+    print("|---|---|")
     for classes in CLASSES:
         _plans(classes, PLANS // (20 if quick else 1))
 
@@ -62,13 +62,7 @@ def _plans(classes: int, count: int) -> None:
         return Instance(flows, base.pace, base.prices)
 
     instances = [drawn() for _ in range(count)]
-    planner = FluidPlanner()
-    planner.plan(instances[0])
-    times = []
-    for solve in (plan_fluid, planner.plan):
-        began = time.process_time()
-        for each in instances:
-            solve(each)
-        times.append(1000 * (time.process_time() - began) / count)
-    afresh, again = times
-    print(f"| {classes} | {afresh:.2f} | {again:.2f} | {afresh / again:.1f} |")
+    began = time.process_time()
+    for each in instances:
+        plan_fluid(each)
+    print(f"| {classes} | {1000 * (time.process_time() - began) / count:.2f} |")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from math import nan
+from typing import Any
 
+from headgate.core.errors import unknown
 from headgate.methods.fluid.flows import Instance
-from headgate.methods.fluid.planner import FluidPlanner, Point, with_parameter
+from headgate.methods.fluid.planner import Point, plan_fluid
 from headgate_papers.fluid.network_runs import NetworkJob
 from headgate_papers.fluid.published import FIG9_ALPHA_REVENUE, FIG9_SATURATES, LIKELY_SLOTS, two_classes
 from headgate_papers.report import Cell, Count, Report, Row, Section
@@ -27,6 +30,8 @@ TITLES = {
     "mixed_per_token": "beta, s/token",
     "solo_speed": "gamma, tokens/s",
 }
+PACE = ("slots", "chunk", "mixed_fixed", "mixed_per_token", "solo_speed")
+PARAMETERS = (*PACE, "prompt_price", "output_price")
 ENOUGH = 0.999  # of the revenue with plenty of slots
 
 
@@ -116,5 +121,13 @@ def _falls(section: Section, sign: int = 1) -> bool:
 
 def sensitivity(instance: Instance, parameter: str, values: Iterable[float]) -> list[Point]:
     """A plan for each value of the parameter, all else as it is."""
-    planner = FluidPlanner()
-    return [Point(value, planner.plan(with_parameter(instance, parameter, value)), 0.0) for value in values]
+    return [Point(value, plan_fluid(with_parameter(instance, parameter, value)), 0.0) for value in values]
+
+
+def with_parameter(instance: Instance, parameter: str, value: float) -> Instance:
+    if parameter not in PARAMETERS:
+        raise unknown("parameter", parameter, PARAMETERS)
+    change: dict[str, Any] = {parameter.removesuffix("_price"): value}
+    if parameter in PACE:
+        return replace(instance, pace=replace(instance.pace, **change))
+    return replace(instance, prices=replace(instance.prices, **change))

@@ -61,7 +61,6 @@ class FluidAnswer:
     gains: tuple[float, float]  # revenue per second of one engine more, and of one fewer (negative)
     next_mixed: bool  # whether the next engine takes prompts
     full: float  # engines that would serve every request, as a fluid
-    sensitivity: dict[str, float]
     points: tuple[planner.Point, ...]
     notes: tuple[str, ...]
     per_second: dict[str, float]  # what a full engine earns with each class alone, best first; from cards
@@ -97,7 +96,6 @@ class FluidAnswer:
             "one_more_engine": more,
             "one_engine_less": {"adds": self.gains[1]},
             "engines_to_serve_all": self.full,
-            "elasticities": self.sensitivity,
             "frontier": frontier,
             "value_per_engine_second": self.per_second,
             "notes": list(self.notes),
@@ -144,7 +142,6 @@ def make_fluid_plan(
         gains=(more, less),
         next_mixed=staff(grown, engines + 1).mixed > staff(plan, engines).mixed,
         full=fluid_bound(instance) * engines,
-        sensitivity={name: planner.elasticity(instance, name, levels) for name in planner.PARAMETERS},
         points=tuple(_frontier(instance, levels, plan, asked.frontier)),
         notes=(*traffic.notes, *notes, *_warnings(plan)),
         per_second={} if steps.costs else _per_second(settings, traffic, prices),

@@ -378,8 +378,7 @@ def fluid(
 
     Says which requests to serve. Solves the steady-state linear program of gate-and-route for classes of
     requests: --class flags, the classes of an experiment file with --rate, a trace cut into classes by prompt
-    and output length, or the log of a router. Rates are those of the whole fleet. One percent of a price, a
-    slot or a step time: what it changes.
+    and output length, or the log of a router. Rates are those of the whole fleet.
 
     Examples:
       headgate plan fluid --engines 20 --mixed-fixed 17.4ms --mixed-per-token 6.2e-5 --solo-step 22ms

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from headgate.core.errors import InputError, unknown
 from headgate.core.fleet import ANY, CLOSED, MIXED, STAY, Fleet, Move, RoutePolicy, Routing
@@ -26,9 +26,6 @@ from headgate.methods.fluid.gates import (
     pick,
 )
 from headgate.methods.fluid.plan import FluidPlan
-
-if TYPE_CHECKING:
-    from headgate.methods.fluid.planner import FluidPlanner
 
 Make = Callable[[FluidPlan, int, Draw], RoutePolicy]
 EVERY = 10.0  # seconds between two looks at the estimates
@@ -50,7 +47,7 @@ class Online(RoutePolicy):
 
     The plan it begins with says what to assume of each class until enough was seen of it, and how fast an
     engine is. Every `every` seconds estimates are compared with those of the last plan: if one has moved by
-    more than a tenth, or a minute has passed, the program is solved again from the last basis. The new
+    more than a tenth, or a minute has passed, the program is solved again. The new
     router adopts the fleet and replaces the old one between two events. A plan that cannot be made leaves
     the old one in force. Roles follow by one engine per look, and no engine changes back within two
     half-lives; what runs on it ends there. Of classes that the plan closes a few are let in all the same, to
@@ -82,7 +79,6 @@ class Online(RoutePolicy):
         self.traffic = TrafficEstimator(assumed(plan.instance, engines), half_life)
         self._roles, self._probes = RoleSteps(2 * half_life), Probes()
         self._probes.follow(plan, engines, 0.0)
-        self._planner: FluidPlanner | None = None
         self._next, self._looks = every, 0
         self._made = self._looked = 0.0  # when the plan was made (the first: seen), estimates last compared
 
@@ -182,12 +178,10 @@ class Online(RoutePolicy):
         before = assumed(self.plan.instance, self.engines)
         if engines == self.engines and self._looks % ANYWAY and not _drifted(before, seen):
             return
-        if self._planner is None:
-            from headgate.methods.fluid.planner import FluidPlanner  # the solver takes a while to import
+        from headgate.methods.fluid.planner import plan_fluid  # the solver takes a while to import
 
-            self._planner = FluidPlanner(self.plan.levels)
         try:
-            plan = self._planner.plan(instance_of(self.plan.instance, seen, engines))
+            plan = plan_fluid(instance_of(self.plan.instance, seen, engines), self.plan.levels)
         except (InputError, RuntimeError, AssertionError):  # levels that cannot be kept, a solver that fails
             self.failed += 1
             return

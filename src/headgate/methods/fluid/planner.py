@@ -13,55 +13,45 @@ from headgate.core.errors import InputError, unknown
 from headgate.methods.fluid.flows import BUNDLED, SEPARATE, Instance
 from headgate.methods.fluid.levels import WORDS, Levels, add_rows, slot_tpot
 from headgate.methods.fluid.plan import LOST, NO_LEVELS, NOTHING, FluidPlan, Shadows
-from headgate.methods.fluid.program import Builder, Floats, Infeasible, Optimum, Solver
+from headgate.methods.fluid.program import Builder, Floats, Infeasible, Optimum, solve
 
-__all__ = ["NOTHING", "NO_LEVELS", "FluidPlan", "FluidPlanner", "Shadows", "plan_fluid", "pro_rata"]
+__all__ = ["NOTHING", "NO_LEVELS", "FluidPlan", "Shadows", "plan_fluid", "pro_rata"]
 
 SAME = 1e-6  # relative: two optima that must agree
 ON_FACE = 1e-9  # relative slack by which an alternative optimum may miss the best
 
 
-class FluidPlanner:
-    """Plans again and again; each program starts from the solution of the last, so it takes a few pivots."""
-
-    def __init__(self, levels: Levels = NO_LEVELS) -> None:
-        self.levels = levels
-        self._main, self._face = Solver(), Solver()
-
-    def plan(self, instance: Instance) -> FluidPlan:
-        levels = self.levels.checked(instance.checked())
-        try:
-            return self._solve(instance, levels)
-        except Infeasible:
-            raise InputError(nearest(instance, levels)) from None
-
-    def _solve(self, instance: Instance, levels: Levels) -> FluidPlan:
-        waits = levels.none
-        form = Form(instance, levels, waits)
-        answer = self._main.solve(form.program)
-        no_queue = instance.charging == BUNDLED and instance.pace.keeps_up
-        if waits and no_queue and answer.values[form.decode_loss].sum() > NOTHING:
-            free = answer.objective
-            form = Form(instance, levels, False)
-            answer = self._main.solve(form.program)
-            assert answer.objective >= free - SAME * max(1.0, abs(free)), "Proposition 1"
-        values = self._best_bundled(form, answer) if instance.charging == SEPARATE else answer.values
-        return _plan(levels, form, answer, values)
-
-    def _best_bundled(self, form: Form, answer: Optimum) -> Floats:
-        program = form.program
-        scale = max(abs(answer.objective), NOTHING)
-        rows = np.vstack([program.rows, program.gain / scale])
-        low = np.append(program.low, answer.objective / scale - ON_FACE)
-        high = np.append(program.high, inf)
-        gain = np.zeros(len(program.gain))
-        gain[: 5 * len(form.instance.flows)] = np.concatenate(gains(form.instance, BUNDLED))
-        face = program._replace(gain=gain, rows=rows, low=low, high=high)
-        return self._face.solve(face).values
-
-
 def plan_fluid(instance: Instance, levels: Levels = NO_LEVELS) -> FluidPlan:
-    return FluidPlanner(levels).plan(instance)
+    levels.checked(instance.checked())
+    try:
+        return _solved(instance, levels)
+    except Infeasible:
+        raise InputError(nearest(instance, levels)) from None
+
+
+def _solved(instance: Instance, levels: Levels) -> FluidPlan:
+    waits = levels.none
+    form = Form(instance, levels, waits)
+    answer = solve(form.program)
+    no_queue = instance.charging == BUNDLED and instance.pace.keeps_up
+    if waits and no_queue and answer.values[form.decode_loss].sum() > NOTHING:
+        free = answer.objective
+        form = Form(instance, levels, False)
+        answer = solve(form.program)
+        assert answer.objective >= free - SAME * max(1.0, abs(free)), "Proposition 1"
+    values = _best_bundled(form, answer) if instance.charging == SEPARATE else answer.values
+    return _plan(levels, form, answer, values)
+
+
+def _best_bundled(form: Form, answer: Optimum) -> Floats:
+    program = form.program
+    scale = max(abs(answer.objective), NOTHING)
+    rows = np.vstack([program.rows, program.gain / scale])
+    low = np.append(program.low, answer.objective / scale - ON_FACE)
+    high = np.append(program.high, inf)
+    gain = np.zeros(len(program.gain))
+    gain[: 5 * len(form.instance.flows)] = np.concatenate(gains(form.instance, BUNDLED))
+    return solve(program._replace(gain=gain, rows=rows, low=low, high=high)).values
 
 
 def _plan(levels: Levels, form: Form, answer: Optimum, values: Floats) -> FluidPlan:
@@ -204,7 +194,7 @@ def nearest(instance: Instance, levels: Levels) -> str:
         other = replace(levels, **dropped)
         form = Form(instance, other, waits, free="" if name == "tpot" else name)
         try:
-            answer = Solver().solve(form.program)
+            answer = solve(form.program)
         except Infeasible:
             continue
         return _verdict(instance, levels, name, answer, other)
@@ -218,7 +208,7 @@ def _verdict(instance: Instance, levels: Levels, name: str, answer: Optimum, oth
         # The X with the least TPOT that the other levels allow: the smallest, or the largest when κ < 1.
         gain = np.zeros(len(form.program.gain))
         gain[form.x] = -1.0 if instance.pace.ratio >= 1 else 1.0
-        share = float(Solver().solve(form.program._replace(gain=gain)).values[form.x].sum())
+        share = float(solve(form.program._replace(gain=gain)).values[form.x].sum())
         least = slot_tpot(instance.pace, share)
         return f"{said} of {asked:g} s cannot be kept beside the rest; the least possible is {least:.6g} s"
     value = abs(answer.objective)
@@ -231,10 +221,6 @@ def _verdict(instance: Instance, levels: Levels, name: str, answer: Optimum, oth
 # -- sweeps of plans
 
 CAPS = ("prefill_fairness", "decode_fairness", "tpot")
-PACE = ("slots", "chunk", "mixed_fixed", "mixed_per_token", "solo_speed")
-PRICES = ("prompt_price", "output_price")
-WHOLE = ("slots", "chunk")
-PARAMETERS = (*PACE, *PRICES)
 
 
 class Point(NamedTuple):
@@ -253,36 +239,13 @@ def frontier(
     """R(η) along one cap, Pareto-optimal by construction; slopes are the caps' shadow prices."""
     if level not in CAPS:
         raise unknown("service level", level, CAPS)
-    planner, points = FluidPlanner(), []
+    points = []
     for value in values:
         cap: dict[str, Any] = {level: value}
-        planner.levels = replace(others, **cap)
         try:
-            plan = planner.plan(instance)
+            plan = plan_fluid(instance, replace(others, **cap))
         except InputError:
             points.append(Point(value, None, 0.0))
         else:
             points.append(Point(value, plan, plan.shadows.levels[level]))
     return points
-
-
-def with_parameter(instance: Instance, parameter: str, value: float) -> Instance:
-    if parameter not in PARAMETERS:
-        raise unknown("parameter", parameter, PARAMETERS)
-    change: dict[str, Any] = {parameter.removesuffix("_price"): value}
-    if parameter in PACE:
-        return replace(instance, pace=replace(instance.pace, **change))
-    return replace(instance, prices=replace(instance.prices, **change))
-
-
-def elasticity(instance: Instance, parameter: str, levels: Levels = NO_LEVELS, step: float = 1e-4) -> float:
-    """Percent of revenue per percent of a parameter, from both sides; whole numbers change by one."""
-    owner = instance.pace if parameter in PACE else instance.prices
-    old = float(getattr(owner, parameter.removesuffix("_price")))
-    here = plan_fluid(instance, levels).revenue
-    if old <= 0 or here <= 0:
-        return 0.0
-    change = 1 if parameter in WHOLE else step * old
-    low, high = max(old - change, 1 if parameter in WHOLE else 0.0), old + change
-    ends = [plan_fluid(with_parameter(instance, parameter, value), levels).revenue for value in (low, high)]
-    return (ends[1] - ends[0]) / (high - low) * old / here

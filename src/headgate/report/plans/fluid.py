@@ -13,9 +13,6 @@ from headgate.methods.fluid.planner import Point
 from headgate.report import document as doc
 from headgate.report.charts import Axis, Bar, Bars, Chart, Series
 
-PARAMETERS = {"slots": "slots", "chunk": "chunk", "mixed_fixed": "mixed step, fixed part"}
-PARAMETERS |= {"mixed_per_token": "mixed step, per prompt token", "solo_speed": "solo decode speed"}
-PARAMETERS |= {"prompt_price": "price of prompt tokens", "output_price": "price of output tokens"}
 FRONTIERS = {
     "prefill-fairness": Axis("largest difference of prefill shares", "share of an engine"),
     "decode-fairness": Axis("largest difference of solo decodes", "slots per engine"),
@@ -50,7 +47,6 @@ def fluid_page(answer: FluidAnswer, level: str | None, command: Sequence[str]) -
             axis = FRONTIERS[level.replace("_", "-")]
             frontier.append(doc.Drawn(lambda: (_curve(answer.points, axis),)))
         sections.append(doc.Section("What the service level costs", tuple(frontier)))
-    sections.append(doc.Section("What one percent more changes", (_sensitivity(answer),)))
     about = f"{answer.costs}, {answer.demand.source}, {doc.plural(engines, 'engine')}"
     return doc.plan_page("Fluid plan", about, _split(answer), sections, answer.notes, command, CHANCE)
 
@@ -166,12 +162,6 @@ def _frontier(answer: FluidAnswer) -> doc.Grid:
         empty = (doc.Cell("cannot be kept"), doc.Cell(""), doc.Cell(""))
         rows.append(doc.row(cap, *(empty if point.plan is None else kept)))
     return doc.Grid("", ("cap", "revenue\nper engine", "of the most", "slope"), tuple(rows))
-
-
-def _sensitivity(answer: FluidAnswer) -> doc.Grid:
-    changes = {PARAMETERS[name]: _zero(value, 5e-4) for name, value in answer.sensitivity.items()}
-    rows = (doc.row(name, doc.valued(f"{value:+.3f} %", value)) for name, value in changes.items())
-    return doc.Grid("", ("one percent more of", "changes revenue by"), tuple(rows))
 
 
 def _zero(value: float, tiny: float = 1e-9) -> float:

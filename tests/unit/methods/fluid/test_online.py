@@ -135,21 +135,12 @@ def test_bad_settings():
 
 
 def test_a_plan_that_cannot_be_made_leaves_the_old_one(monkeypatch):
-    from headgate.methods.fluid.planner import FluidPlanner
-
-    def fails(self, instance):
+    def fails(instance, levels):
         raise RuntimeError("HiGHS stopped")
 
-    monkeypatch.setattr(FluidPlanner, "plan", fails)
     start = instance(1.0, 1.0)
-    router = Online(plan := plan_fluid_before(start), 10, draws(0))
+    router = Online(plan := plan_fluid(start), 10, draws(0))
+    monkeypatch.setattr("headgate.methods.fluid.planner.plan_fluid", fails)
     Network(start, 10, router, Poisson(start, 10, 0)).run(200.0)
     assert router.plan is plan and router.failed >= 2
     assert router.gauges()["plan_age"] > 150  # whoever watches it sees that nothing new is planned
-
-
-def plan_fluid_before(start):
-    """A plan made by another planner than the one that fails."""
-    from headgate.methods.fluid import planner
-
-    return planner.FluidPlanner._solve(planner.FluidPlanner(), start, planner.NO_LEVELS)

@@ -7,7 +7,7 @@ import pytest
 
 from fluid_worlds import instance
 from headgate.methods.fluid.flows import Instance
-from headgate.methods.fluid.planner import FluidPlanner
+from headgate.methods.fluid.planner import plan_fluid
 
 INSTANCES = 1000
 
@@ -28,10 +28,10 @@ def random_instance(seed: int) -> tuple[Instance, float]:
 
 
 def test_classes_served_in_full_are_not_throttled():
-    planner, light = FluidPlanner(), 0
+    light = 0
     for seed in range(INSTANCES):
         made, load = random_instance(seed)
-        plan = planner.plan(made)
+        plan = plan_fluid(made)
         for flow, served, loss, throttled in zip(
             made.flows, plan.prompts, plan.prefill_loss, plan.throttled, strict=True
         ):
