@@ -22,7 +22,7 @@ from headgate.experiment.settings import ManyEngines
 from headgate.methods import make
 from headgate.methods.balance.prefix_index import Sharing
 from headgate.methods.fluid.flows import Flow, Instance, TokenPrices, pace_of
-from headgate.methods.fluid.plan import FluidPlan, Path, fluid_path
+from headgate.methods.fluid.plan import FluidPlan
 from headgate.methods.fluid.planner import plan_fluid
 from headgate.methods.make import router_settings
 from headgate.methods.scaling import FIXED, Scaling, work_of
@@ -224,10 +224,6 @@ def make_router(
 
 # -- fluid plans
 
-GATED = ("gate-and-route", "gate-and-route+")  # routers that follow the plan's fluid path
-SETTLED = 10.0  # times the longest mean decode: then the path stands still
-PATH_STEPS = 4000
-
 
 def fleet_plan(engine: Engine, engines: int, workload: Workload, prices: TokenPrices) -> FluidPlan:
     flows, (prompt, context) = _flows(workload, engines), mean_lengths(workload)
@@ -318,14 +314,3 @@ def decode_targets(run: Run) -> dict[str, float]:
         return {}
     held = zip(plan.instance.flows, plan.mixed, plan.solo, strict=True)
     return {flow.name: run.meta["engines"] * (mixed + solo) for flow, mixed, solo in held}
-
-
-def recorded_path(run: Run) -> Path | None:
-    """The fluid path beside a run under `gate-and-route` or `gate-and-route+`, until it stands still."""
-    plan = recorded_plan(run) if run.meta.get("router") in GATED else None
-    if plan is None:
-        return None
-    pace, (begin, end) = plan.instance.pace, run.span()
-    longest = max(flow.output for flow in plan.instance.flows) * max(pace.mixed_step, 1 / pace.solo_speed)
-    seconds = min(end - begin, SETTLED * longest)
-    return fluid_path(plan, seconds, seconds / PATH_STEPS)

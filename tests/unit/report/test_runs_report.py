@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from check_html import read
 from some_runs import ENGINE, empty_run, long_run, served
 
-from headgate.experiment.fleet import decode_targets, recorded_path
+from headgate.experiment.fleet import decode_targets
 from headgate.record.tables import Run
 from headgate.report.document import change, number
 from headgate.report.html.page import render
@@ -133,22 +132,6 @@ def test_occupancies_are_read_against_the_linear_program():
     assert "LP target: chat" in read(page_of(run)).text
     assert decode_targets(replace(run, meta={**run.meta, "card": "gone.json"})) == {}
     assert decode_targets(served("mixed")) == {}
-
-
-def test_a_gated_fleet_is_drawn_beside_its_fluid_path():
-    limits = {name: value for name, value in ENGINE._asdict().items() if name != "cost"}
-    about = {"engines": 4, "engine": limits, "card": "linear-h200-qwen3-8b"}
-    run = long_run(400, replicas=4, router="gate-and-route+", label="gated", **about)
-    path = recorded_path(run)
-    assert path is not None and path.time[-1] <= run.span()[1]
-    text = read(page_of(run)).text
-    assert "gated, fluid path" in text
-    line = re.search(
-        r"\(24\) to \(32\): (\S+) decodes per engine in the measured time; gated: (\S+) \(", text
-    )
-    assert line is not None and 0 < float(line[1]) <= ENGINE.running
-    other = long_run(400, replicas=4, router="least-loaded", **about)
-    assert recorded_path(other) is None and "fluid path" not in read(page_of(other)).text.lower()
 
 
 def test_tenants_have_a_panel_where_the_data_has_them():

@@ -12,7 +12,6 @@ import numpy as np
 from headgate.core.fleet import PREFILL
 from headgate.core.request import ENVELOPE, GAP
 from headgate.experiment.fleet import decode_targets
-from headgate.methods.fluid.plan import Path
 from headgate.record.tables import Run
 from headgate.report.charts import COLOURS, Axis, Bar, Bars, Chart, Floats, Mark, Series, over_time
 from headgate.report.document import (
@@ -427,33 +426,17 @@ def tenant_figures(metrics: Mapping[str, Metrics]) -> list[Figure]:
     return [figure] if bars else []
 
 
-def path_line(name: str, found: Measured, path: Path) -> str:
-    assert found.fleet is not None  # it has a router
-    ours = sum(pool.engines * pool.decodes.mean for pool in found.fleet.pools) / found.fleet.engines
-    begin = found.run.span()[0]
-    window = np.linspace(found.window.low - begin, found.window.high - begin, COLUMNS)
-    fluid = float(np.interp(window, path.time, path.decoding.sum(axis=1)).mean())
-    return (
-        f"Fluid path from an empty fleet, (24) to (32): {number(fluid)} decodes per engine in the measured "
-        f"time; {name}: {number(ours)} ({100 * (ours / fluid - 1):+.0f} %). The path's steps are "
-        "those of full engines; engines with room are faster and hold fewer."
-    )
-
-
-def fleet_figures(runs: Mapping[str, Run], paths: Mapping[str, Path]) -> list[Figure]:
+def fleet_figures(runs: Mapping[str, Run]) -> list[Figure]:
     held = {name: run for name, run in runs.items() if len(_engines(run)) > 1}
-    return [*_fleet_over_time(held, paths), *(_busy(name, run) for name, run in held.items())] if held else []
+    return [*_fleet_over_time(held), *(_busy(name, run) for name, run in held.items())] if held else []
 
 
 def _engines(run: Run) -> list[int]:
     return [int(number) for number in np.unique(run.steps["replica"])]
 
 
-def _fleet_over_time(runs: Mapping[str, Run], paths: Mapping[str, Path]) -> list[Figure]:
-    """Engines that run prompts, and slots in use: their mean, least and most over the engines.
-
-    Beside runs under a plan, the plan's fluid path.
-    """
+def _fleet_over_time(runs: Mapping[str, Run]) -> list[Figure]:
+    """Engines that run prompts, and slots in use: their mean, least and most over the engines."""
     prefilling, slots = [], []
     for colour, (name, run) in enumerate(runs.items()):
         edges, middle = _columns(run)
@@ -466,14 +449,6 @@ def _fleet_over_time(runs: Mapping[str, Run], paths: Mapping[str, Path]) -> list
         prefilling.append(Series(name, middle, np.sum(prompts, axis=0), colour))
         low, mean, high = (getattr(np, name)(decodes, axis=0) for name in ("min", "mean", "max"))
         slots += [Series(name, middle, mean, colour, "band", low, high), Series(name, middle, mean, colour)]
-        if path := paths.get(name):
-            fluid, place = f"{name}, fluid path", len(runs) + colour
-            since = middle - edges[0]
-            engines, beside = len(_engines(run)), ((prefilling, path.prefilling), (slots, path.decoding))
-            for series, level in beside:
-                line = np.interp(since, path.time, level.sum(axis=1))
-                line = engines * line if series is prefilling else line
-                series.append(Series(fluid, middle, line, place))
     time = Axis("time since the start", "s")
     first = Chart(time, Axis("engines running prompts", "engines", low=0.0), prefilling)
     second = Chart(time, Axis("decoding", "requests per engine", low=0.0), slots)

@@ -9,7 +9,6 @@ from typing import Any
 
 from headgate.core.version import VERSION
 from headgate.experiment.build import Unservable
-from headgate.experiment.fleet import recorded_path
 from headgate.experiment.run import engine_kind, said, warning
 from headgate.record.tables import Run
 from headgate.report import document as doc
@@ -57,9 +56,7 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> doc.Chapter:
     found, head, first, runs = scene.comparison, scene.compared.head, scene.first, scene.tables
     machine = "What the engines did" if scene.engines > 1 else "What the engine did"
     pools = {name: one.fleet for name, one in first.items() if one.fleet is not None}
-    paths = {name: path for name, run in runs.items() if (path := recorded_path(run))}
     fleet: list[doc.Block] = [grids.fleets(pools)] if pools else []
-    fleet += [grids.path_line(name, first[name], path) for name, path in paths.items()]
     by_class: list[doc.Block] = [*grids.class_grid(scene.metrics, head)]
     by_class += grids.worth_grid(scene.metrics, head)
     by_tenant: list[doc.Block] = [*grids.tenant_grid(scene.metrics, head)]
@@ -73,7 +70,7 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> doc.Chapter:
         doc.Section("By tenant", (*by_tenant, doc.Drawn(lambda: grids.tenant_figures(scene.metrics)))),
         doc.Section("Prefix cache", tuple(grids.prefix_grid(scene.metrics))),
         doc.Section("Prefix cache by engine", prefix_by_engine, doc.PAGE_ONLY),
-        doc.Section("The fleet", (*fleet, doc.Drawn(lambda: grids.fleet_figures(runs, paths)))),
+        doc.Section("The fleet", (*fleet, doc.Drawn(lambda: grids.fleet_figures(runs)))),
         doc.Section("What the policies estimated", (doc.Drawn(lambda: gauge_blocks(runs)),)),
     ]
     if isinstance(found, Comparison):

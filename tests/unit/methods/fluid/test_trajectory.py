@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headgate.methods.fluid.plan import fluid_path
 from headgate.methods.fluid.planner import plan_fluid
-from headgate_papers.fluid.path import mean
+from headgate_papers.fluid.path import fluid_path, mean
 from headgate_papers.fluid.published import two_classes
 
 
