@@ -34,6 +34,7 @@ EVERY = 1.0  # seconds
 RETRY = 2.0
 POINTS = 180  # of the timeline
 LARGEST = 16 << 20  # bytes of an answer
+WIDE = 160  # columns where there is no terminal, so that no line is broken
 LOST = "connection lost, retrying"
 URL = typer.Argument(help="of a router's --admin or of an engine (http://127.0.0.1:9300)", show_default=False)
 Row = dict[str, Any]
@@ -114,7 +115,7 @@ async def _print(frames: Frames, once: bool, as_json: bool) -> None:
         elif as_json:
             print(json.dumps(frame.shown), flush=True)
         else:
-            Console().print(view(frame))
+            Console(width=None if sys.stdout.isatty() else WIDE).print(view(frame))
         if once:
             return
 

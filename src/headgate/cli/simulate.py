@@ -327,10 +327,9 @@ def _notes(tasks: Sequence[SweepTask], say: Any) -> None:
     from headgate.cost.card import load_card
     from headgate.cost.likeness import error_bar
     from headgate.experiment.run import partly
-    from headgate.experiment.settings import renamed_promise
 
     kinds = {(task.words.card, task.words.engines is not None): task.words for task in tasks}
-    notes = [note for task in tasks for note in renamed_promise(task.words)]
+    notes = list[str]()
     for (name, fleet), words in kinds.items():
         card = load_card(name)
         notes += [*error_bar(card), *partly(words, card, fleet)]

@@ -28,7 +28,7 @@ from headgate.cost.laws.terms import HostTerms
 from headgate.cost.likeness import error_bar, throughput_error
 from headgate.experiment import build
 from headgate.experiment.fleet import FleetSetup, outcome_of, prices_of, transfer_time
-from headgate.experiment.settings import Experiment, at_once, experiment, renamed_promise, without_clients
+from headgate.experiment.settings import Experiment, at_once, experiment, without_clients
 from headgate.experiment.workers import Workers, as_they_end
 from headgate.methods.make import make_policy, policy_parameters, router_parameters, split_name
 from headgate.methods.scaling import read_scaling
@@ -69,8 +69,7 @@ class Prepared:
 
     def notes(self) -> list[str]:
         words = self.words
-        notes = [*error_bar(self.card), *renamed_promise(words)]
-        notes += partly(words, self.card, words.engines is not None)
+        notes = [*error_bar(self.card), *partly(words, self.card, words.engines is not None)]
         notes += build.speculation_notes(self.engine, self.card, words)
         notes += self.workload.remarks
         if words.turns and words.rate and not words.trace:
@@ -262,7 +261,11 @@ def said(
             value = _either(f"{one[key]:,}" for one in limits_of if isinstance(one.get(key), int))
             parts.append(f"{value} {word}" if value else "")
     shown = ", ".join(filter(None, parts))
-    come = _either(arrivals)
+    laws = dict[str, list[str]]()  # the rates of a law, which is said once
+    for text in arrivals:
+        law, comma, rate = text.rpartition(", ")
+        laws.setdefault(law + comma, []).append(rate)
+    come = _either(law + _either(rates) for law, rates in laws.items())
     return f"Card {shown}{f'; {come}' if come else ''}." if shown else ""
 
 
@@ -483,7 +486,10 @@ def with_value(words: Experiment, axis: Axis, value: Any) -> Experiment:
         value = float(value)
     elif "bool" in kind:
         value = {"true": True, "false": False}.get(value, value)
-    return experiment(words.model_dump(exclude_unset=True) | {axis.word: value})
+    try:
+        return experiment(words.model_dump(exclude_unset=True) | {axis.word: value})
+    except InputError as error:
+        raise InputError(f"--over {error}".removesuffix(", without quotes")) from None
 
 
 def variants(words: Experiment, axes: Sequence[Axis]) -> dict[str, Experiment]:

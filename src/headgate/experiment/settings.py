@@ -180,7 +180,7 @@ class Experiment(LengthSettings, ManyEngines):
     )
     columns: str | None = _trace(
         "which column is which, instead of a format: arrival=ts,prompt=input,output=out, and class=kind, "
-        "tenant=team, session=chat where there are; a CSV file headed arrival,prompt,output needs none",
+        "tenant=team, session=chat where there are; usual names (created_at, prompt_tokens) need none",
     )
     times: str | None = _trace(
         "unit of the arrivals with --columns: s, ms, us, ns (default: told from the file)"
@@ -293,6 +293,13 @@ def _refuse_idle_lengths(words: LengthSettings, where: str) -> None:
         raise InputError(f"{where}lengths= names no file; write lengths=FILE")
 
 
+def _refuse_missing_lengths(share: ClassSettings) -> None:
+    for which in ("prompt", "output"):
+        law = getattr(share, f"{which}_law") or share.workload
+        if getattr(share, which) is None and not law.startswith(FROM_FILE):
+            raise InputError(f"classes.{share.name}: no {which}; give its mean, such as {which} = 200")
+
+
 def _refuse_both(words: Experiment | ClassSettings, where: str) -> None:
     try:
         check_promises(words, "--")
@@ -300,12 +307,6 @@ def _refuse_both(words: Experiment | ClassSettings, where: str) -> None:
         raise InputError(f"{where}{error}") from None
     if words.envelope and not words.ttft:
         raise InputError(f"{where}--envelope begins where the first token is due; give --ttft too")
-
-
-def renamed_promise(words: Experiment) -> list[str]:
-    """What --tbt means, said until 0.3: it was another name of --tpot. Of a class it never was."""
-    said = "--tbt promises every gap, as in serve and --slo; for the mean of a request's gaps give tpot"
-    return [said] if words.tbt else []
 
 
 def _check_classes(words: Experiment) -> None:
@@ -324,6 +325,7 @@ def _check_classes(words: Experiment) -> None:
             check_worth(share)
         except ValueError as error:
             raise InputError(f"classes.{share.name}: {error}") from None
+        _refuse_missing_lengths(share)
         if share.patience and words.patience:
             raise InputError(f"--patience, but class {share.name!r} has its own; say it in one place")
         if share.accept_spread and share.accept is None:

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -71,6 +72,16 @@ def nanoseconds(value: object, what: str) -> int:
     except ValueError:
         shown = str(value)[:40]
         raise BadFieldError(f"{what} is {shown!r}, not a time such as 2023-11-16 18:15:46.68") from None
+
+
+_CLOCK = re.compile(r"\d+-\d+-\d+[T ]\d\d:\d\d(?::\d\d)?(?:\.\d*)?\s*(Z|[+-]\d\d:?\d\d)?")
+
+
+def has_zone(fields: Fields | str) -> bool | None:
+    """Whether a time of the clock says its zone; None where the arrival is no such time."""
+    text = fields.arrival if isinstance(fields, Fields) else None
+    found = _CLOCK.fullmatch(text.strip()) if isinstance(text, str) else None
+    return found and found[1] is not None
 
 
 @lru_cache(maxsize=64)
@@ -195,20 +206,50 @@ def choose(path: str, text: str, name: str | None) -> str:
         if name not in FORMATS:
             raise unknown("trace format", name, FORMATS)
         return name
+    if not (found := fitting(text)):
+        columns = header_of(text)
+        raise InputError(
+            f"{path}:1: not a known trace format ({', '.join(FORMATS)}); "
+            f"say which column is which with --columns {_to_paste(columns)}; it has {_few(columns)}"
+        )
+    return max(found, key=lambda known: len(FORMATS[known].required()))
+
+
+def fitting(text: str) -> list[str]:
     if tool := recognised(text):
-        return tool
+        return [tool]
     is_json, columns = is_json_lines(text), header_of(text)
-    fitting = [
+    return [
         known
         for known, format in FORMATS.items()
         if format.json == is_json and all(need in columns for need in format.required())
     ]
-    if not fitting:
-        raise InputError(
-            f"{path}:1: not a known trace format ({', '.join(FORMATS)}); "
-            f"say which column is which with --columns arrival=..,prompt=..,output=..; it has {_few(columns)}"
-        )
-    return max(fitting, key=lambda known: len(FORMATS[known].required()))
+
+
+ALIASES = {  # of the roles of columns, as logs call them, in small letters and with _ for spaces
+    "arrival": "arrival arrival_time arrived_at created_at created start_time timestamp time ts",
+    "prompt": "prompt prompt_tokens prompt_length prompt_len input input_tokens input_length input_len",
+    "output": "output output_tokens output_length output_len completion_tokens generated_tokens",
+    "class": "class",
+    "tenant": "tenant tenant_id",
+    "session": "session session_id conversation_id",
+    "prefix": "prefix",
+    "prefix_tokens": "prefix_tokens",
+}
+
+
+def named_roles(header: Sequence[str]) -> dict[str, str]:
+    """The columns that a header names by themselves, by role."""
+    plain = {column.lower().replace(" ", "_"): column for column in reversed(header)}
+    found = ((role, next(filter(plain.get, names.split()), "")) for role, names in ALIASES.items())
+    return {role: plain[name] for role, name in found if name}
+
+
+def _to_paste(header: Sequence[str]) -> str:
+    """Columns that are not recognised stand for the roles that are left, in order."""
+    named = named_roles(header)
+    left = iter([column[:40] for column in header if column not in named.values()])
+    return ",".join(f"{role}={named.get(role) or next(left, '..')}" for role in list(ALIASES)[:3])
 
 
 def rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:

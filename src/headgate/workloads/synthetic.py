@@ -106,6 +106,8 @@ def generate(
             raise InputError(
                 f'{side}={law!r} is no length law; write {side}=headgate.length_law("fixed", 512)'
             )
+    if requests is not None and requests < 1:
+        raise InputError(f"{requests} requests; give at least 1")
     if requests is None and not stages:
         raise InputError("the number of requests is missing; give it, or stages")
     stages = tuple(stages) or (WorkloadStage(requests or 0),)

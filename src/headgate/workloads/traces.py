@@ -50,8 +50,8 @@ def read_trace(
         skip_bad_rows: leaves out rows without usable lengths or times instead of refusing the file.
         sort: sorts rows that are out of order instead of refusing the file.
         columns: which column is which: "arrival=ts,prompt=input,output=out,class=kind,tenant=team"; also
-            session, prefix, prefix_tokens. Not needed where the header of a CSV file says arrival, prompt,
-            output.
+            session, prefix, prefix_tokens. Not needed where the header has usual names, such as
+            created_at, prompt_tokens, output_tokens.
         times: the unit of arrivals (s, ms, us, ns) with `columns`; told from the file when left out.
 
     Examples:
@@ -66,9 +66,10 @@ def read_trace(
     """
     content = formats.read_bytes(path)
     text = formats.as_text(path, content)
-    if not columns and format is None and not is_json_lines(text):  # a header may name the roles itself
-        named = [role for role in ROLES if role in header_of(text)]
-        columns = ",".join(f"{role}={role}" for role in named) if {*ROLES[:3]} <= {*named} else ""
+    if not columns and format is None and not formats.fitting(text):  # a header may name the roles itself
+        named = formats.named_roles(header_of(text))
+        if {*ROLES[:3]} <= {*named}:
+            columns = ",".join(f"{role}={column}" for role, column in named.items())
     if columns:
         name, chosen = formats.COLUMNS, own_format(columns, is_json_lines(text))
     else:
@@ -81,6 +82,9 @@ def read_trace(
     entries, bad = _entries(str(path), text, name, chosen, skip_bad_rows)
     origin: dict[str, object] = {"trace": Path(path).name, "format": columns or name}
     origin |= {"sha256": sha256(content).hexdigest(), "bad_rows": bad.count}
+    read = {*chosen.required(), chosen.arrival, *formats.SHARING}
+    if columns and (unread := [column for column in header_of(text) if column not in read]):
+        origin["unread"] = f"columns that are not read and change nothing: {', '.join(unread[:12])}"
     if chosen.any_unit and not (chosen.lengths_only and not any(entry[1] for entry in entries)):
         unit = formats.unit_of([entry[1] for entry in entries], times)
         chosen = chosen._replace(ticks=unit.ticks, calendar=unit.calendar)
@@ -111,10 +115,15 @@ def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> None:
 def _entries(
     path: str, text: str, name: str, chosen: Format, skip_bad_rows: bool
 ) -> tuple[list[GoodRow], BadRows]:
-    good, bad = list[GoodRow](), BadRows()
+    good, bad, zoned = list[GoodRow](), BadRows(), None
     for line, fields in formats.rows(path, text, name, chosen):
         try:
-            good.append(_entry(line, fields, chosen))
+            entry = _entry(line, fields, chosen)
+            if (known := formats.has_zone(fields)) is not None and zoned not in (known, None):
+                without = "with" if known else "without"
+                raise BadFieldError(f"{chosen.arrival} is {without} a time zone, unlike the rows above it")
+            zoned = zoned if known is None else known
+            good.append(entry)
         except BadFieldError as error:
             if not skip_bad_rows:
                 raise InputError(f"{path}:{line}: {error}; fix the row or pass --skip-bad-rows") from None
@@ -178,7 +187,7 @@ def _table(
 # -- columns of any name: arrival=ts,prompt=input
 
 SHARED = ("session", "prefix", "prefix_tokens")
-ROLES = ("arrival", "prompt", "output", "class", "tenant", *SHARED)
+ROLES = tuple(formats.ALIASES)
 FORM = "write arrival=COLUMN,prompt=COLUMN,output=COLUMN, and class=, tenant=, session= where there are"
 
 

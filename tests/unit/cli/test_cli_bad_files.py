@@ -80,7 +80,7 @@ def test_length_files(refused, tmp_path, text, fragment):
     refused(["simulate", "--workload", "lengths=l.txt"], fragment)
 
 
-CLASS = '[[classes]]\nname = "a"\nshare = 1\n'
+CLASS = '[[classes]]\nname = "a"\nprompt = 50\noutput = 9\nshare = 1\n'
 STAGE = "[[stages]]\nrequests = 30\n"
 TOML = [
     ("x=", "not valid TOML", "fix the file"),
@@ -124,6 +124,7 @@ TOML = [
     ("classes=3", "classes: 3 is not allowed; give a list"),
     ("classes=[3]", "classes.0: 3 is not allowed; give a table\n"),
     ("[[classes]]", "field 'classes.0.name' is missing; add it\n"),
+    ("[[classes]]\nname='a'\nshare=1\nprompt=9", "classes.a: no output; give its mean, such as output = 200"),
     ("[[classes]]\nname='a'", "classes.a: neither share nor clients; give one: a share of the rate, or"),
     (CLASS + CLASS, "2 kinds are called 'a'; give each its own name"),
     (CLASS.replace("1", "0"), "classes.0.share: 0 is not allowed; give a number above 0"),

@@ -42,13 +42,14 @@ def own_csv(tmp_path):
 
 def test_own_csv(told, own_csv):
     refusal = told("compare", "--trace", own_csv, "--policy", "mixed", "--policy", "slai", code=2)
-    assert "say which column is which with --columns arrival=..,prompt=..,output=.." in refusal
+    assert "which column is which with --columns arrival=when,prompt=in_tok,output=out_tok;" in refusal
     assert "it has when, tenant, in_tok, out_tok, region" in refusal
     columns = "arrival=when,prompt=in_tok,output=out_tok,class=tenant"
     words = ("--trace", own_csv, "--columns", columns, "--tpot", "50ms")
     said = told("compare", *words, "--policy", "mixed", "--policy", "slai", "--ttft", "500ms")
     assert SETUP in said and "arrivals as recorded." in said
     assert "arrivals are read as dates, milliseconds since 1970" in said
+    assert said.count("columns that are not read and change nothing: region") == 1
     assert "By class" in said and "free mixed" in said and "paid mixed" in said and "goodput" in said
     assert (
         "No policy is seen to serve more requests than mixed" in said and "report: runs/0001-compare" in said

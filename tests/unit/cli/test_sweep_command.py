@@ -119,3 +119,9 @@ def test_a_policy_file_that_changed_is_not_taken_for_the_old_one(headgate, refus
     assert "2 of 2 runs are there already" in headgate(*command).out
     file.write_text(file.read_text() + "    changed = True\n")
     refused(command, "another sweep")
+
+
+def test_the_rates_of_a_sweep_are_said_once(headgate, refused):
+    said = headgate("sweep", "--over", "rate=5,10", *SMALL, "--out", "one")
+    assert "Poisson arrivals, 5 requests/s or 10 requests/s." in " ".join(said.out.split())
+    refused(["sweep", "--over", "rate=1,x", *SMALL], "--over rate: x is not allowed; give a number")

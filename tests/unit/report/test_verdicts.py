@@ -5,6 +5,11 @@ from dataclasses import replace
 import pytest
 from some_runs import served
 
+from as_text import as_text
+from headgate.experiment.run import Prepared, carry_out
+from headgate.experiment.settings import experiment
+from headgate.report.document import number
+from headgate.report.runs.page import scene_chapter
 from headgate.report.runs.scenes import scene_of
 from headgate.report.runs.verdict import comparison_verdict, load_verdict, scene_verdict
 from headgate.stats.comparison import BETTER, SAME, TOO_FEW, WORSE, Comparison, Difference, MetricRow, Whole
@@ -116,6 +121,17 @@ def test_loads_at_which_nothing_is_gained_are_named():
 def test_one_run_is_summed_up(policy):
     said = scene_verdict(scene_of({policy: [served(policy)]}))
     assert said.startswith(f"{policy} serves ") and "a first token after" in said and "busy" in said
+
+
+def test_in_overload_the_rate_is_that_of_the_whole_run():
+    requests = {"prompt": 400.0, "output": 100.0, "rate": 200.0, "requests": 800, "slots": 128}
+    run = carry_out(Prepared(experiment(requests)), "mixed", {})
+    scene = scene_of({"mixed": [run]})
+    (low, high), served_in_all = run.span(), int(run.completed().sum())
+    rate = served_in_all / (high - low)
+    assert scene_verdict(scene).startswith(f"mixed serves {number(rate)} requests/s over the whole run: ")
+    said = as_text(scene_chapter(scene))
+    assert f"most served is {number(rate)}" in " ".join(said.split()) and "Above 100 %" not in said
 
 
 def test_a_latency_that_is_won_comes_with_the_one_that_pays_for_it():

@@ -117,8 +117,27 @@ def test_what_requests_share_may_have_any_name(tmp_path, as_json):
 
 
 def test_an_unknown_file_names_its_columns_and_the_remedy(tmp_path):
-    with pytest.raises(InputError, match=r"--columns arrival=\.\.,prompt=\.\.,output=\.\.; it has ts, input"):
+    with pytest.raises(InputError, match=r"--columns arrival=ts,prompt=input,output=\.\.; it has ts, inp"):
         read_trace(written(tmp_path, "ts,input\n1,2\n"))
+
+
+def test_usual_names_need_no_columns_and_what_is_not_read_is_said(tmp_path):
+    rows = "2024-01-01T00:00:00+02:00,5,6,a,eu\n2024-01-01T00:00:01.5+02:00,7,8,b,us\n"
+    path = written(tmp_path, "Created at,prompt_tokens,completion_tokens,tenant,region\n" + rows)
+    workload, _ = read_trace(path)
+    assert workload.arrival.tolist() == [0, 1.5] and workload.output.tolist() == [6, 8]
+    assert workload.tenants == ("a", "b")
+    assert workload.remarks[-1] == "columns that are not read and change nothing: region"
+    with pytest.raises(InputError, match="--columns arrival=when,prompt=in,output=outs; it has when, in"):
+        read_trace(written(tmp_path, "when,in,outs\n1,2,3\n"))
+
+
+def test_times_with_and_without_a_zone_are_not_mixed(tmp_path):
+    rows = "2024-01-01T00:00:00+02:00,5,6\n2024-01-01 00:00:01,7,8\n"
+    path = written(tmp_path, "arrival,prompt,output\n" + rows)
+    with pytest.raises(InputError, match=r"mine.csv:3: arrival is without a time zone, unlike the rows"):
+        read_trace(path)
+    assert read_trace(path, skip_bad_rows=True)[1].count == 1
 
 
 # As the tools write them, with the fields that are not read: two requests, the later one first.

@@ -35,7 +35,7 @@ from headgate.report.document import (
     valued,
     whole,
 )
-from headgate.report.runs.scenes import compared
+from headgate.report.runs.scenes import compared, served_rate
 from headgate.report.runs.timeline import engine_name
 from headgate.settings_base import BETWEEN_SHOWN
 from headgate.stats.comparison import BETTER, WORSE, Comparison
@@ -132,7 +132,7 @@ def latencies(metrics: Mapping[str, Metrics]) -> Grid:
 def run_facts(found: Measured) -> Facts:
     metrics = found.metrics
     engine, counts, why = metrics.engine, metrics.counts, found.trend.said.removeprefix("Not stationary: ")
-    rates = {"Requests": metrics.request_rate, "Output tokens": metrics.output_rate}
+    rates = {"Requests": served_rate(found), "Output tokens": metrics.output_rate}
     rates |= {"All tokens": metrics.total_rate}
     rows = {name: f"{number(rate.value)} /s {interval(rate)}".rstrip(" -") for name, rate in rates.items()}
     if metrics.goodput is not None:

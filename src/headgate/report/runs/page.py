@@ -20,6 +20,7 @@ from headgate.report.runs.scenes import (
     comparable,
     distributions,
     load_grid,
+    served_rate,
     what_differs,
 )
 from headgate.report.runs.timeline import ROWS, gauge_blocks, timeline
@@ -127,7 +128,7 @@ def _numbers(scene: Scene) -> list[doc.Block]:
 
 
 def _bounded(scene: Scene, bound: float) -> str:
-    best = max(found.request_rate.value for found in scene.metrics.values())
+    best = max(served_rate(found).value for found in scene.first.values())
     where = f" and {scene.engines} engines" if scene.engines > 1 else ""
     edges = " Above 100 %: requests at the edges of the window were partly served outside it."
     return (
@@ -159,10 +160,9 @@ def _overload(scene: Scene) -> str:
     growing = []
     for name, one in scene.first.items():
         if one.trend.growth > 0:
-            low, high = one.run.span()
-            rate = float(one.run.completed().sum()) / max(high - low, 1e-9)
-            grows = f"its backlog grows by {doc.number(one.trend.growth)} requests/s"
-            growing.append(f"{name} serves {doc.number(rate)} over the whole run, and {grows}")
+            rate, grows = served_rate(one).value, doc.number(one.trend.growth)
+            said = f"{doc.number(rate)} over the whole run, and its backlog grows by {grows} requests/s"
+            growing.append(f"{name} serves {said}")
     if scene.load.kind != RATE or not growing:
         return ""
     offered = f"{doc.number(scene.load.value)} requests/s are offered"

@@ -17,7 +17,7 @@ from headgate.methods.bounds import Bound, Requests, engine_bound
 from headgate.record.tables import Run
 from headgate.report.charts import HIGHEST, LOG, LOWEST, TAIL, Axis, Chart, Mark, Series, distribution
 from headgate.report.document import Cell, Figure, Grid, Row, interval, number, row, share, time_unit
-from headgate.stats.comparison import Comparison, compare
+from headgate.stats.comparison import Comparison, Whole, compare
 from headgate.stats.figures import Estimate, Spread
 from headgate.stats.flow import offered
 from headgate.stats.gaps import Sample
@@ -150,6 +150,11 @@ class Scene:
             return engine_bound(cost, lengths, *most, self.engines)
         except (InputError, KeyError):
             return None
+
+
+def served_rate(found: Measured) -> Estimate:
+    """In an overload over the whole run: there the order of service decides what ends in the window."""
+    return Estimate(Whole.of([found]).rate) if found.trend.growth > 0 else found.metrics.request_rate
 
 
 def what_differs(scenes: Sequence[Scene]) -> Compared:

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from headgate.record.tables import Run
 from headgate.report.document import listed, number, percent, timed
-from headgate.report.runs.scenes import POLICIES, RATE, Compared, Scene, what_differs
+from headgate.report.runs.scenes import POLICIES, RATE, Compared, Scene, served_rate, what_differs
 from headgate.stats.comparison import (
     ABOVE,
     BETTER,
@@ -23,7 +22,7 @@ from headgate.stats.comparison import (
     Difference,
     MetricRow,
 )
-from headgate.stats.metrics import Metrics
+from headgate.stats.measured import Measured
 
 KEPT_UP = 0.97  # of what was offered; the window of a short run is not exact to more
 LEAST_KEPT = 0.01  # of requests with their promises kept; below, nothing is compared
@@ -41,18 +40,19 @@ def scene_verdict(scene: Scene) -> str:
         return comparison_verdict(found, scene.compared, _background(scene))
     if found is None:
         name, run = next(iter(scene.first.items()))
-        return run_verdict(name, run.run, run.metrics)
+        return run_verdict(name, run)
     return f"No verdict: {found}. The figures of each run stand below."
 
 
-def run_verdict(name: str, run: Run, metrics: Metrics) -> str:
-    outcome, ended = str(run.meta.get("outcome", "finished")), ""
+def run_verdict(name: str, found: Measured) -> str:
+    metrics, outcome, ended = found.metrics, str(found.run.meta.get("outcome", "finished")), ""
     if outcome != "finished":
         ended = f"The run ended early ({outcome}); these are its results so far. "
     if not metrics.counts.completed:
         return f"{ended}No request of {metrics.counts.total:,} was served to its end."
-    rate = metrics.request_rate
+    rate = served_rate(found)
     said = f"{name} serves {number(rate.value)} requests/s{_span(rate.low, rate.high)}"
+    said += " over the whole run" if found.trend.growth > 0 else ""
     first, last = timed(metrics.ttft.mean.value), timed(metrics.ttft.p99)
     said += f": a first token after {first} on average (p99 {last})"
     if not math.isnan(metrics.tpot.mean.value):
