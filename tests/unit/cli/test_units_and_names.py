@@ -76,12 +76,6 @@ def test_serve_takes_the_names_too(headgate):
     assert said.code == 0 and '"tbt": "100ms"' in said.out
 
 
-def test_serve_warns_that_tpot_is_the_mean(headgate, caplog):
-    said = headgate("serve", "Qwen/Qwen3-8B", "--dry-run", "--card", "cal-h200-qwen3-8b", "--tpot", "100ms")
-    assert said.code == 0 and '"tpot": "100ms"' in said.out
-    assert caplog.text.count("it was taken for tbt, every gap between two tokens: write that") == 1
-
-
 def test_an_envelope_is_judged_token_by_token(headgate):
     load = ("--trace", "azure-conv", "--requests", 300, "--rate", 16, "--seed", 1)
     said = headgate("simulate", *load, "--ttft", "300ms", "--envelope", "25ms", "--json", "-", "--detailed")

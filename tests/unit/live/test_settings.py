@@ -257,3 +257,10 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path):
         read_settings(None, str(path))
     with pytest.raises(InputError, match="2,147,483,648 bytes, more than"):
         build_policy(Settings(card=str(path)), **ENGINE)
+
+
+def test_a_card_that_prices_decodes_has_no_price_for_drafts():
+    with pytest.raises(InputError, match="linear-h200-qwen3-8b prices decodes, not tokens"):
+        build_policy(Settings(card=CARD), **ENGINE, width=4)
+    policy, _ = build_policy(Settings(card="cal-h200-qwen3-8b", policy="eb+"), **ENGINE, width=4)
+    assert policy is not None

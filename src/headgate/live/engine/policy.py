@@ -10,15 +10,14 @@ from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy
 from headgate.cost.card import DERIVED_CARD, Card, load_card, parse_card
 from headgate.cost.laws.terms import DraftTerms
-from headgate.cost.laws.work import WorkCost
 from headgate.cost.likeness import Likeness, doubts, refusals
-from headgate.cost.model import Shape, StepCost
+from headgate.cost.model import StepCost
 from headgate.live.engine.process import LOG, EngineNames
 from headgate.live.engine.settings import AUTO, Settings
 from headgate.live.files import MOST_CARD_BYTES, read_regular
 from headgate.methods.make import installed_class, make_policy, policy_class, policy_parameters
 from headgate.methods.names import BATCH
-from headgate.sim.engine.engine import Engine
+from headgate.sim.engine.engine import Engine, priced_by_token
 
 CAN_BE_ANYTHING: dict[str, Any] = {"kv_tokens": 1 << 24, "block": 16, "max_model_len": 1 << 20}
 UNKNOWN = Likeness()
@@ -55,10 +54,9 @@ def build_policy(
         for warning in (*wrong, *doubts(card, like), *beyond):
             LOG.warning("headgate: %s", warning)
     cost = cast(StepCost, card.cost if card else None)
-    if card is not None and width > 1 and isinstance(cost, WorkCost):
-        cost = cost.speculating(replace(card.speculation or DraftTerms(width - 1), drafts=width - 1))
-    elif card is not None and width > 1:
-        cost = WideCost(cost, width)
+    if card is not None and width > 1:
+        drafting = replace(card.speculation or DraftTerms(width - 1), drafts=width - 1)
+        cost = priced_by_token(card, cost).speculating(drafting)
     if card is not None and graph:
         cost = cost.graphed(graph)
         if settings.named()[0] == "keep":
@@ -67,31 +65,6 @@ def build_policy(
             if narrow := confined(cost, settings.tightest()):
                 LOG.warning("headgate: %s", narrow)
     return _make(settings, names, card, engine._replace(cost=cost))
-
-
-class WideCost(StepCost):
-    """A card that prices decodes, not tokens, on an engine that verifies drafts: a decode is priced as
-    `width` decodes that share its context. What drafting itself takes is not known.
-    """
-
-    def __init__(self, cost: StepCost, width: int) -> None:
-        self.by_chunk, self.switch, self.host, self.width = cost.by_chunk, cost.switch, cost.host, width
-        self._cost = cost
-
-    def seconds(self, shape: Shape) -> float:
-        return self._cost.seconds(shape._replace(decodes=self.width * shape.decodes))
-
-    def decode_line(self, decodes: int) -> tuple[float, float]:
-        return self._cost.decode_line(self.width * decodes)
-
-    def decode_floor(self, decodes: int) -> float:
-        return self._cost.decode_floor(self.width * decodes)
-
-    def unhosted(self) -> StepCost:
-        return WideCost(self._cost.unhosted(), self.width)
-
-    def graphed(self, tokens: int) -> StepCost:
-        return WideCost(self._cost.graphed(tokens), self.width)
 
 
 def check_policy(

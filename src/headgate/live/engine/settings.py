@@ -13,7 +13,6 @@ from pydantic import Field, field_validator, model_validator
 
 from headgate.core.errors import InputError
 from headgate.core.request import GAP, Slo
-from headgate.live.engine.process import LOG
 from headgate.live.files import read_regular
 from headgate.settings_base import (
     ALSO_GAPS,
@@ -53,8 +52,6 @@ NAMED = "NAME, NAME:PARAMETER=VALUE,... or FILE.py:CLASS"
 Name = Annotated[str, Field(strict=True, min_length=1)]
 Mark = Annotated[str, Field(strict=True, min_length=1, max_length=200)]
 Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
-# until 0.3
-TPOT = "tpot promises the mean of a request; it was taken for tbt, every gap between two tokens: write that"
 
 
 class Promise(SettingsModel):
@@ -255,9 +252,6 @@ def over_promises(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[st
 def check_words(words: dict[str, Any], where: str) -> dict[str, Any]:
     words = underscored(words, where)
     checked(Settings, words, where, written=True)
-    tables = (words, *words.get("classes", {}).values())
-    if any("tpot" in table for table in tables):
-        LOG.warning("headgate: %s%s", where, TPOT)
     return Settings.renamed(words)
 
 

@@ -207,6 +207,15 @@ def drafting_of(card: Card, asked: SpeculateSettings) -> DraftTerms:
         raise InputError(f"--speculate: {error}") from None
 
 
+def priced_by_token(card: Card, cost: StepCost) -> WorkCost:
+    if not isinstance(cost, WorkCost):
+        raise InputError(
+            f"card {card.name} prices decodes, not tokens, so drafts have no price; choose a calibrated "
+            "(cal-...) or derived card"
+        )
+    return cost
+
+
 def with_speculation(
     engine: Engine,
     card: Card,
@@ -216,11 +225,7 @@ def with_speculation(
 ) -> Engine:
     """The engine as --speculate says. `classes` have laws of their own; `every_class`: no other is needed."""
     asked = speculate_settings(text)
-    if not isinstance(engine.cost, WorkCost):
-        raise InputError(
-            f"--speculate: card {card.name} prices decodes, not tokens, so drafts have no price; choose a "
-            "calibrated (cal-...) or derived card"
-        )
+    cost = priced_by_token(card, engine.cost)
     if not asked.drafts:
         return engine
     if engine.retraction == SHORTEST:
@@ -237,4 +242,4 @@ def with_speculation(
     drafting = drafting_of(card, asked)
     common = Acceptance(asked.accept or 0.0, asked.spread or inf)
     speculation = Speculation(asked.drafts, common, drafting.ahead, classes)
-    return engine._replace(cost=engine.cost.speculating(drafting), speculation=speculation).checked()
+    return engine._replace(cost=cost.speculating(drafting), speculation=speculation).checked()

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from headgate.core.policy import Steps
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
-from headgate.cost.laws.terms import HostTerms
+from headgate.cost.laws.terms import DraftTerms, HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import Shape
-from headgate.live.engine.policy import WideCost
 from headgate.methods.keep.learned import LearnedCost
 from headgate.methods.keep.step import (
     LEAST,
@@ -233,21 +232,19 @@ def test_a_gap_shorter_than_the_host_needs_beyond_the_graph_is_kept_within_it():
 
 def test_drafts_are_priced():
     """100 decodes of four tokens: 14 ms alone, so that 1,800 tokens of prompts fit into 50 ms, not 2,150."""
-    wide = WideCost(CARD, 4)
+    wide = WorkCost(WorkTerms(0.002, 20e-6, 40e-6, mixed_per_context=8e-9)).speculating(DraftTerms(3))
     load = DecodeLoad(100, 600_000)
-    assert StepPrices(wide).decodes(load) == pytest.approx(0.002 + 400 * 30e-6)
+    assert (
+        StepPrices(wide).decodes(load) == pytest.approx(0.002 + 400 * 30e-6) and StepPrices(wide).width == 4
+    )
     step = chosen(at(load, 0.050), [5000], wide)
     assert step.kind is StepKind.APART and 1684 <= step.tokens <= 1700
-    assert wide.decode_line(10) == CARD.decode_line(40) and StepPrices(wide).width == 4
-    hosted = WideCost(HOSTED, 4)
-    assert hosted.unhosted().seconds(Shape(10, 100)) == HOSTED.unhosted().seconds(Shape(40, 100))
-    assert hosted.host == HOSTED.host
 
 
 def test_a_graph_holds_drafts_too():
     """Beside 60 decodes a graph of 512 tokens has room for 452 of prompts, or for 272 where each has four."""
-    for width, room in ((1, 452), (4, 272)):
-        step = chosen(at(DecodeLoad(60, 6_000), 0.060), [500], WideCost(HOSTED, width))
+    for cost, room in ((HOSTED, 452), (HOSTED.speculating(DraftTerms(3)), 272)):
+        step = chosen(at(DecodeLoad(60, 6_000), 0.060), [500], cost)
         assert step.kind is StepKind.TOGETHER and step.tokens == room
 
 
