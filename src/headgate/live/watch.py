@@ -14,26 +14,29 @@ import aiohttp
 from aiohttp import web
 
 from headgate.live.predict import listening
-from headgate.live.route.view.counters import parsed
+from headgate.live.route.view.counters import (
+    ENDED,
+    INPUT,
+    OUTPUT,
+    RUNNING,
+    SGLANG_LIKE,
+    WAITING,
+    Counts,
+    in_vllm_names,
+    parsed,
+)
 from headgate.live.scaling import WatchOptions
-from headgate.live.tasks import read_bounded, until_stopped
+from headgate.live.tasks import read_bounded, until_stopped, why
 from headgate.methods.scaling import Seen
 
 LOG = logging.getLogger("headgate.watch")
 TIMEOUT = 5.0  # seconds for one answer
 MOST_BYTES = 16 << 20  # of one answer
 STALE = 4  # looks in a row that told nothing, after which we are not healthy
-# What is read, by engine. Either name may be there.
-COUNTERS = {
-    "ended": ("vllm:request_success_total", "sglang:num_requests_total"),
-    "prompt": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
-    "output": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
-}
-GAUGES = {
-    "running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
-    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
-}
-NAMES = {name: field for field, names in (COUNTERS | GAUGES).items() for name in names}
+COUNTERS = {"ended": ENDED, "prompt": INPUT, "output": OUTPUT}
+GAUGES = {"running": RUNNING, "waiting": WAITING}
+FIELDS = COUNTERS | GAUGES  # what is read of an engine
+NAMES = [*FIELDS.values(), *(name for name, vllm in SGLANG_LIKE.items() if vllm in FIELDS.values())]
 CAME = "came"  # requests: those that ended, wait or run
 FORGOTTEN = 200  # looks in a row without an engine, after which it would be a new one
 LARGEST = 1e15  # of a counter; beyond, it is not one
@@ -86,7 +89,7 @@ class Watch:
                 self.scaling.look(time.monotonic(), *self._counters.add(readings))
             self.missed = 0 if readings else self.missed + 1
         except Exception as error:  # whatever metrics say: the next ones may be right
-            LOG.warning("no metrics: %s %s", type(error).__name__, " ".join(str(error).split())[:200])
+            LOG.warning("no metrics: %s", why(error))
             self.missed += 1
 
     async def run(self) -> None:
@@ -100,16 +103,14 @@ class Watch:
         )
         readings: Readings = {}
         for url, page in zip(self._options.engine, pages, strict=True):
-            found: dict[str, float] = {}
-            if isinstance(page, bytes):
-                counts = parsed(page.decode("utf-8", "replace"))
-                found = {NAMES[name]: sum(counts[name].values()) for name in NAMES if name in counts}
-            if found and all(0 <= value <= LARGEST for value in found.values()):
-                readings[url] = found
-                self._failing.discard(url)
-            elif url not in self._failing:
-                self._failing.add(url)
-                LOG.warning("%s shows no metrics of an engine: %s", url, repr(page)[:120])
+            fault = "none are there"
+            if isinstance(page, BaseException):
+                fault = why(page)
+            elif found := _reading(parsed(page.decode("utf-8", "replace"))):
+                readings[url], fault = found, ""
+            if fault and url not in self._failing:
+                LOG.warning("%s shows no metrics of an engine: %s", url, fault)
+            (self._failing.add if fault else self._failing.discard)(url)
         return readings
 
     async def _ask(self) -> Readings:
@@ -117,14 +118,13 @@ class Watch:
         query = f'{{__name__=~"{"|".join(NAMES)}"{select}}}'
         url = f"{(self._options.prometheus or '').rstrip('/')}/api/v1/query"
         answer = json.loads(await self._get(url, {"query": query}))
-        readings: Readings = {}
+        counts: dict[str, Counts] = {}  # by engine
         for sample in answer["data"]["result"]:
             labels, (_, value) = sample["metric"], sample["value"]
-            fields = readings.setdefault(labels["instance"], {})
-            field = NAMES[labels["__name__"]]
-            if 0 <= float(value) <= LARGEST:  # neither NaN nor infinite
-                fields[field] = fields.get(field, 0.0) + float(value)
-        return readings
+            of_name = counts.setdefault(labels["instance"], {}).setdefault(labels["__name__"], {})
+            of_name[tuple(labels.items())] = float(value)
+        readings = {engine: _reading(each) for engine, each in counts.items()}
+        return {engine: found for engine, found in readings.items() if found}
 
     async def _get(self, url: str, params: Mapping[str, str] | None = None) -> bytes:
         limit = aiohttp.ClientTimeout(total=TIMEOUT)
@@ -141,6 +141,13 @@ class Watch:
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.missed >= STALE else 200)
+
+
+def _reading(counts: Counts) -> dict[str, float]:
+    """Nothing where a value is none that a counter can have."""
+    read = in_vllm_names(counts)
+    found = {field: sum(read[name].values()) for field, name in FIELDS.items() if name in read}
+    return found if all(0 <= value <= LARGEST for value in found.values()) else {}
 
 
 @asynccontextmanager

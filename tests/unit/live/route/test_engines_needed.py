@@ -76,7 +76,7 @@ def watch_options(**words) -> WatchOptions:
     return checked(WatchOptions, {"port": 0, "autoscale": "plan:every=50ms,start=1s,hold=1s"} | words)
 
 
-def test_a_watch_reads_engines_and_serves_the_gauge() -> None:
+def test_a_watch_reads_engines_and_serves_the_gauge(caplog: pytest.LogCaptureFixture) -> None:
     async def go() -> None:
         async with (
             emulated(engines=2, speed=50.0) as engines,
@@ -84,6 +84,7 @@ def test_a_watch_reads_engines_and_serves_the_gauge() -> None:
             watching(watch_options(engine=(*engines, "http://127.0.0.1:9"))) as (watch, url),
         ):
             await watch.look()
+            assert caplog.messages == ["http://127.0.0.1:9 shows no metrics of an engine: Connection refused"]
             for engine in engines:
                 body = {"prompt": "hello there", "max_tokens": 20}
                 async with client.post(f"{engine}/v1/completions", json=body) as answer:

@@ -240,11 +240,11 @@ class EngineView(LiveView):
 
     @staticmethod
     def knows(text: str) -> bool:
-        read = _parsed(text)
+        read = in_vllm_names(parsed(text))
         return RUNNING in read or "headgate_info" in read
 
     def read(self, text: str, now: float) -> None:
-        self._read, self.at = _parsed(text), now
+        self._read, self.at = in_vllm_names(parsed(text)), now
         self.sample(now)
 
     def _counts(self) -> Counts:
@@ -342,9 +342,8 @@ class EngineView(LiveView):
         ]
 
 
-def _parsed(text: str) -> Counts:
-    """Under vLLM's names. Ranks of one SGLang engine each show its figures, and priorities a part of them."""
-    read = parsed(text)
+def in_vllm_names(read: Counts) -> Counts:
+    """Ranks of one SGLang engine each show its figures, and priorities a part of them."""
     if SGLANG_NAMES["running"] not in read:
         return read
     for name, vllm in SGLANG_LIKE.items():
