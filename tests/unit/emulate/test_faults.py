@@ -170,6 +170,9 @@ def test_the_admin_port():
         assert (await admin("/engines/7/faults", {}))[0] == 404
         async with client.get(urls.admin_url + "/engines") as told:
             assert [each["url"] for each in await told.json()] == list(urls)
+        await admin("/engines/1/crash")
+        status, told = await admin("/engines/1/listen")
+        assert status == 409 and "the engine has crashed" in told["error"]["message"]
 
     served(test, engines=2, admin_port=0)
 

@@ -564,6 +564,8 @@ def admin_application(running: Emulators) -> web.Application:
             await port.crash()
         elif action == "refuse":
             port.refuse()
+        elif action == "listen" and (dead := port.place.engines[0].dead) is not None:
+            raise api.ProblemError(f"{dead}; start the emulator again", 409)
         else:
             port.place.draining = action == "drain"
             if action == "listen":

@@ -29,7 +29,7 @@ from headgate.live.route.config import (
     read_text,
 )
 from headgate.live.route.observe import clean
-from headgate.live.tasks import end_all, read_bounded
+from headgate.live.tasks import end_all, read_bounded, why
 
 log = logging.getLogger("headgate.route")
 ENOUGH = 20  # first tokens before an engine is compared with others
@@ -96,17 +96,17 @@ class EngineWatch:
             async with asyncio.timeout(self.health.timeout):
                 good = await self._get(engine, "/health") is not None
                 metrics = await self._get(engine, "/metrics") if good else None
-            why = "/health does not answer 200"
+            fault = "/health does not answer 200"
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             good, metrics = False, None
-            why = clean(str(error)) or f"no answer within {self.health.timeout:g} s"
+            fault = clean(why(error)) if str(error) else f"no answer within {self.health.timeout:g} s"
         was = engine.healthy if engine.probed else None
         engine.failed_probes = 0 if good else engine.failed_probes + 1
         if good or engine.failed_probes >= self.health.fails or not engine.probed:
             engine.healthy = good
         engine.probed = True
         if was != engine.healthy:
-            log.warning("engine %d, %s, is %s", engine.id, engine.url, "up" if good else f"down: {why}")
+            log.warning("engine %d, %s, is %s", engine.id, engine.url, "up" if good else f"down: {fault}")
         if metrics is not None:
             try:
                 self._scraped(engine, metrics)

@@ -428,17 +428,18 @@ def plan(app: RouterApp) -> dict[str, Any]:
 
 def measure(app: RouterApp) -> None:
     now, metrics = app.now(), app.metrics
+    for gauge in metrics.engine.values():
+        gauge.clear()  # an engine that is out shows no old values, and numbers are used again
     for upstream in app.upstreams.values():
-        load = upstream.load
+        load, seen = upstream.load, upstream.healthy
+        metrics.engine["info"].labels(str(upstream.id), upstream.url).set(1)
         values = {
             "up": float(upstream.up(now)),
             "slots": upstream.slots(now),
             "legs": upstream.legs,
             "foreign": upstream.foreign,
-            "running": load.running,
-            "waiting": load.waiting,
-            "kv_usage": load.kv_usage,
             "first_token_seconds": upstream.first_token,
+            **({name: getattr(load, name) for name in ("running", "waiting", "kv_usage")} if seen else {}),
         }
         for name, value in values.items():
             metrics.engine[name].labels(str(upstream.id)).set(value)

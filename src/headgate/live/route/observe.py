@@ -57,16 +57,17 @@ class RouterMetrics:
             "headgate_prompt_estimate_error", "Mean relative error of prompt lengths", registry=self.registry
         )
         self.engine = {
-            name: Gauge(f"headgate_engine_{name}", text, ["engine"], registry=self.registry)
-            for name, text in (
-                ("up", "1 while it may be sent requests"),
-                ("slots", "Requests of ours it may have"),
-                ("legs", "Calls of ours that are open"),
-                ("foreign", "Requests there that are not ours"),
-                ("running", "Its running requests, scraped"),
-                ("waiting", "Its waiting requests, scraped"),
-                ("kv_usage", "Its KV use, 0 to 1, scraped"),
-                ("first_token_seconds", "Mean time to first token there"),
+            name: Gauge(f"headgate_engine_{name}", text, labels, registry=self.registry)
+            for name, text, *labels in (
+                ("up", "1 while it may be sent requests", "engine"),
+                ("slots", "Requests of ours it may have", "engine"),
+                ("legs", "Calls of ours that are open", "engine"),
+                ("foreign", "Requests there that are not ours", "engine"),
+                ("running", "Its running requests, scraped", "engine"),
+                ("waiting", "Its waiting requests, scraped", "engine"),
+                ("kv_usage", "Its KV use, 0 to 1, scraped", "engine"),
+                ("first_token_seconds", "Mean time to first token there", "engine"),
+                ("info", "Where it is", "engine", "url"),
             )
         }
         self.gauges: dict[str, Gauge] = {}

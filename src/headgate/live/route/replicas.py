@@ -31,7 +31,7 @@ from headgate.live.route.deliver.legs import Allowance, TenantUse
 from headgate.live.route.engines import Upstream
 from headgate.live.route.gate.queue import live_room
 from headgate.live.route.observe import clean
-from headgate.live.tasks import end_all
+from headgate.live.tasks import end_all, why
 from headgate.methods.fluid.online import Online
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _hashed(name: str) -> str:
 
 
 def _why(error: Exception) -> str:
-    return clean(str(error)) or f"no answer within {TIMEOUT:g} s"
+    return clean(why(error)) if str(error) else f"no answer within {TIMEOUT:g} s"
 
 
 def _is_full(shared: Mapping[str, object], name: str) -> bool:

@@ -68,7 +68,7 @@ def test_an_engine_that_is_down_from_the_start_is_named_with_the_reason(
             gone.kill()
             async with routed(urls=[sick.url, gone.url]):
                 assert f"{sick.url}, is down: /health does not answer 200" in caplog.text
-                assert f"{gone.url}, is down: Cannot connect" in caplog.text
+                assert f"{gone.url}, is down: Connection refused" in caplog.text
 
     run(work())
 
@@ -107,7 +107,7 @@ def test_an_engine_with_a_full_queue_gets_nothing_until_the_next_scrape() -> Non
     run(work())
 
 
-def test_an_open_breaker_lets_one_probe_through() -> None:
+def test_an_open_breaker_lets_one_probe_through(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         broken = True
 
@@ -122,11 +122,14 @@ def test_an_open_breaker_lets_one_probe_through() -> None:
             assert statuses == [502] * 4 + [503]
             upstream = world.app.upstreams[0]
             assert upstream.status(world.app.now()) == "open"
+            rotation = f"engine 0, {upstream.url}, is"
+            assert caplog.messages[-1] == f"{rotation} out of rotation for 10 s"
             broken = False
             upstream.breaker._until = 0.0  # ten seconds later
             world.app.watch.tell(upstream)
             assert [(await world.stream()).status for _ in range(3)] == [200] * 3
             assert upstream.status(world.app.now()) == "up"
+            assert caplog.messages[-1] == f"{rotation} back in rotation"
             await world.settled()
 
     run(work())
@@ -150,6 +153,14 @@ def test_admin_tells_metrics_books_and_engines() -> None:
                 text = await metrics.text()
                 assert 'headgate_requests_total{class="default",outcome="ok"} 1.0' in text
                 assert 'headgate_engine_up{engine="0"} 1.0' in text
+                assert f'headgate_engine_info{{engine="0",url="{world.engines[0].url}"}} 1.0' in text
+                assert 'headgate_engine_running{engine="0"} 0.0' in text
+            world.app.upstreams[0].healthy = False
+            async with world.client.get(world.admin + "/metrics") as metrics:
+                text = await metrics.text()
+                assert 'headgate_engine_up{engine="0"} 0.0' in text
+                assert 'engine_running{engine="0"' not in text and 'engine_kv_usage{engine="0"' not in text
+            world.app.upstreams[0].healthy = True
             async with world.client.get(world.admin + "/books") as books:
                 assert (await books.json())["faults"] == []
             async with world.client.get(world.admin + "/engines") as engines:

@@ -169,8 +169,12 @@ class Legs:
 
     def _count(self, upstream: Upstream, answered: bool, why: str) -> None:
         may_open = not answered or self._may_close_off(upstream)
-        upstream.breaker.failed(self.now(), may_open, answered)
+        now, opened = self.now(), upstream.breaker.opened
+        upstream.breaker.failed(now, may_open, answered)
         log.warning("engine %d: %s", upstream.id, why)
+        if upstream.breaker.opened > opened:
+            pause = (upstream.breaker.reopens_at or now) - now
+            log.warning("engine %d, %s, is out of rotation for %g s", upstream.id, upstream.url, pause)
 
     def _may_close_off(self, upstream: Upstream) -> bool:
         """Would half of the engines that answer still be up? The last ones are used as long as they do."""
@@ -226,7 +230,10 @@ class OpenLeg:
     def good(self) -> None:
         if not self._told:
             self._told = True
+            closed = self.upstream.breaker.state is BreakerState.CLOSED
             self.upstream.breaker.succeeded()
+            if not closed and self.upstream.breaker.state is BreakerState.CLOSED:
+                log.warning("engine %d, %s, is back in rotation", self.upstream.id, self.upstream.url)
 
     def close(self) -> None:
         if self._open:
