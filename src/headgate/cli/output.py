@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -225,13 +226,23 @@ def save_page(page: Page, target: str | None, say: IO[str]) -> None:
 # -- a progress bar
 
 PATIENCE = 2.0  # seconds before it shows
+LINES = 30.0  # seconds between two lines, where there is no terminal
 
 
 @contextmanager
 def bar(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """A function to call with how much of `total` (None: not known) is done. It shows by itself."""
     if not sys.stderr.isatty():
-        yield lambda done: None
+        began = told = monotonic()
+
+        def line(done: int) -> None:
+            nonlocal told
+            if (now := monotonic()) - told >= LINES:
+                told = now
+                of = f" of about {total}" if total else ""
+                print(f"{label}: {done}{of} after {now - began:.0f} s", file=sys.stderr, flush=True)
+
+        yield line
         return
     from rich.console import Console
     from rich.progress import Progress

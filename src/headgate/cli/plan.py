@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +24,7 @@ from headgate.cli.flags import takes_settings
 from headgate.cli.help import Application, Number, Text, Texts, panelled
 from headgate.cli.output import Json, Outputs, Report, bar, resting_on, said_to, save_page, tell, write_json
 from headgate.core.durations import duration
-from headgate.core.errors import InputError, unknown
+from headgate.core.errors import InputError, RunInterruptedError, unknown
 from headgate.experiment.settings import NAMED, POLICY, Experiment
 
 if TYPE_CHECKING:
@@ -228,20 +229,22 @@ def capacity(
     outputs = Outputs(json, report)
     asks, policies = asked("plan capacity", words, search, slo, policy, cache, needed=find != BATCH)
     if find == BATCH:
-        _find_batch(words.model_copy(update={"engines": engines}), router or [], policies, asks, outputs)
-        return
-    if engines:
+        words = words.model_copy(update={"engines": engines})
+    elif engines:
         raise InputError("--engines is about --find batch; --find engines says how many are needed")
-    words = with_graphs(words, asks.levels)
-    policies = policies or [words.policy]
-    if find == ENGINES:
-        _find_engines(words, router or [], policies, asks, outputs)
-    elif find != RATE:
-        raise unknown("thing to --find", find, (RATE, ENGINES, BATCH))
-    elif router:
-        raise InputError("--router is about fleets; say --find engines, or drop it")
     else:
-        _find_rate(words, policies, asks, outputs)
+        words, policies = with_graphs(words, asks.levels), policies or [words.policy]
+    with _goes_on(asks):
+        if find == BATCH:
+            _find_batch(words, router or [], policies, asks, outputs)
+        elif find == ENGINES:
+            _find_engines(words, router or [], policies, asks, outputs)
+        elif find != RATE:
+            raise unknown("thing to --find", find, (RATE, ENGINES, BATCH))
+        elif router:
+            raise InputError("--router is about fleets; say --find engines, or drop it")
+        else:
+            _find_rate(words, policies, asks, outputs)
 
 
 def _find_rate(words: Experiment, policies: list[str], asks: Asked, outputs: Outputs) -> None:
@@ -361,6 +364,15 @@ def asked(
     return asks, list(policies or words.policies)
 
 
+@contextmanager
+def _goes_on(asks: Asked) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = f"interrupted; what was found is kept in {asks.folder}: the same command goes on from there"
+        raise RunInterruptedError(kept if asks.folder else "interrupted") from None
+
+
 # -- plan fluid, plan wait
 
 
@@ -461,6 +473,8 @@ def advise(
       headgate advise --trace azure-conv --slo ttft=1s@p95,tbt=100ms@p99
       headgate advise --trace azure-conv --scale-rate 10 --slo ttft=1s@p95,tbt=100ms@p99 --engines-at-most 32
       headgate advise --prompt 1000 --output 200 --rate 15 --slo ttft=500ms@p95 --policy keep --policy slai
+      headgate advise --card derived:llama-3.1-70b@h200:tp4 --prompt 1000 --output 200 --rate 30
+          --slo ttft=2s@p95 --policy keep --seeds 1 --requests 600  # a first look, in a minute
     """
     from headgate.advisor.advice import advise as find
     from headgate.experiment.run import assumed, tried_arrivals
@@ -470,7 +484,8 @@ def advise(
     told = search.most_engines if "most_engines" in search.model_fields_set else MOST_ENGINES
     options = asks.options.model_copy(update={"most_engines": engines_at_most or told})
     asks = asks._replace(options=options)
-    found = find(words, policies, asks)
+    with _goes_on(asks):
+        found = find(words, policies, asks)
     setup = assumed(words, tried_arrivals(search.as_recorded) + found.start.unshared, limits=False)
     page = advice_page(found, model, sys.argv[1:])
     tell(page, found.as_dict(), Outputs(json, report), setup, found.start.traffic.lost, [other_said(found)])

@@ -101,6 +101,8 @@ class Processes(WorkerPool[Task, Answer]):
         return self._pool.submit(_run_shared, task)
 
     def close(self) -> None:
+        for process in [*(self._pool._processes or {}).values()]:
+            process.terminate()  # a run may have minutes to go that no one waits for
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
