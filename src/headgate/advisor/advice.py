@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from headgate.advisor.capacity import plan as capacity
 from headgate.advisor.capacity.beside import BesidePlan, plan_beside
-from headgate.advisor.capacity.plan import Declined
+from headgate.advisor.capacity.plan import PLAIN, Declined
 from headgate.advisor.capacity.traffic import Level, promised_gap
 from headgate.advisor.capacity.trials import HOPELESS, Chosen, Contender, Race, named_policy, remembered
 from headgate.advisor.fewest_engines import FleetFound, make_ways, plan_engines, within_reach
@@ -210,6 +210,7 @@ def try_flags(
     chosen = candidates(names, start, bound)
     default, contender = plain_default(start)
     chosen.setdefault(default, contender)
+    capacity.refuse_impossible(start, bound.rate)
     own = ENGINES[start.settings.engine].policy
     fixed = {own, *(named_policy(text, start.settings.set)[0] for text in named)}
     first = _short(start, chosen, bound.rate, fixed)
@@ -301,6 +302,9 @@ def _counted(each: Advised, settings: Experiment, asks: Asked, routers: Sequence
     if not each.found.rate.value:
         return each
     fleet = settings.model_copy(update={"slots": each.slots, "budget": each.budget})
+    if settings.requests and settings.rate:  # runs of a fleet last as long as those of one engine did
+        many = ceil(settings.rate / each.found.rate.value)
+        fleet = fleet.model_copy(update={"requests": min(capacity.MOST, settings.requests * many)})
     for router in routers:
         try:
             plan = plan_engines(fleet, make_ways([router], [each.text], fleet), asks)
@@ -311,15 +315,24 @@ def _counted(each: Advised, settings: Experiment, asks: Asked, routers: Sequence
         (found,) = plan.found
         each = replace(each, routers=each.routers | {router: found.engines})
         if each.fleet is None or (found.engines or inf) < (each.engines or inf):
-            each = replace(each, engines=found.engines, fleet=found, notes=plan.notes)
+            notes = (*plan.notes, *_fewer_than_alone(plan.rate, found.engines, each.found.rate.value))
+            each = replace(each, engines=found.engines, fleet=found, notes=notes)
         if each.engines == 1:
             break
     return each
 
 
+def _fewer_than_alone(load: float, engines: int | None, rate: float) -> list[str]:
+    if engines is None or engines >= (alone := ceil(load / rate)):
+        return []
+    return [
+        f"{engines} engines bear more than {engines} times what one holds, {rate:.4g} requests/s, for they "
+        f"even out bursts; {alone}, the number by one engine's rate, are on the safe side"
+    ]
+
+
 # -- what is worth trying
 
-PLAIN = "mixed"  # what vLLM does without a plug-in
 KEEP = "keep"
 BY_PREFIX = "prefix-aware"  # the router that is tried, too, where requests share content
 SGLANG = "sglang"  # what SGLang does without one

@@ -1,4 +1,4 @@
-"""The fewest engines that keep service levels at a given load, by router and policy, beside two bounds."""
+"""The fewest engines that keep service levels at a given load, by router and policy, beside the bound."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headgate.advisor.capacity.memory import AnswerFile, file_of
-from headgate.advisor.capacity.plan import ALL, STAYS
+from headgate.advisor.capacity.plan import ALL, STAYS, refuse_impossible
 from headgate.advisor.capacity.search import Fewest, search_all
 from headgate.advisor.capacity.traffic import Level, SearchTraffic, measure, nearest
 from headgate.advisor.capacity.trials import longest_stay, named_policy
 from headgate.advisor.flags import graphs_said, small_graphs
-from headgate.advisor.fluid_plan import demand, fluid_bound, make_pace
 from headgate.advisor.set_up import Asked, SearchPlan, SetUp, offered_rate, set_up, without_load
-from headgate.advisor.settings import StepSettings
 from headgate.core.errors import InputError, RunError
 from headgate.cost.card import load_card
 from headgate.experiment.build import make_engine
@@ -28,7 +26,6 @@ from headgate.experiment.library import simulate
 from headgate.experiment.run import composes_ahead
 from headgate.experiment.settings import Experiment, ManyEngines
 from headgate.methods.bounds import Bound
-from headgate.methods.fluid.flows import Instance, TokenPrices
 from headgate.methods.make import make_policy, router_parameters, router_settings, split_name
 from headgate.record.tables import Run
 from headgate.stats.figures import Estimate, Spread
@@ -38,7 +35,6 @@ from headgate.workloads.workload import Workload
 
 PER_ENGINE = 1500  # requests for each engine the bound asks for, unless told otherwise
 FEWEST, MOST = 1500, 200_000  # requests of a run
-CLUSTERS = 4  # classes that a trace is cut into for the fluid plan
 ROUNDING = 1e-9
 
 
@@ -90,7 +86,6 @@ class FleetFound:
 class EnginesPlan(SearchPlan):
     rate: float
     bound: Bound  # λ* of one engine with its limits
-    fluid: float  # engines of a gate-and-route fleet that serve every request, as a fluid
     found: tuple[FleetFound, ...]
 
     @property
@@ -109,7 +104,6 @@ class EnginesPlan(SearchPlan):
             "seeds": len(self.start.seeds),
             "bound_of_engine": {**asdict(self.bound), "rate": self.bound.rate},
             "least_engines": self.least,
-            "fluid_engines": self.fluid,
             "fleets": [asdict(fleet) for fleet in self.found],
         }
         return dict(without_nan(document | self.ending()))
@@ -143,6 +137,7 @@ def plan_engines(
         raise InputError("--find engines needs a load: give --rate, or a trace with its own times")
     _, bound = start.bounds()
     least = within_reach(rate, bound, asks.options.most_engines)
+    refuse_impossible(start, bound.rate)
     traffic, fixed = start.traffic, bool(settings.requests or start.traffic.recorded)
     if not fixed:  # so many requests that every engine is busy for a while
         traffic = replace(traffic, requests=min(MOST, max(FEWEST, PER_ENGINE * least)))
@@ -158,7 +153,6 @@ def plan_engines(
         interrupted=bool(counted.left),
         rate=rate,
         bound=bound,
-        fluid=_fluid(settings, rate),
         found=fleets,
     )
 
@@ -279,30 +273,18 @@ def _unfinished(searches: dict[str, Fewest]) -> list[str]:
 
 def _too_short(found: Sequence[FleetFound], seconds: float, rate: float) -> Iterator[str]:
     answers = {fleet.name: size for fleet in found if (size := fleet.size(fleet.engines or 0))}
-    for name, size in answers.items():
-        if size.load > FULL:
-            yield (
-                f"{name}: {size.engines} engines run at {100 * FULL:.0f} % of λ* or more, where "
-                f"{seconds:.0f} s of traffic do not show a backlog that grows slowly; take more --requests, "
-                "or an engine more"
-            )
-    stay = max((size.stay for size in answers.values()), default=0.0)
+    full = {name: size for name, size in answers.items() if size.load > FULL}
+    for name, size in full.items():
+        yield (
+            f"{name}: {size.engines} engines run at {100 * size.load:.0f} % of λ*, where {seconds:.0f} s of "
+            f"traffic do not show a backlog that grows slowly; {size.engines + 1} are on the safe side"
+        )
+    stay = max((size.stay for name, size in answers.items() if name not in full), default=0.0)
     if seconds < STAYS * stay:
         yield (
             f"runs of {seconds:.0f} s last less than {STAYS} times the longest stay ({stay:.0f} s) and "
             f"flatter every fleet: take --requests {ceil(STAYS * stay * rate / 100) * 100}"
         )
-
-
-def _fluid(settings: Experiment, rate: float) -> float:
-    """Engines that serve every request in the model of gate-and-route, with the whole step for a chunk."""
-    plain = settings.model_copy(update={"rate": rate, "scale_rate": None, "requests": None})
-    engine = make_engine(settings, load_card(settings.card))
-    classes = demand(plain, (), CLUSTERS, engine)
-    admitted = settings.model_copy(update={"budget": engine.batch_tokens})
-    pace, _, _ = make_pace(admitted, StepSettings(), classes)
-    flows = tuple(replace(flow, output=flow.output / engine.burst) for flow in classes.flows)
-    return fluid_bound(Instance(flows, pace, TokenPrices(1.0, 1.0)).checked())
 
 
 def _fleets(
@@ -357,7 +339,7 @@ def out_of_reach(plan: EnginesPlan) -> str:
         return f"{engines} with {best.name}: {best.gives_way}"
     if not isfinite(_ratio(size, checked)):
         return f"{engines} leave requests unserved with {best.name}; {more}"
-    return f"{engines} cannot keep {nearest(checked, size.highest, best.name)}, or {more}"
+    return f"{engines} with {best.name} cannot keep {nearest(checked, size.highest)}, or {more}"
 
 
 def _ratio(size: Size, levels: list[Level]) -> float:

@@ -87,7 +87,6 @@ def test_what_a_plan_says():
     assert fewer.shares[level].value < enough.shares[level].value
     assert 0 < enough.slots.value < fewer.slots.value <= 1
     assert enough.load == pytest.approx(400 / (found.engines * plan.bound.rate))
-    assert plan.fluid > 0
     assert plan.least == -(-400 // plan.bound.rate)
     document = json.loads(json.dumps(plan.as_dict(), allow_nan=False))
     assert document["fleets"][0]["engines"] == found.engines
@@ -105,8 +104,16 @@ def test_an_answer_near_the_bound_is_doubted():
     bound = planned("e2e=10h@p99").bound.rate
     full, roomy = (planned("e2e=10h@p99", rate=share * 3 * bound) for share in (0.99, 0.9))
     assert full.found[0].engines == roomy.found[0].engines == 3
-    said = "a backlog that grows slowly"
-    assert said in full.notes[0] and not any(said in note for note in roomy.notes)
+    said = "3 engines run at 99 % of λ*"
+    assert f"round robin + mixed: {said}" in full.notes[0] and "; 4 are on the safe side" in full.notes[0]
+    assert not any(said in note for note in roomy.notes)
+
+
+def test_levels_that_an_idle_engine_misses_by_far_are_refused_without_a_search():
+    asked = []
+    with pytest.raises(InputError, match=r"almost idle cannot keep p90 TTFT <= 1 ms; the nearest promise"):
+        planned("ttft=1ms@p90", serve=lambda *way: asked.append(way))
+    assert not asked
 
 
 def test_in_parallel_and_here_are_the_same():
@@ -146,9 +153,9 @@ def test_runs_that_stop_miss_every_level():
 
 def test_levels_out_of_reach_are_named_with_the_nearest_that_can_be_kept():
     few = SearchSettings(seeds=2, most_engines=12)
-    advice = out_of_reach(planned("ttft=1ms@p90,e2e=10h@p99", few))
-    assert advice.startswith("12 engines cannot keep p90 TTFT <= 1 ms: the nearest that round robin + mixed")
-    nearest = advice.partition("--slo ")[2].partition(";")[0]
+    advice = out_of_reach(planned("ttft=12ms@p90,e2e=10h@p99", few))
+    assert advice.startswith("12 engines with round robin + mixed cannot keep p90 TTFT <= 12 ms; ")
+    nearest = advice.partition("--slo ")[2].partition(":")[0]
     (level,) = parse_levels([nearest])
     followed = planned(f"{nearest},e2e=10h@p99", few)
     assert followed.found[0].engines is not None and not out_of_reach(followed)

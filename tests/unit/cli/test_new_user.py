@@ -95,7 +95,7 @@ def test_a_model_without_a_card(told):
     card = "derived:llama-3.1-70b@h100-sxm:tp4"
     load = ("--prompt", 800, "--output", 100, "--rate", 6, "--requests", 120, "--policy", "mixed")
     found = told("advise", "--card", card, *load, "--slo", "ttft=1s@p95", *QUICK, "--cache", "none")
-    assert "derived, throughput ±15 %" in found and "Your load of 6.000 requests/s needs 1 engine" in found
+    assert "derived, throughput ±15 %" in found and "load of 6.000 requests/s: 1 engine (4 GPUs)" in found
     line = "vllm serve meta-llama/Llama-3.1-70B-Instruct --tensor-parallel-size 4"
     assert line in found.replace("\\ ", "") and "--max-model-len 131072 --max-num-seqs" in found
     assert "headgate calibrate --from-bench FILE" in found
@@ -165,7 +165,7 @@ def test_advice_is_pasted(told, own_csv, headgate):
     promise = ("--slo", "ttft=1s@p95,tbt=100ms@p99", *QUICK, "--requests", 150, "--cache", "none")
     said = headgate("advise", "--trace", own_csv, "--columns", columns, "--policy", "keep", *promise)
     text = " ".join(said.out.split())
-    assert "needs 1 engine; plain vLLM at its defaults bears it with as many." in text
+    assert "Plain vLLM at its defaults is enough for your load of" in text
     assert "Arrivals are read as dates, milliseconds since 1970" in text
     line = next(row for row in said.out.replace("\\\n", " ").splitlines() if row.startswith("headgate serve"))
     assert "--scheduler-cls headgate.vllm.scheduler" in told(*shlex.split(line)[1:], "--dry-run")

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import ceil, inf
+from math import ceil, inf, isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from headgate.advisor.capacity.search import ROUGH, Search
-from headgate.advisor.capacity.traffic import Level, SearchTraffic, nearest
+from headgate.advisor.capacity.search import LEAST, ROUGH, Search
+from headgate.advisor.capacity.traffic import Level, SearchTraffic, measure, nearest
 from headgate.advisor.capacity.trials import (
     HOPELESS,
     Answers,
@@ -27,7 +27,7 @@ from headgate.advisor.capacity.trials import (
 )
 from headgate.advisor.flags import graphs_said, small_graphs
 from headgate.advisor.set_up import Asked, SearchPlan, SetUp, set_up
-from headgate.core.errors import InputError
+from headgate.core.errors import InputError, RunError
 from headgate.experiment.settings import Experiment
 from headgate.methods.bounds import Bound
 from headgate.methods.make import make_policy, policy_parameters
@@ -37,6 +37,7 @@ from headgate.stats.figures import Estimate, Spread
 from headgate.stats.metrics import without_nan
 
 ALL = "all"
+PLAIN = "mixed"  # what vLLM does without a plug-in
 INTERRUPTED = (
     "interrupted with {} of {} searches unfinished: their rates are what was known then, often too low"
 )
@@ -98,6 +99,7 @@ def plan_capacity(settings: Experiment, policies: Sequence[str], asks: Asked) ->
     notes += graphs_said(settings, start.engine, asks.levels)
     notes += small_graphs(start.engine, asks.levels, (each.policy for each in chosen.values()))
     droppable = frozenset(chosen) - frozenset(policies)
+    refuse_impossible(start, ideal.rate)
     length = Lengthening(start, chosen, ideal.rate, droppable)
     searched = length.search()
     found, left = searched.found, searched.left
@@ -266,8 +268,26 @@ def refuse_idle(found: Sequence[PolicyRate], levels: Sequence[Level]) -> None:
     best = min(found, key=ratio)
     if ratio(best) == inf:
         raise InputError(f"one engine keeps {'; '.join(map(str, checked))} at no rate; ask for less")
-    said = nearest(checked, best.values, best.policy)
+    said = nearest(checked, best.values)
     raise InputError(f"one engine that is almost idle cannot keep {said}")
+
+
+SURE = 1.5  # what requests miss by so much, each alone on the engine, no policy keeps
+
+
+def refuse_impossible(start: SetUp, top: float) -> None:
+    """Before any search: levels that even requests that are alone on the engine miss by far."""
+    if start.traffic.recorded:
+        return
+    levels = [level for level in start.traffic.levels if level.statistic]
+    try:
+        run = start.case(start.traffic.at_rate).served(Contender(PLAIN, {}), LEAST * top, start.settings.seed)
+        kept = measure(run, levels)
+    except RunError:
+        return
+    if isfinite(kept.ratio) and kept.ratio > SURE:
+        values = dict(zip(map(str, levels), kept.values, strict=True))
+        raise InputError(f"one engine that is almost idle cannot keep {nearest(levels, values)}")
 
 
 # -- runs long enough for the answer

@@ -309,12 +309,12 @@ def promised_gap(levels: Sequence[Level]) -> float | None:
 DIGITS = 3  # of the value proposed, rounded up so that it is kept
 
 
-def nearest(levels: Sequence[Level], values: Mapping[str, float], name: str) -> str:
+def nearest(levels: Sequence[Level], values: Mapping[str, float]) -> str:
     """The levels that these values miss, and what may be asked for instead."""
     missed = [level for level in levels if values[str(level)] > level.limit]
     wish = ",".join(_wish(level, values[str(level)]) for level in missed)
     said = "; ".join(map(str, missed))
-    return f"{said}: the nearest that {name} keeps is --slo {wish}; ask for that"
+    return f"{said}; the nearest promise that holds is --slo {wish}: ask for that"
 
 
 def _wish(level: Level, value: float) -> str:

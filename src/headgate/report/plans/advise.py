@@ -92,26 +92,32 @@ def answer(advice: Advice) -> str:
         verdict += f". Cannot tell it from {plain}: the card cannot separate them"
     if advice.load is None:
         return f"{verdict}."
-    needs = ("" if best.engines else "more than ") + doc.plural(best.engines or advice.most, "engine")
+    load, default, many = doc.number(advice.load), advice.default, best.engines or advice.most
+    needs = ("" if best.engines else "more than ") + capacity.engines_said(many, advice.start.card)
     if best.fleet and best.fleet.router not in (DEFAULT_ROUTER, advice.start.settings.router):
         needs += f" behind router {best.fleet.router}"
     needs += f", {capacity.engines_range(best.engines, error)}" if error and best.engines else ""
-    return f"{verdict}. Your load of {doc.number(advice.load)} requests/s needs {needs}{_also_plain(advice)}."
+    if best.engines and default.engines == best.engines and default.name != best.name:
+        enough = f"Plain {engine.title} at its defaults is enough for your load of {load} requests/s: {needs}"
+        return f"{enough}. For more: r{verdict[1:]}."
+    return f"{verdict}. Your load of {load} requests/s needs {needs}{_also_plain(advice)}."
 
 
 def _also_plain(advice: Advice) -> str:
-    """Whether vLLM without a plug-in bears the load with as few engines: then nothing need be changed. Where
-    it does not and yet its rate is no lower for sure, the load is near what so many engines bear.
+    """Whether vLLM at its best flags bears the load with as few engines. Where it does not and yet its rate
+    is no lower for sure, the load is near what so many engines bear.
     """
-    best = advice.best
-    for other, flags in ((advice.default, "at its defaults"), (advice.plain, "at its best flags")):
-        if best.engines and other.engines == best.engines and other.name != best.name:
-            return f"; plain {advice.served_by.title} {flags} bears it with as many"
-    if not best.engines or advice.is_plain(best) or apart(best.found, advice.plain.found):
+    best, plain = advice.best, advice.plain
+    if not best.engines or advice.is_plain(best):
+        return ""
+    flags = f"plain {advice.served_by.title} at its best flags"
+    if plain.engines == best.engines:
+        return f"; {flags} bears it with as many"
+    if apart(best.found, plain.found):
         return ""
     return (
-        f"; plain {advice.served_by.title} at its best flags needs {_engines(advice, advice.plain)}, "
-        "though its rate is not significantly lower: the load is near the limit"
+        f"; {flags} needs {_engines(advice, plain)}, though its rate is not significantly lower: the load is "
+        "near the limit"
     )
 
 

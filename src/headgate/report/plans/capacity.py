@@ -10,8 +10,9 @@ import numpy as np
 from headgate.advisor.capacity.beside import BesidePlan, PolicyBeside
 from headgate.advisor.capacity.plan import CapacityPlan, PolicyRate, apart
 from headgate.advisor.capacity.traffic import Level
-from headgate.advisor.fewest_engines import EnginesPlan, FleetFound, Size
+from headgate.advisor.fewest_engines import FULL, EnginesPlan, FleetFound, Size
 from headgate.advisor.set_up import OtherTimes
+from headgate.cost.card import Card
 from headgate.report import document as doc
 from headgate.report.charts import COLOURS, Axis, Bar, Bars, Chart, Mark, Series
 
@@ -217,10 +218,20 @@ def _fewest(plan: EnginesPlan) -> str:
         return f"{most} engines are too few for these levels: ask for less, or raise --most-engines."
     best = min(each.engines for each in enough if each.engines is not None)
     names = " or ".join(each.name for each in enough if each.engines == best)
-    over = best - plan.least
+    over, load = best - plan.least, plan.rate / plan.bound.rate / best
     gap = f"{over} more than any fleet must have" if over else "as few as any fleet can have"
+    if load > FULL:
+        gap = f"but at {100 * load:.0f} % of λ*, where a backlog may grow unseen: plan {best + 1}"
     off = f"; {engines_range(best, plan.error)}" if plan.error else ""
-    return f"{doc.plural(best, 'engine')} {'are' if best > 1 else 'is'} enough with {names}, {gap}{off}."
+    many = engines_said(best, plan.start.card)
+    return f"{many} {'are' if best > 1 else 'is'} enough with {names}, {gap}{off}."
+
+
+def engines_said(count: int, card: Card) -> str:
+    """With the GPUs that they are, where an engine has several."""
+    each = int((card.provenance.settings or {}).get("tensor parallel", "1"))
+    said = doc.plural(count, "engine")
+    return f"{said} ({count * each:,} GPUs)" if each > 1 else said
 
 
 def engines_range(engines: int, error: float) -> str:
@@ -234,7 +245,6 @@ def _fleet_facts(plan: EnginesPlan) -> doc.Facts:
     one = f"{plan.start.engine.running} slots, {plan.start.engine.batch_tokens:,} tokens a step"
     facts["Engine"] = f"{one}; λ* = {doc.number(plan.bound.rate)} requests/s"
     facts["No fleet"] = f"of fewer than {plan.least} keeps up (load / λ* = {plan.rate / plan.bound.rate:.2f})"
-    facts["Fluid"] = f"a gate-and-route fleet serves all requests with {doc.number(plan.fluid)} engines"
     return doc.Facts(facts)
 
 
