@@ -5,13 +5,11 @@ Where several engines qualify one is drawn at random; inside an event decodes st
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from math import ceil, inf
 
 from headgate.core.errors import unknown
 from headgate.core.fleet import ANY, MIXED, SOLO, STAY, Fleet, Move, RoutePolicy, Routing, Stage
-from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.methods.fluid.plan import FluidPlan, staff
 
@@ -28,41 +26,15 @@ class Gated(RoutePolicy):
         self.draw = draw
         self.hands_over = placement is not None
         self._stage = Stage.WHOLE if placement is None else Stage.PREFILL
-        self._apart: set[int] = set()  # prompts in service whose output will ask for a place
 
     def moved(self, request: Request, move: Move, now: float) -> None:
         if move.stage is not Stage.DECODE:
             self.admission.entered(request, now)
-            if move.stage is Stage.PREFILL:
-                self._apart.add(request.id)
-        elif self.placement is not None:
-            self.placement.gone(request)
-
-    def prefilled(self, request: Request, replica: int, now: float) -> None:
-        if self.placement is not None and request.id in self._apart:
-            self._apart.discard(request.id)
-            self.placement.prefilled(request)
-
-    def finished(self, request: Request, replica: int, now: float) -> None:
-        """One whose first token was its last never looked for a slot."""
-        self._apart.discard(request.id)
 
     def passed_over(self, request: Request, now: float) -> None:
         """Queues of classes are all it looks at."""
 
-    def left(self, request: Request, now: float, how: End) -> None:
-        self._apart.discard(request.id)
-        if self.placement is not None:
-            self.placement.gone(request)
-
     def adopt(self, fleet: Fleet, before: RoutePolicy | None = None) -> None:
-        for id, place in fleet.places.items():
-            if self.placement is None:
-                break
-            if id in fleet.handoff:
-                self.placement.prefilled(place.request)
-            elif place.stage is Stage.PREFILL:
-                self._apart.add(id)
         self.admission.adopt(fleet, before.admission if isinstance(before, Gated) else None)
         self.engines_changed(fleet)
 
@@ -351,12 +323,6 @@ class SoloFirst:
         id = next(iter(fleet.handoff))
         return Move(id, at_home(fleet, id, places, self.draw), Stage.DECODE)
 
-    def prefilled(self, request: Request) -> None:
-        """It waits for a place from now on."""
-
-    def gone(self, request: Request) -> None:
-        """It does not wait any more."""
-
     def engines_changed(self, fleet: Fleet) -> None:
         """Engines came, went, or have another role or room."""
 
@@ -371,21 +337,17 @@ class ByPool(SoloFirst):
     def __init__(self, plan: FluidPlan, draw: Draw) -> None:
         super().__init__(draw)
         self.shares = solo_shares(plan)
-        self._waiting: dict[str, OrderedDict[int, str]] = {pool: OrderedDict() for pool in POOLS}
+        self._drawn: dict[int, str] = {}  # the pool of each that waits
         self._roles: set[str] | None = None
 
-    def prefilled(self, request: Request) -> None:
-        """The draw; a kind the plan does not know decodes on solo engines."""
-        alone = self.draw() < self.shares.get(request.kind, 1.0)
-        self._waiting[SOLO if alone else MIXED][request.id] = request.kind
-
-    def gone(self, request: Request) -> None:
-        for waiting in self._waiting.values():
-            waiting.pop(request.id, None)
-
     def next(self, fleet: Fleet) -> Move | None:
+        lines: dict[str, list[Request]] = {pool: [] for pool in POOLS}
+        before, self._drawn = self._drawn, {}
+        for id, request in fleet.handoff.items():
+            pool = self._drawn[id] = before.get(id) or self._pool(request)
+            lines[pool].append(request)
         for pool, other in ((SOLO, MIXED), (MIXED, SOLO)):
-            waiting = self._waiting[pool]
+            waiting = lines[pool]
             if not waiting:
                 continue
             if self._roles is None:  # of engines that take decodes, looked up again when engines change
@@ -396,8 +358,12 @@ class ByPool(SoloFirst):
                 return Move(id, at_home(fleet, id, places, self.draw), Stage.DECODE)
         return None
 
-    def head(self, pool: str, waiting: OrderedDict[int, str]) -> int:
-        return next(iter(waiting))
+    def _pool(self, request: Request) -> str:
+        """The draw; a kind the plan does not know decodes on solo engines."""
+        return SOLO if self.draw() < self.shares.get(request.kind, 1.0) else MIXED
+
+    def head(self, pool: str, waiting: list[Request]) -> int:
+        return waiting[0].id
 
     def engines_changed(self, fleet: Fleet) -> None:
         self._roles = None
@@ -418,32 +384,25 @@ class ByPoolAndKind(ByPool):
             pool: {f.name: y * speed[pool] / f.output for f, y in zip(flows, decodes[pool], strict=True)}
             for pool in POOLS
         }
-        self._by_kind: dict[str, dict[str, OrderedDict[int, None]]] = {pool: {} for pool in POOLS}
+        self._kinds: dict[str, dict[str, None]] = {pool: {} for pool in POOLS}  # in the order they came
 
-    def prefilled(self, request: Request) -> None:
-        super().prefilled(request)
-        pool = SOLO if request.id in self._waiting[SOLO] else MIXED
-        self._by_kind[pool].setdefault(request.kind, OrderedDict())[request.id] = None
-
-    def gone(self, request: Request) -> None:
-        super().gone(request)
-        for kinds in self._by_kind.values():
-            if request.kind in kinds:
-                kinds[request.kind].pop(request.id, None)
-
-    def head(self, pool: str, waiting: OrderedDict[int, str]) -> int:
+    def head(self, pool: str, waiting: list[Request]) -> int:
         """The head of the kind that was drawn; first come, first served where no weight says anything."""
+        heads: dict[str, int] = {}
+        for request in waiting:
+            heads.setdefault(request.kind, request.id)
+            self._kinds[pool][request.kind] = None
         weights = self.weights[pool]
-        present = [(weights.get(kind, 0.0), queue) for kind, queue in self._by_kind[pool].items() if queue]
+        present = [(weights.get(kind, 0.0), heads[kind]) for kind in self._kinds[pool] if kind in heads]
         total = sum(weight for weight, _ in present)
         if total <= 0:
-            return next(iter(waiting))
+            return waiting[0].id
         mark = self.draw() * total
-        for weight, queue in present:
+        for weight, id in present:
             mark -= weight
             if mark < 0:
-                return next(iter(queue))
-        return next(iter(present[-1][1]))
+                return id
+        return present[-1][1]
 
 
 def solo_shares(plan: FluidPlan) -> dict[str, float]:

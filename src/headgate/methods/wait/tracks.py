@@ -105,16 +105,6 @@ class TrackSegment(NamedTuple):
             return []
         return [r for r in islice(self.entering, beyond, None) if (r.last_token or 0.0) + max_pause <= now]
 
-    def each_stage(self) -> list[Request]:
-        """Of the moving, at most a threshold's worth at each stage: the paper's min{n, ·} literally."""
-        size, taken, moved = self.quota.each, dict[int, int](), []
-        for request in self.moving:
-            stage = request.generated
-            taken[stage] = taken.get(stage, 0) + 1
-            if taken[stage] < size + 1:
-                moved.append(request)
-        return moved
-
     def since(self) -> float:
         standing = self.moving if self.number == 0 else [*self.moving, *self.entering]
         return min((r.last_token or 0.0 for r in standing), default=inf)

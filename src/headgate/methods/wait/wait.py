@@ -41,8 +41,6 @@ class Wait(BatchPolicy):
         max_pause: seconds a decode may pause before its type moves anyway. 0: no request is ever
             paused, in a segment or before one, and none waits for a cohort (`max_wait` is 0 too);
             thresholds only pace admission. With learned thresholds this is the better choice.
-        literal: as printed: at each stage at most n move, no patience, no memory guard. Strands the last
-            requests of a finite run.
 
     Source: Ao, Luo, Simchi-Levi, Wang, "Optimizing LLM Inference: Fluid-Guided Online Scheduling with Memory
     Constraints" (2025), Algorithm 1. We differ: fractional thresholds, because whole ones do not fit long
@@ -64,7 +62,6 @@ class Wait(BatchPolicy):
         window: int = 1000,
         warm: int = 100,
         review: int = 200,
-        literal: bool = False,
     ) -> None:
         if slots < 1:
             raise InputError(f"{self.name}: slots={slots}; at least one request must be able to run")
@@ -76,10 +73,8 @@ class Wait(BatchPolicy):
                 raise InputError(f"{self.name}: {word}={value}; it must be at least 1")
         self.fixed = read_thresholds(self.name, thresholds)
         self.check_sizes()
-        self.slots, self.literal = slots, literal
+        self.slots = slots
         self.max_pause, self.max_wait = max_pause, max_wait if max_pause else 0.0
-        if literal:
-            self.max_pause = self.max_wait = inf
         self.tracks: dict[str, Track] = {}
         self._on: dict[int, Track] = {}  # what a cache has of a prompt changes: it stays where it was put
         self._asked: _Batch = NOTHING
@@ -191,7 +186,7 @@ class Wait(BatchPolicy):
             self._asked = NOTHING
             return Plan(NONE, until=Until(arrivals=1, time=deadline))
         decodes, prompts = self._members(view, chosen)
-        if not self.literal and not self._fits(view, decodes, prompts):
+        if not self._fits(view, decodes, prompts):
             if view.decoding or view.prefilling:
                 return self._rescue(view, places)
             prompts = self._that_fit(view, prompts)
@@ -229,7 +224,7 @@ class Wait(BatchPolicy):
         decodes: list[Request] = []
         prompts: list[Request] = []
         for place in chosen:
-            decodes += place.each_stage() if self.literal else place.moving
+            decodes += place.moving
             entrants = place.entrants(view.now, self.max_pause)
             (decodes if place.number else prompts).extend(entrants)
         slots = min(self.slots, view.limits.running) - len(view.decoding) - len(view.prefilling)
@@ -388,13 +383,12 @@ class NestedWait(Wait):
         window: int = 1000,
         warm: int = 100,
         review: int = 200,
-        literal: bool = False,
     ) -> None:
         if segments < 1 or not 0 <= slack <= 100:
             raise InputError(f"nested-wait: segments={segments}, slack={slack}; need >= 1 and 0 to 100")
         self.ends = read_ends(self.name, ends)
         self.segments, self.slack = segments, slack
-        super().__init__(slots, cost, thresholds, split, max_pause, max_wait, window, warm, review, literal)
+        super().__init__(slots, cost, thresholds, split, max_pause, max_wait, window, warm, review)
 
     def check_sizes(self) -> None:
         if self.fixed and not self.ends:

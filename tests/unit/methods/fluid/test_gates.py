@@ -38,7 +38,7 @@ def fleet(running=(0, 0), waiting=(1, 1), handoff=0, free=100, now=0.0):
         now=now,
         queues=queues,
         prefilling={f"class{place}": count for place, count in enumerate(running)},
-        handoff={1000 + place: None for place in range(handoff)},
+        handoff={1000 + place: one(1000 + place) for place in range(handoff)},
         places=defaultdict(lambda: SimpleNamespace(replica=0)),
         free_slots=free,
         idle={MIXED: [0], "any": [0]},
@@ -224,22 +224,17 @@ def test_shares_of_the_pools():
 
 def test_each_request_draws_its_pool_once():
     router = ByPool(BASE, cycle([0.1, 0.9]).__next__)
-    for id in (1000, 1001, 1002):
-        router.prefilled(one(id))
     here = fleet(handoff=3)
     assert router.next(here) == (1000, 1, Stage.DECODE)
-    router.gone(one(1000))
     del here.handoff[1000]
     here.open = {SOLO: [], MIXED: [0]}
     assert router.next(here) == (1001, 0, Stage.DECODE)  # 1002 drew the solo pool and waits for it
-    router.gone(one(1001))
     del here.handoff[1001]
     assert router.next(here) is None
 
 
 def test_a_pool_without_engines_leaves_its_requests_to_the_other():
     router = ByPool(BASE, lambda: 0.1)
-    router.prefilled(one(1000))
     here = fleet(handoff=1)
     here.open, here.replicas = {SOLO: [], MIXED: [0]}, [engine(0, MIXED)]
     assert router.next(here) == (1000, 0, Stage.DECODE)
@@ -250,14 +245,13 @@ def test_the_general_router_draws_kinds_by_their_planned_rate():
     router = ByPoolAndKind(plan, draws(1))
     weights = router.weights[SOLO]
     assert weights["class0"] / weights["class1"] == pytest.approx(plan.solo[0] / plan.solo[1] * 400 / 1000)
-    for id in range(4000):
-        router.prefilled(one(id, f"class{id % 2}"))
     here, starts = fleet(), Counter()
+    here.handoff = {id: one(id, f"class{id % 2}") for id in range(4000)}
     here.open = {SOLO: [1], MIXED: []}
     for _ in range(1000):
         move = router.next(here)
         starts[move.request % 2] += 1
-        router.gone(one(move.request, f"class{move.request % 2}"))
+        del here.handoff[move.request]
     share = weights["class0"] / (weights["class0"] + weights["class1"])
     assert starts[0] / 1000 == pytest.approx(share, abs=0.04)
 
@@ -265,8 +259,7 @@ def test_the_general_router_draws_kinds_by_their_planned_rate():
 def test_the_general_router_without_weights_takes_the_first():
     router = ByPoolAndKind(plan_fluid(instance(2, 2)), draws(0))
     here = fleet()
-    router.prefilled(one(5, "class0"))  # closed in the plan, so it has no weight
-    router.prefilled(one(3, "class0"))
+    here.handoff = {5: one(5), 3: one(3)}  # closed in the plan, so it has no weight
     assert router.next(here).request == 5
 
 

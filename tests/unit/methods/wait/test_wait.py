@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headgate.core.errors import InputError, RunError
+from headgate.core.errors import InputError
 from headgate.core.ledger import Ledger
 from headgate.core.plan import ALL, NONE
 from headgate.core.policy import Observer
@@ -153,22 +153,6 @@ def test_trace_c_of_wait():
     assert trace(wait_c(), kv_linear(1, 0.05), eighteen()) == table(WAIT)
 
 
-@pytest.mark.parametrize(
-    ("make", "text", "batches", "stranded"),
-    [(nested_b, NESTED, 6, [10, 11, 14, 16, 17, 18]), (wait_c, WAIT, 12, [11, 14, 16, 17, 18])],
-)
-def test_as_printed_the_last_requests_are_stranded(make, text, batches, stranded):
-    log = Log()
-    simulator = Simulator(engine(kv_linear(1, 0.05)), make(literal=True), eighteen(), (log,))
-    with pytest.raises(RunError, match="runs nothing"):
-        simulator.run()
-    served = {event[1] + 1 for event in log.events if event[0] == "finished"}
-    assert sorted(set(range(1, 19)) - served) == stranded
-    assert [round(end, 6) for end, *_ in log.steps] == [
-        round(start + seconds, 6) for start, _, _, seconds, _ in table(text)[:batches]
-    ]
-
-
 def poisson(rates, prompt, decodes, seconds, seed=0):
     """Types of fixed lengths; kinds are named 0, 1, ..."""
     draws = np.random.default_rng(seed)
@@ -250,7 +234,6 @@ def test_a_lowered_threshold_drains():
     (place,) = track.places()
     assert place.ready and len(place.entrants()) == 2
     assert len(place.moving) == 5
-    assert len(place.each_stage()) == 2
 
 
 # -- patience ---------------------------------------------------------------------------------------

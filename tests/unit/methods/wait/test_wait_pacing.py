@@ -93,9 +93,6 @@ def test_without_pause_nobody_waits_for_a_cohort():
     ledger = admitted(Ledger(Limits(100, 100), 1000), waiting=[5])
     policy.adopt(ledger)
     assert policy.plan(ledger).prefill == (0,)
-    literal = Wait(64, COST, "3", max_pause=0.0, literal=True)
-    literal.adopt(ledger)
-    assert literal.plan(ledger).prefill == ()
 
 
 @pytest.mark.parametrize("size", [0.3, 0.75, 2.0])
