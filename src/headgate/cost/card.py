@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headgate.core.errors import InputError, first_fault
+from headgate.core.files import read_json, read_text
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.laws.terms import DraftTerms, HostTerms
 from headgate.cost.laws.tiles import TileCost, TileTerms
@@ -22,6 +23,7 @@ from headgate.cost.laws.work import WorkCost, WorkTerms
 from headgate.cost.model import Shape
 
 DERIVED_CARD = "derived:"  # what the name of a card begins with that is computed when it is asked for
+MOST_BYTES = 1 << 24  # of a file
 LAWS = ("coefficients", "tiles", "work")
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -183,16 +185,8 @@ def load_card(card: str | Path) -> Card:
 
         return card_named(text)
     if isinstance(card, Path) or text.endswith(".json") or "/" in text:
-        path = Path(text.replace("\0", "?"))  # no file has a zero byte in its name
-        try:
-            return parse_card(path.read_bytes().decode("utf-8-sig"), text)
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-            raise InputError(
-                f"card file {text}: {reason}; give a readable file or one of the built-in names"
-            ) from None
-        except UnicodeDecodeError:
-            raise InputError(f"card file {text}: not UTF-8 text; a card is a JSON file") from None
+        remedy = "give a readable file or one of the built-in names"
+        return parse_card(read_text(text, "card file", remedy, MOST_BYTES), text)
     known = list_cards()
     if text not in known:
         near = nearest(text, known)
@@ -202,15 +196,7 @@ def load_card(card: str | Path) -> Card:
 
 
 def parse_card(text: str, where: str) -> Card:
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        raise InputError(f"card {where}, {place}: not valid JSON ({error.msg}); fix the file") from None
-    except (RecursionError, ValueError) as error:  # nested without end, a number of thousands of digits
-        raise InputError(f"card {where}: cannot be read: {str(error)[:60]}; fix the file") from None
-    if not isinstance(document, dict):
-        raise InputError(f"card {where}: must be a JSON object with name, gpu, model, ...; see docs/cards.md")
+    read_json(text, f"card {where}", "see docs/cards.md")
     try:
         return Card.model_validate_json(text, strict=True)
     except ValidationError as error:

@@ -1,40 +1,17 @@
-"""Files an operator names, read without trusting them: a FIFO would hang the reader, a huge file stall it.
-
-And which release of an engine is installed: read, not imported, which takes up to a minute.
+"""How many files a server may open; which release of an engine is installed: read, not imported, which takes
+up to a minute.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 import sys
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-MOST_BYTES = 1 << 20  # of a settings file
-MOST_CARD_BYTES = 1 << 24
 FILES = 65_536  # that may be open, of a server process
 WRITTEN = re.compile(r"^__version__ = (?:version = )?['\"]([^'\"]+)", re.MULTILINE)
-
-
-def read_regular(path: str, most: int = MOST_BYTES) -> bytes:
-    """The whole of a regular file of at most `most` bytes; OSError says what it is otherwise."""
-    # without NONBLOCK opening a FIFO would wait for a writer
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb", buffering=0) as file:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(0, "not a regular file", path)
-        if about.st_size > most:
-            raise OSError(0, f"{about.st_size:,} bytes, more than {most:,}", path)
-        data = bytearray()
-        while piece := file.read(most + 1 - len(data)):
-            data += piece
-            if len(data) > most:  # it grows, or its size is not told (as in /proc)
-                raise OSError(0, f"more than {most:,} bytes", path)
-    return bytes(data)
 
 
 def more_files() -> None:

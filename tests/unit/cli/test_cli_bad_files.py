@@ -222,7 +222,7 @@ def _card(**changes):
         ("{}", "field 'name' is missing; add it (and 9 more)"),
         ("[" * 100_000, "card c.json: cannot be read: maximum recursion depth"),
         ('{"name": ' + "9" * 5000 + "}", "card c.json: cannot be read"),
-        (b"\xff\xfe", "not UTF-8 text; a card is a JSON file"),
+        (b"\xff\xfe", "not UTF-8 text; give a readable file or one"),
         (_card(foo=1), "unknown field 'foo'"),
         (_card(kv_tokens=0), "kv_tokens"),
         (_card(kv_tokens=1.5), "kv_tokens"),

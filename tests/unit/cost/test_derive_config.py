@@ -164,7 +164,7 @@ def test_a_file_that_is_no_config(tmp_path, text):
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["fifo", "folder"])
 def test_only_regular_files_are_read(tmp_path, make):
     make(tmp_path / "config.json")
-    with pytest.raises(InputError, match="not a regular file"):
+    with pytest.raises(InputError, match=r"not a regular file|Is a directory"):
         read_config(tmp_path / "config.json")
 
 
@@ -172,7 +172,7 @@ def test_a_huge_file_is_not_read(tmp_path):
     file = tmp_path / "config.json"
     with file.open("wb") as hole:
         hole.truncate(10**10)
-    with pytest.raises(InputError, match="a small file"):
+    with pytest.raises(InputError, match="more than 4,194,304"):
         read_config(file)
 
 

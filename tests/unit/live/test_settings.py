@@ -94,7 +94,11 @@ def test_a_wrong_word_in_a_file_is_one_line_that_names_it(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize(
     ("text", "fragment"),
-    [("{", "line 1, column 2: not valid JSON"), ("[1]", "must be a table"), ("{" * 9, "not valid JSON")],
+    [
+        ("{", "line 1, column 2: not valid JSON"),
+        ("[1]", "must be a JSON object"),
+        ("{" * 9, "not valid JSON"),
+    ],
 )
 def test_broken_json(tmp_path, monkeypatch, text, fragment):
     written(tmp_path, monkeypatch, text, "x.json")

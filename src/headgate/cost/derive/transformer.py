@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headgate.core.errors import InputError, unknown
+from headgate.core.files import read_json, read_text
 
 
 @dataclass(frozen=True)
@@ -154,22 +155,8 @@ LOCAL_EVERY = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6}  # layers of which on
 def read_config(path: str | Path) -> tuple[Transformer, list[str], bool]:
     """The shape, what the laws do not cover (one phrase each), and whether the weights are stored in fp8."""
     where = f"model config {path}"
-    file = Path(str(path).replace("\0", "?"))
-    try:
-        size = file.stat().st_size
-        if not file.is_file():  # opening a FIFO would wait for ever
-            raise InputError(f"{where}: not a regular file; give a config.json")
-        data = file.read_bytes() if size <= LARGEST_FILE else b""
-    except OSError as error:
-        raise InputError(f"{where}: {error.strerror or type(error).__name__}; give a config.json") from None
-    if size > LARGEST_FILE:
-        raise InputError(f"{where}: {size:,} bytes; a config.json is a small file")
-    try:
-        document: Any = json.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError):
-        raise InputError(f"{where}: not JSON; give the config.json of a model") from None
-    if not isinstance(document, dict):
-        raise InputError(f"{where}: must be a JSON object; give the config.json of a model")
+    text = read_text(str(path), "model config", "give a config.json", LARGEST_FILE)
+    document = read_json(text, where, "give the config.json of a model")
     return parse_config(document, where)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from headgate.core.errors import InputError
+from headgate.core.files import read_json, read_text
 from headgate.cost.fit.steps import StepTable
 from headgate.record.live_trace import tell_trace
 from headgate.record.tables import Floats, Integers
@@ -170,6 +171,7 @@ def _pass(line: bytes, place: str) -> dict[str, float]:
 
 # -- from `vllm bench serve --save-detailed`
 
+LARGEST_FILE = 1 << 32  # bytes
 NEEDED = ("input_lens", "ttfts", "itls", "start_times")
 SAME_STEP = 0.25  # of the median gap between tokens: tokens nearer than that came from one step
 GUESSES_EVERY = 100  # steps that make a part
@@ -211,28 +213,22 @@ def steps_of_bench(path: str | Path, budget: int) -> tuple[StepTable, dict[str, 
 
 def _read(path: str | Path) -> dict[str, Any]:
     remedy = "give a file of `vllm bench serve --save-result --save-detailed`"
-    try:
-        result: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"bench result {path}: {error.strerror}; {remedy}") from None
-    except (ValueError, RecursionError):
-        raise InputError(f"bench result {path}: not JSON; {remedy}") from None
-    missing = [name for name in NEEDED if not isinstance(result, dict) or not result.get(name)]
+    what = f"bench result {path}"
+    result = read_json(read_text(str(path), "bench result", remedy, LARGEST_FILE), what, remedy)
+    missing = [name for name in NEEDED if not result.get(name)]
     if missing:
-        raise InputError(f"bench result {path} has no {missing[0]}, so steps cannot be told; {remedy}")
+        raise InputError(f"{what} has no {missing[0]}, so steps cannot be told; {remedy}")
     lengths = {len(result[name]) if isinstance(result[name], list) else -1 for name in NEEDED}
     if len(lengths) > 1 or -1 in lengths:
-        raise InputError(f"bench result {path}: {', '.join(NEEDED)} are no lists of one length; {remedy}")
+        raise InputError(f"{what}: {', '.join(NEEDED)} are no lists of one length; {remedy}")
     for number, row in enumerate(zip(*(result[name] for name in NEEDED), strict=True)):
         prompt, first, gaps, start = row
         sound = type(prompt) in NUMBERS and 0 <= prompt < inf
         if sound and first:
             sound = isinstance(gaps, list) and {type(first), type(start), *map(type, gaps)} <= NUMBERS
         if not sound:
-            raise InputError(
-                f"bench result {path}: request {number} has times or lengths of nonsense; {remedy}"
-            )
-    return dict(result)
+            raise InputError(f"{what}: request {number} has times or lengths of nonsense; {remedy}")
+    return result
 
 
 def _tokens(result: dict[str, Any]) -> tuple[Floats, Integers, Integers]:

@@ -8,13 +8,12 @@ from typing import Any, cast
 
 from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy
-from headgate.cost.card import DERIVED_CARD, Card, load_card, parse_card
+from headgate.cost.card import Card, load_card
 from headgate.cost.laws.terms import DraftTerms
 from headgate.cost.likeness import Likeness, doubts, refusals
 from headgate.cost.model import StepCost
 from headgate.live.engine.process import LOG, EngineNames
 from headgate.live.engine.settings import AUTO, Settings
-from headgate.live.files import MOST_CARD_BYTES, read_regular
 from headgate.methods.make import installed_class, make_policy, policy_class, policy_parameters
 from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine, priced_by_token
@@ -126,15 +125,4 @@ def _make(
 
 
 def load_named(name: str | None) -> Card | None:
-    if not name:
-        return None
-    if name.startswith(DERIVED_CARD) or not (name.endswith(".json") or "/" in name):
-        return load_card(name)
-    try:
-        text = read_regular(name, MOST_CARD_BYTES).decode("utf-8-sig")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise InputError(
-            f"card file {name}: {reason}; give a readable file or one of the built-in names"
-        ) from None
-    return parse_card(text, name)
+    return load_card(name) if name else None

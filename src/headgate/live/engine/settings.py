@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from functools import cached_property
@@ -12,8 +11,8 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, field_validator, model_validator
 
 from headgate.core.errors import InputError
+from headgate.core.files import read_json, read_text
 from headgate.core.request import GAP, Slo
-from headgate.live.files import read_regular
 from headgate.settings_base import (
     ALSO_GAPS,
     BETWEEN,
@@ -260,20 +259,7 @@ def read_file(path: str) -> dict[str, Any]:
     what = "settings file"
     if path.endswith((".yaml", ".yml")):
         raise InputError(f"{what} {path}: settings are TOML or JSON; write it as one of the two")
-    try:
-        text = read_regular(path).decode("utf-8-sig")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise InputError(f"{what} {path}: {reason}; give a readable JSON or TOML file") from None
+    text = read_text(path, what, "give a readable JSON or TOML file")
     if not (path.endswith(".json") or text.lstrip().startswith("{")):
         return parse_toml(text, path, what)
-    try:
-        words = json.loads(text)
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        raise InputError(f"{what} {path}, {place}: not valid JSON ({error.msg}); mend the file") from None
-    except (RecursionError, ValueError) as error:  # nested without end, a number of thousands of digits
-        raise InputError(f"{what} {path}: cannot be read: {str(error)[:60]}; mend the file") from None
-    if not isinstance(words, dict):
-        raise InputError(f'{what} {path}: must be a table, such as {{"policy": "mixed"}}; mend the file')
-    return words
+    return read_json(text, f"{what} {path}")

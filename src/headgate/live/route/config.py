@@ -15,9 +15,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from headgate import settings_base
 from headgate.core.errors import InputError
+from headgate.core.files import read_regular
 from headgate.core.request import Slo
 from headgate.estimators.traffic import WindowRate
-from headgate.live.files import read_regular
 from headgate.methods.scaling import read_scaling
 from headgate.settings_base import (
     Count,

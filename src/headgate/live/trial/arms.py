@@ -21,6 +21,7 @@ from tempfile import mkstemp
 from typing import Any
 
 from headgate.core.errors import InputError, RunError
+from headgate.core.files import read_regular
 from headgate.live.engine.policy import check_policy
 from headgate.live.engine.settings import (
     AUTO,
@@ -31,7 +32,6 @@ from headgate.live.engine.settings import (
     read_file,
     where_is,
 )
-from headgate.live.files import read_regular
 from headgate.live.vllm import VLLM
 from headgate.settings_base import BETWEEN
 
