@@ -20,7 +20,6 @@ from headgate.experiment.settings import Experiment, without_clients
 from headgate.experiment.workers import Workers
 from headgate.methods.bounds import Bound, engine_bound, ideal_bound
 from headgate.sim.engine.engine import Engine
-from headgate.workloads.sessions import late_turns
 
 INSTANT = 1e9  # requests per second that no engine serves
 AS_RECORDED = "a trace as recorded is one sample of traffic: no interval"
@@ -118,13 +117,7 @@ def set_up(settings: Experiment, asks: Asked, requests: int) -> SetUp:
     card, options = load_card(settings.card), asks.options
     engine = make_engine(settings, card)
     traffic = make_traffic(settings, asks.levels, options.classes, requests, options.as_recorded, engine)
-    start = SetUp(settings=settings, card=card, engine=engine, traffic=traffic, asks=asks)
-    if settings.turns and traffic.trace is None:
-        rate = settings.rate or start.bounds()[0].rate
-        drawn = traffic.at_rate.at(rate, settings.seed)
-        if said := late_turns(drawn, rate, settings.turns, settings.think or 0.0):
-            raise InputError(f"--turns {settings.turns:g}: {said}")
-    return start
+    return SetUp(settings=settings, card=card, engine=engine, traffic=traffic, asks=asks)
 
 
 def without_load(settings: Experiment) -> Experiment:

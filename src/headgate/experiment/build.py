@@ -174,8 +174,31 @@ def _drawn(words: Experiment, seed: int) -> Workload:
         lengths: dict[str, Any] = {"name": "mix", "classes": shares}
     else:
         lengths = {which: _law(words, which) for which in ("prompt", "output")} | {"name": words.workload}
-    drawn = generate(requests, seed=seed, arrivals=process, clients=clients, stages=stages, **lengths)
-    return _with_sessions(words, drawn, seed)
+    around = 0 if words.stages else _around(words)
+    rows = requests and requests + 2 * around
+    drawn = generate(rows, seed=seed, arrivals=process, clients=clients, stages=stages, **lengths)
+    made = _with_sessions(words, drawn, seed)
+    if not (around and requests):
+        return made
+    place = np.arange(len(made))
+    made = made.subset((place >= around) & (place < around + requests))
+    return replace(made, arrival=made.arrival - made.arrival[0])
+
+
+def _around(words: Experiment) -> int:
+    """Turns to draw before and after those of the run: its conversations are under way when it begins, and so
+    the rate is the same from the first second to the last.
+    """
+    if not (words.turns and words.rate):
+        return 0
+    lasts = (words.turns - 1) * (words.think or 0.0)
+    rows = LASTING * words.rate * lasts
+    if rows > MOST_AROUND:
+        raise InputError(
+            f"--turns {words.turns:g}: conversations of {lasts:.0f} s at {words.rate:g} requests/s are too "
+            "many at a time; give a shorter --think, fewer --turns or a lower --rate"
+        )
+    return ceil(rows)
 
 
 def beside_clients(words: Experiment, workload: Workload, seed: int) -> Workload:
@@ -229,6 +252,10 @@ def _with_sessions(words: Experiment, workload: Workload, seed: int) -> Workload
     prefixes = [shared_prefix(text) if text else None for text in texts]
     turns, think = words.turns or 1.0, words.think or 0.0
     return as_sessions(workload, seed=seed, turns=turns, think=think, prefixes=prefixes)
+
+
+LASTING = 5  # mean conversations that have gone by when a run begins
+MOST_AROUND = 200_000
 
 
 def refuse_many(requests: int) -> None:

@@ -37,7 +37,6 @@ from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.simulator import Simulator
 from headgate.sim.fleet.fleet import Outage, check_outages
-from headgate.workloads.sessions import late_turns
 from headgate.workloads.workload import Workload
 
 DEFAULT_ROUTER = "least-loaded"
@@ -72,8 +71,6 @@ class Prepared:
         notes = [*error_bar(self.card), *partly(words, self.card, words.engines is not None)]
         notes += build.speculation_notes(self.engine, self.card, words)
         notes += self.workload.remarks
-        if words.turns and words.rate and not words.trace:
-            notes.append(late_turns(self.workload, words.rate, words.turns, words.think or 0.0))
         if self.bad_rows.count:
             line, reason = self.bad_rows.first[0]
             notes.append(f"left out {self.bad_rows.count} bad rows; the first, line {line}: {reason}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -92,25 +91,6 @@ def as_sessions(
         **columns,  # type: ignore[arg-type]
         contents=Contents.of(rows).subset(order),
         origin={**workload.origin, "sessions": described},
-    )
-
-
-REACHED = 0.9  # of the rate: below that a run says nothing of it
-LASTING = 10  # times as long as a conversation is long enough
-
-
-def late_turns(workload: Workload, rate: float, turns: float, think: float) -> str:
-    """What to say where most turns come after the last conversation has begun, so the rate never arrives."""
-    sent = len(workload) / rate
-    arrival = np.asarray(workload.arrival)
-    found = float(((arrival > sent / 4) & (arrival <= 3 * sent / 4)).sum()) / (sent / 2)
-    if turns <= 1 or found >= REACHED * rate:
-        return ""
-    lasts = (turns - 1) * think
-    needed = ceil(LASTING * rate * lasts / 100) * 100
-    return (
-        f"only {found:.3g} of {rate:.4g} requests/s arrive: a conversation lasts {lasts:.3g} s, and all "
-        f"begin within {sent:.3g} s; give --requests {needed} or more, or a shorter --think"
     )
 
 

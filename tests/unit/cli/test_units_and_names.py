@@ -34,12 +34,9 @@ def test_a_bare_number_in_a_service_level(refused):
     refused(["plan", "capacity", "--slo", "ttft=1@p95"], "'1' has no unit; write 1ms or 1s")
 
 
-def test_a_rate_that_conversations_do_not_reach_in_so_few_requests(headgate, refused):
-    talks = ("--turns", "5", "--think", "30s", "--prompt", "200", "--output", "100")
-    plan = ["plan", "capacity", "--slo", "ttft=300ms@p95", "--policy", "mixed", "--seeds", "1", *talks]
-    refused([*plan, "--requests", "1500"], "requests/s arrive: a conversation lasts 120 s")
-    said = headgate("simulate", "--rate", 8, "--requests", 300, *talks)
-    assert "note: only " in said.out and "of 8 requests/s arrive" in said.out
+def test_conversations_too_many_at_a_time(refused):
+    talks = ("--turns", "5", "--think", "1h", "--rate", 8, "--requests", 300)
+    refused(["simulate", *talks], "conversations of 14400 s at 8 requests/s are too many at a time")
 
 
 @pytest.mark.parametrize("flag", ["--tpot", "--tbt", "--itl", "--gap"])

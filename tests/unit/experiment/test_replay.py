@@ -80,3 +80,14 @@ def test_a_routers_trace_brings_its_hits(tmp_path):
     path.write_text(json.dumps({**row, "class": "a", "cached": "many"}) + "\n")
     with pytest.raises(InputError, match=r"route.jsonl:1: cached is"):
         make_workload(experiment({"trace": str(path)}))
+
+
+def test_conversations_are_under_way_when_a_run_begins():
+    """Each lasts 120 s, the whole run 100 s: drawn from nothing, a third of the turns would come later."""
+    words = {"rate": 10.0, "requests": 1000, "turns": 5.0, "think": "30s", "prompt": 50, "output": 50}
+    found, _ = make_workload(experiment(words))
+    assert len(found) == 1000 and found.arrival[0] == 0
+    tenths = np.histogram(found.arrival, 10)[0]
+    assert found.arrival[-1] == pytest.approx(100, rel=0.15) and tenths.min() > 60 and tenths.max() < 140
+    first, last = found.prompt[:200].mean(), found.prompt[-200:].mean()
+    assert first == pytest.approx(last, rel=0.3) and first > 150  # what was said before the run counts
