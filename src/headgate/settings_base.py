@@ -130,6 +130,7 @@ REMEDIES = {
     "greater_than_equal": "at least {ge}",
     "greater_than": "a number above {gt}",
     "less_than_equal": "at most {le}",
+    "less_than": "a number below {lt}",
     "finite_number": "a finite number",
     "int_type": "a whole number, without quotes",
     "int_parsing": "a whole number, without quotes",

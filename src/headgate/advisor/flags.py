@@ -15,19 +15,15 @@ from headgate.advisor.capacity.traffic import Level, promised_gap
 from headgate.advisor.situation import SATURATED, Situation, card_situation
 from headgate.advisor.threshold import MISS, WHOLE, ThresholdPlan, plan_threshold
 from headgate.core.errors import InputError, RunError
-from headgate.core.plan import Plan
-from headgate.core.policy import BatchPolicy
-from headgate.core.view import View
 from headgate.cost.card import DERIVED_CARD, Card, hub_name
 from headgate.cost.derive.derived_card import AUTO, BF16, UTILISATION, WantedCard, parse
 from headgate.cost.model import Shape, StepCost
 from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_REQUESTS, DEFAULT_SLOTS, refuse_speculation
-from headgate.experiment.run import Maker, Prepared, carry_out
+from headgate.experiment.run import Prepared, carry_out
 from headgate.experiment.settings import Experiment
 from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.methods.eb.thresholds import Threshold
 from headgate.methods.keep.learned import confined
-from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.engine import Engine
 from headgate.stats.metrics import Metrics, summarise
 
@@ -444,13 +440,13 @@ def sglang_words(policy: str, parameters: Mapping[str, Any], slots: int, budget:
 # -- the advice, tried out
 
 
-ADVISED, LIMITED = "advised", "advised, 503"
+ADVISED = "advised"
 
 
 def check_flags(settings: Experiment, plan: FlagsPlan, progress: Progress) -> tuple[list[Checked], str]:
     """Mixed batching simulated with the advice and with defaults, on the same requests; and under what load.
 
-    The advice with its queue limit is a run of its own, which turns requests away as vLLM does (503).
+    Without the queue limit: no request is turned away.
     """
     settings, load = _loaded(settings, plan)
     served_by = plan.served_by
@@ -468,9 +464,6 @@ def check_flags(settings: Experiment, plan: FlagsPlan, progress: Progress) -> tu
         if run.meta["outcome"] != "finished":
             raise RunError(f"--check, {label}: the run was {run.meta['outcome']}")
         checks.append(Checked(label, limits["slots"], limits["budget"], summarise(run)))
-        if label == ADVISED and plan.queue is not None and settings.engine == "vllm":
-            limited = carry_out(prepared, "mixed", {}, make=Limited(prepared.engine, plan.queue.value))
-            checks.append(Checked(LIMITED, limits["slots"], limits["budget"], summarise(limited)))
     return checks, load
 
 
@@ -486,43 +479,6 @@ def _loaded(settings: Experiment, plan: FlagsPlan) -> tuple[Experiment, str]:
     requests = settings.requests or max(DEFAULT_REQUESTS, 10 * clients)
     loaded = settings.model_copy(update={"clients": clients, "requests": requests})
     return loaded, f"{clients:,} clients, as many as the flags let in"
-
-
-class QueueLimited(Mixed):
-    """A request leaves when the prompts before it in the queue already reach the limit, whatever its length.
-
-    vLLM decides when the request comes. Here it is decided at the next plan: what stands before a request
-    only shrinks, so one that was let in once stays in.
-    """
-
-    name = "mixed with a queue limit"
-
-    def __init__(self, slots: int, budget: int, most: int) -> None:
-        super().__init__(slots, budget)
-        self.most = most
-
-    def plan(self, view: View) -> Plan:
-        before, away = 0, []
-        for request in view.waiting.values():
-            if before >= self.most and not request.evictions:
-                away.append(request.id)
-            else:
-                before += request.todo
-        plan = super().plan(view)
-        if not away:
-            return plan
-        kept = tuple(id for id in plan.prefill if id not in set(away))
-        return Plan(plan.decode, kept, plan.budget, reject=tuple(away))
-
-
-class Limited(Maker):
-    def __init__(self, engine: Engine, most: int) -> None:
-        super().__init__("mixed", {}, engine)
-        self.most = most
-        self.parameters = {**self.parameters, "max_num_queued_tokens": most}
-
-    def __call__(self) -> BatchPolicy:
-        return QueueLimited(self.engine.running, self.engine.batch_tokens, self.most)
 
 
 # -- a budget for a promised gap

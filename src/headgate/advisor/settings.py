@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headgate.experiment.settings import Experiment
 from headgate.experiment.workers import ON, Workers
-from headgate.settings_base import Count, Duration, SettingsModel, Switch, declared
+from headgate.settings_base import Count, Seconds, SettingsModel, Switch, declared
 
 COSTS, LEVELS, FLEET = "Step costs as numbers, instead of a card", "Service levels", "Fleet"
 PLAN, SEARCH = "Plan", "Search"
@@ -69,14 +69,12 @@ class LevelSettings(SettingsModel):
 class WaitSettings(SettingsModel):
     """What `plan wait` can be told. In the paper's letters: slack is ε, miss δ and horizon T."""
 
-    load: float | None = declared(PLAN, "the rate as a share of what the card can carry")
-    types: int | None = declared(PLAN, "split requests by output length into so many types")
-    segments: int | None = declared(PLAN, "so many segments (default: as need least memory)")
-    ends: str = declared(PLAN, "where segments end, in decode iterations, such as 20/40/80", "")
-    slack: float = declared(PLAN, "by how much each segment's threshold exceeds what reaches it", 0.05)
-    miss: float = declared(PLAN, "accepted chance that memory is not enough", 0.01)
-    horizon: Duration = declared(PLAN, "over which time (default: 1h)", 3600.0)
-    every: Duration | None = declared(PLAN, "rates change: plan for the busiest window this long")
+    load: float | None = declared(PLAN, "the rate as a share of what the card can carry", gt=0, lt=1)
+    types: int | None = declared(PLAN, "split requests by output length into so many types", ge=2)
+    segments: Count | None = declared(PLAN, "so many segments (default: as need least memory)")
+    slack: float = declared(PLAN, "by how much each segment's threshold exceeds what reaches it", 0.05, ge=0)
+    miss: float = declared(PLAN, "accepted chance that memory is not enough", 0.01, gt=0, lt=1)
+    horizon: Seconds = declared(PLAN, "over which time (default: 1h)", 3600.0)
 
 
 class SearchSettings(SettingsModel):

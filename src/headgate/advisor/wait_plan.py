@@ -19,7 +19,6 @@ from headgate.experiment.settings import Experiment
 from headgate.methods.wait import inventory
 from headgate.methods.wait import nested as nesting
 from headgate.methods.wait.traffic import best_pace, mean_latency
-from headgate.methods.wait.wait import read_ends
 from headgate.sim.engine.engine import Engine
 from headgate.stats.metrics import without_nan
 from headgate.workloads.workload import Workload
@@ -70,7 +69,6 @@ class Mix:
     split: str  # how `wait` tells the types apart
     prompt: float
     decodes: Floats
-    arrival: Floats
     rate: float
 
 
@@ -144,13 +142,10 @@ class WaitPlan:
 
 
 def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
-    check_wishes(wishes)
     card = load_card(settings.card)
     engine = make_engine(settings, card)
     refuse_speculation(settings, "plan wait")
     workload, remarks = drawn_workload(settings)
-    if wishes.every is not None:
-        remarks.append(f"rates by type and thresholds are those of its busiest {wishes.every:g} s")
     mix = gathered_mix(settings, wishes, workload, engine)
     lines = inventory.lines_of(engine.cost, mix.parts, engine.kv_tokens)
     most = mix.rate * inventory.most_rate(lines, mix.parts, engine.kv_tokens, engine.running)
@@ -230,37 +225,13 @@ def _nested(
 # -- the traffic, as WAIT's planners want it
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20)  # numbers of segments to try
-MOST_WINDOWS = 10_000
-FEW = 100  # requests in a window below which its survival is not told apart from chance
-
-
-def check_wishes(wishes: WaitSettings) -> None:
-    for name, value, fine, remedy in (
-        ("load", wishes.load, wishes.load is None or 0 < wishes.load < 1, "a share above 0 and below 1"),
-        ("slack", wishes.slack, 0 <= wishes.slack < inf, "a share, 0 or more"),
-        ("miss", wishes.miss, 0 < wishes.miss < 1, "a probability above 0 and below 1"),
-        ("horizon", wishes.horizon, wishes.horizon > 0, "more than 0 s"),
-        ("segments", wishes.segments, wishes.segments is None or wishes.segments >= 1, "1 or more"),
-        ("types", wishes.types, wishes.types is None or wishes.types >= 2, "2 or more"),
-        ("every", wishes.every, wishes.every is None or wishes.every > 0, "more than 0 s"),
-    ):
-        if not fine:
-            raise InputError(f"--{name} {value}: give {remedy}")
-    read_ends("plan wait", wishes.ends)
-    if wishes.ends and wishes.segments:
-        raise InputError("--ends says where segments end, --segments how many; drop one of the two")
-    if wishes.every is not None and wishes.load is not None:
-        raise InputError("--every looks at when requests come, --load has no times; give --rate or a trace")
 
 
 def gathered_mix(settings: Experiment, wishes: WaitSettings, workload: Workload, engine: Engine) -> Mix:
-    """Types are the kinds of the workload, or groups by output length where the wishes say so.
-
-    Where rates change (`every`), each type comes as often as in its own busiest window: (13) for types.
-    """
+    """Types are the kinds of the workload, or groups by output length where the wishes say so."""
     prompts, decodes = (lengths.astype(np.int64) for lengths in served_lengths(workload, engine))
     fits = workload.prompt < engine.longest
-    kind, arrival = workload.kind[fits], workload.arrival[fits]
+    kind = workload.kind[fits]
     rate = _rate(settings, wishes, workload)
     names = [each.name for each in workload.kinds]
     split = "kind"
@@ -274,19 +245,16 @@ def gathered_mix(settings: Experiment, wishes: WaitSettings, workload: Workload,
     parts = []
     for number in present:
         theirs = kind == number
-        busy = float(np.mean(theirs))
-        if wishes.every is not None:
-            counts = np.bincount(_windows(arrival, wishes.every)[theirs])
-            busy = float(counts.max()) * _span(arrival) / wishes.every / (len(arrival) - 1)
-        parts.append(inventory.seen_kind(rate * busy, prompts[theirs], decodes[theirs], engine.block))
+        own = rate * float(np.mean(theirs))
+        parts.append(inventory.seen_kind(own, prompts[theirs], decodes[theirs], engine.block))
     prompt = float(prompts.mean()) + (engine.block - 1) / 2
     shown = tuple(names[number] for number in present)
-    return Mix(shown, parts, split, prompt, decodes.astype(np.float64), arrival, rate)
+    return Mix(shown, parts, split, prompt, decodes.astype(np.float64), rate)
 
 
 def _rate(settings: Experiment, wishes: WaitSettings, workload: Workload) -> float:
     """Requests per second; any, where the load is to be a share of what the card can carry."""
-    span = _span(workload.arrival)
+    span = float(np.ptp(workload.arrival))
     if wishes.load is not None:
         if settings.rate or settings.clients or settings.trace:
             raise InputError("--load scales the rate, but another load is given; drop one of the two")
@@ -306,40 +274,7 @@ def scaled(mix: Mix, factor: float) -> Mix:
 
 def candidates(mix: Mix, wishes: WaitSettings) -> list[nesting.Segments]:
     longest = int(mix.decodes.max())
-    if wishes.ends:
-        given = read_ends("nested-wait", wishes.ends)
-        cuts = [given if given[-1] >= longest else (*given, longest)]
-    else:
-        counts = [wishes.segments] if wishes.segments else [n for n in COUNTS if n <= max(1, longest)]
-        cuts = [nesting.even_ends(longest, count) for count in counts]
-        cuts += [nesting.equal_shares(mix.decodes, count) for count in counts]
-    unique = dict.fromkeys(cuts)
-    if wishes.every is None:
-        return [nesting.segments_from(mix.prompt, mix.decodes, mix.rate, ends) for ends in unique]
-    place = _windows(mix.arrival, wishes.every)
-    parts = [mix.decodes[place == number] for number in np.unique(place)]
-    parts = [part for part in parts if len(part) >= FEW] or [mix.decodes]
-    most = max(windows(mix, wishes.every))
-    each = ([nesting.segments_from(mix.prompt, part, most, ends) for part in parts] for ends in unique)
-    return [nesting.worst(segments) for segments in each]
-
-
-def windows(mix: Mix, every: float) -> list[float]:
-    own = (len(mix.arrival) - 1) / _span(mix.arrival)
-    return [float(count) / every * mix.rate / own for count in np.bincount(_windows(mix.arrival, every))]
-
-
-def _windows(arrival: Floats, every: float) -> NDArray[np.int64]:
-    if _span(arrival) > MOST_WINDOWS * every:
-        least = _span(arrival) / MOST_WINDOWS
-        raise InputError(
-            f"--every {every:g}s makes more than {MOST_WINDOWS:,} windows; give {least:.3g}s or more"
-        )
-    return np.asarray((arrival - arrival[0]) // every, np.int64)
-
-
-def _span(arrival: Floats) -> float:
-    return float(np.ptp(arrival))
-
-
-# -- thresholds that the user gave
+    counts = [wishes.segments] if wishes.segments else [n for n in COUNTS if n <= max(1, longest)]
+    cuts = [nesting.even_ends(longest, count) for count in counts]
+    cuts += [nesting.equal_shares(mix.decodes, count) for count in counts]
+    return [nesting.segments_from(mix.prompt, mix.decodes, mix.rate, ends) for ends in dict.fromkeys(cuts)]

@@ -426,7 +426,7 @@ def wait(words: Experiment, wishes: WaitSettings, json: Json = None, report: Rep
 
     Examples:
       headgate plan wait --card pub-a100-llama-7b --prompt 60 --output 200 --rate 20
-      headgate plan wait --trace azure-conv --scale-rate 2 --types 3 --every 60s
+      headgate plan wait --trace azure-conv --scale-rate 2 --types 3
       headgate plan wait --prompt 512 --output 256 --load 0.8 --segments 4
     """
     from headgate.advisor.wait_plan import plan_wait

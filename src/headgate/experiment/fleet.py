@@ -15,7 +15,6 @@ from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
 from headgate.core.request import Request
-from headgate.cost.card import load_card
 from headgate.cost.model import Shape
 from headgate.experiment.build import by_tenant, cache_record, described
 from headgate.experiment.settings import ManyEngines
@@ -37,7 +36,7 @@ from headgate.sim.fleet.kv_handover import Transfer
 from headgate.sim.fleet.lagged import Lagged
 from headgate.sim.fleet.ranks import RankSimulator
 from headgate.workloads.streams import stream, uniforms
-from headgate.workloads.workload import Kind, Workload
+from headgate.workloads.workload import Workload
 
 DELAY = 0.002  # seconds before the first byte
 KV_BYTES = 147_456.0  # of one token: 36 layers, K and V, 8 heads of 128, 2 bytes each, as Qwen3-8B has them
@@ -284,33 +283,3 @@ def mean_lengths(workload: Workload) -> tuple[float, float]:
     outputs = np.minimum(workload.output, workload.limit).astype(np.float64)
     prompts = workload.prompt.astype(np.float64)
     return float(prompts.mean()), float((outputs * (prompts + outputs / 2)).sum() / outputs.sum())
-
-
-def recorded_plan(run: Run) -> FluidPlan | None:
-    """The linear program's plan for the requests as they came; None for a closed loop, one engine, or where
-    the card is gone.
-    """
-    engines, limits = run.meta.get("engines"), run.meta.get("engine")
-    if not isinstance(engines, int) or engines < 2 or not isinstance(limits, dict):
-        return None
-    requests = run.requests
-    order = np.argsort(requests["arrival"], kind="stable")
-    kept = order[requests["output"][order] >= 1]
-    try:
-        engine = Engine(load_card(run.meta["card"]).cost, **limits)
-        kinds = [Kind(str(kind.get("name", ""))) for kind in run.kinds]
-        columns: dict[str, Any] = {name: requests[name][kept] for name in ("arrival", "kind")}
-        offered = Workload.of(requests["prompt"][kept], requests["output"][kept], kinds=kinds, **columns)
-        prices = TokenPrices(**({"prompt": 1.0, "output": 2.0} | (run.meta.get("prices") or {})))
-        return fleet_plan(engine, engines, offered, prices)
-    except (InputError, KeyError, TypeError):
-        return None
-
-
-def decode_targets(run: Run) -> dict[str, float]:
-    """Requests of each class that decode at once in the whole fleet, by the plan; {} with one class."""
-    plan = recorded_plan(run) if len(run.kinds) > 1 else None
-    if plan is None:
-        return {}
-    held = zip(plan.instance.flows, plan.mixed, plan.solo, strict=True)
-    return {flow.name: run.meta["engines"] * (mixed + solo) for flow, mixed, solo in held}

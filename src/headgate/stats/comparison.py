@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -92,15 +92,13 @@ class Comparison:
     seeds: int
     rule: str  # what was left out of each run
     rows: tuple[MetricRow, ...]
-    notes: tuple[str, ...]  # what to mind when reading it, as JSON has it
-    cautions: tuple[str, ...] = ()  # the same as a report says it
+    notes: tuple[str, ...]  # what to mind when reading it
     doubts: dict[str, str] = field(default_factory=dict)
     whole: dict[str, Whole] = field(default_factory=dict)
     bound: float | None = None  # requests/s that no policy exceeds, where it is known
 
     def as_dict(self) -> dict[str, Any]:
         plain = asdict(self)
-        del plain["cautions"]
         for plain_row, row in zip(plain["rows"], self.rows, strict=True):
             plain_row["winner"] = row.winner
         return dict(without_nan(plain))
@@ -142,15 +140,13 @@ def compare(
         for metric in METRICS
         if (row := _row(metric, every, baseline, seeds, errors, doubts if metric.method == SHARES else {}))
     )
-    cautions = _cautions(measured, rows, errors)
     return Comparison(
         baseline,
         order,
         seeds,
         rule=measured[baseline][0].window.rule,
         rows=rows,
-        notes=tuple(note for note, _ in cautions),
-        cautions=tuple(caution for _, caution in cautions),
+        notes=tuple(_notes(measured, rows, errors)),
         doubts=doubts,
         whole={name: Whole.of(own) for name, own in measured.items()},
         bound=bound,
@@ -168,9 +164,6 @@ def _doubts(measured: Mapping[str, Sequence[Measured]], bound: float | None) -> 
         elif bound is not None and served > EDGES * bound:
             doubts[name] = ABOVE
     return doubts
-
-
-Caution = tuple[str, str]  # what could mislead, as JSON has it and as a report says it
 
 
 class CardErrors(NamedTuple):
@@ -262,34 +255,30 @@ def _difference(spread: Spread, base: Spread, higher: bool, untested: str, error
     return Difference(spread.value, absolute, percent, verdict)
 
 
-def _cautions(
+def _notes(
     measured: Mapping[str, Sequence[Measured]], rows: Sequence[MetricRow], errors: CardErrors
-) -> list[Caution]:
-    cautions: list[Caution] = []
-    policies: dict[tuple[str, str], list[str]] = {}
+) -> Iterator[str]:
+    """What could mislead."""
+    unsettled: dict[str, list[str]] = {}
     for name, own in measured.items():
         trend = next((one.trend for one in own if not one.trend.stationary), None)
         if trend is not None:
-            policies.setdefault((trend.reason, trend.said), []).append(name)
-    for (reason, said), names in policies.items():
-        listed = ", ".join(names)
-        cautions.append((f"not stationary: {listed} ({reason})", f"{said} ({listed})"))
+            unsettled.setdefault(trend.said, []).append(name)
+    for said, names in unsettled.items():
+        yield f"{said} ({', '.join(names)})"
     served = {name: sum(one.metrics.counts.completed for one in own) for name, own in measured.items()}
     if len(set(served.values())) > 1:
         listed = ", ".join(f"{name} {number}" for name, number in served.items())
-        note = f"not the same number of requests was served to the end: {listed}"
-        cautions.append((note, f"Different numbers of requests were served to the end: {listed}"))
+        yield f"Different numbers of requests were served to the end: {listed}"
     if rough := [row.metric for row in rows if any(one.absolute.rough for one in row.others.values())]:
         listed = ", ".join(rough)
-        note = f"rough intervals, batches too alike, take more requests or seeds: {listed}"
-        said = f"Intervals unreliable: samples are correlated ({listed}); use more requests or seeds"
-        cautions.append((note, said))
+        yield f"Intervals unreliable: samples are correlated ({listed}); use more requests or seeds"
     if errors.rates:
         close = [row.metric for row in rows if any(one.verdict == CANNOT_TELL for one in row.others.values())]
-        note = f"the card was derived, not measured: differences within {errors.rates:.0f} % of a rate or "
-        note += f"{errors.times:.0f} % of a time cannot be told{': ' * bool(close)}{', '.join(close)}"
-        cautions.append((note, note[0].upper() + note[1:]))
-    return cautions
+        yield (
+            f"The card was derived, not measured: differences within {errors.rates:.0f} % of a rate or "
+            f"{errors.times:.0f} % of a time cannot be told{': ' * bool(close)}{', '.join(close)}"
+        )
 
 
 def _apart(difference: Estimate, least: float = 0.0) -> bool:

@@ -116,7 +116,6 @@ class PrefixHits:
     evicted: int | None
     kinds: dict[str, CacheHits]
     engines: dict[int, CacheHits]
-    evicted_by_engine: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -359,7 +358,6 @@ def prefix_hits(run: Run) -> PrefixHits | None:
         evicted=None if evicted is None else sum(evicted),
         kinds={name: hits(served & (rows["kind"] == place)) for name, place in kinds.items()},
         engines={engine: hits(served & (rows["replica"] == engine)) for engine in engines},
-        evicted_by_engine=dict(enumerate(evicted or ())),
     )
 
 

@@ -121,7 +121,6 @@ def test_flags_check_and_json() -> None:
     assert found["check"]["load"].endswith("requests/s")
     assert [each["label"] for each in found["check"]["runs"]] == [
         "advised",
-        "advised, 503",
         "headgate's",
         "vLLM's",
     ]

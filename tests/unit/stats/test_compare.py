@@ -238,7 +238,7 @@ def test_rough_intervals_are_named():
     rng = np.random.default_rng(0)
     walk = 5 + np.repeat(np.cumsum(rng.normal(0, 0.1, 40)), 10)
     found = compare({"a": [fixed([1.0] * 400)], "b": [fixed(walk.tolist())]}, "a")
-    assert any(note.startswith("rough intervals") and "mean TTFT" in note for note in found.notes)
+    assert any(note.startswith("Intervals unreliable") and "mean TTFT" in note for note in found.notes)
     assert row(found, "mean TTFT").others["b"].absolute.rough
     assert "TTFT" in summarise(fixed(walk.tolist())).rough
 
@@ -255,13 +255,13 @@ def test_what_one_policy_never_did_is_not_measured():
     serves = [request(n, n, n, n + 1, n + 2, 1, 2) for n in range(60)]
     found = compare({"a": [make_run(waits)], "b": [make_run(serves)]}, "a")
     assert row(found, "mean TTFT").others["b"].verdict == "not measured"
-    assert any("not the same number" in note and "a 0, b 60" in note for note in found.notes)
+    assert any("Different numbers" in note and "a 0, b 60" in note for note in found.notes)
     json.dumps(found.as_dict(), allow_nan=False)
 
 
 def test_notes_name_runs_that_are_not_stationary():
     runs = {name: [open_run(1000, rate=50, seed=1)] for name in ("a", "b")}
-    assert compare(runs, "a").notes[0].startswith("not stationary: a, b (number in the system still growing")
+    assert compare(runs, "a").notes[0].startswith("Overloaded: the backlog grows by")
     assert compare({"a": [slower()], "b": [slower()]}, "a").notes == ()
 
 

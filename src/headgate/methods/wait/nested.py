@@ -186,14 +186,6 @@ def segments_from(prompt: float, lengths: ArrayLike, rate: float, ends: Sequence
     return Segments(prompt, tuple(ends), tuple(float(rate * count / len(seen)) for count in above))
 
 
-def worst(several: Sequence[Segments]) -> Segments:
-    """The same cuts at different times: the highest rate and the highest survival of each segment: (13)."""
-    reach = [max(each.reach[0] for each in several)]
-    for stays in zip(*(each.stays for each in several), strict=True):
-        reach.append(reach[-1] * max(stays))
-    return several[0]._replace(reach=tuple(reach))
-
-
 def even_ends(longest: int, count: int) -> tuple[int, ...]:
     if not 1 <= count <= max(longest, 1):
         raise InputError(f"{count} segments of outputs up to {longest} iterations; choose 1 to {longest}")

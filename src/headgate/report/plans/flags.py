@@ -12,7 +12,6 @@ from headgate.advisor.capacity.plan import apart
 from headgate.advisor.capacity.traffic import Level
 from headgate.advisor.drafts import SIZES, DraftsPlan, DraftsRun
 from headgate.advisor.flags import (
-    LIMITED,
     NO_PLUG_IN,
     QUEUE_SINCE,
     Checked,
@@ -137,11 +136,6 @@ def check_section(runs: Sequence[Checked], load: str, plan: FlagsPlan) -> doc.Se
         said += f" These flags serve {abs(gain):.1f} % {'more' if gain > 0 else 'less'} than SGLang without "
         said += f"a flag, the longest gap is {1000 * mine.longest_gap:,.0f} instead of "
         said += f"{1000 * own.longest_gap:,.0f} ms; requests name no max_tokens."
-    for run in runs:
-        if run.label == LIMITED:
-            counts = run.metrics.counts
-            away = f"{counts.refused:,} of {counts.total:,} requests"
-            said += f" {LIMITED}: with --max-num-queued-tokens, where vLLM answers 503 to {away}."
     return doc.Section("Simulated", (doc.Grid("", heads, tuple(rows), (said,)),))
 
 

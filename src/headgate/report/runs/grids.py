@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
-from operator import attrgetter
 
 import numpy as np
 
 from headgate.core.fleet import PREFILL
 from headgate.core.request import ENVELOPE, GAP
-from headgate.experiment.fleet import decode_targets
 from headgate.record.tables import Run
-from headgate.report.charts import COLOURS, Axis, Bar, Bars, Chart, Floats, Mark, Series, over_time
+from headgate.report.charts import Axis, Bar, Bars, Chart, Floats, Series, over_time
 from headgate.report.document import (
     BEST,
     LEVEL,
@@ -170,22 +168,17 @@ def _hits(hits: PrefixHits) -> str:
     return f"{parts}; {evicted}"
 
 
-def prefix_grid(metrics: Mapping[str, Metrics], by_engine: bool = False) -> list[Grid]:
-    """Hits of several runs or classes, or of the engines of fleets; a single line stands among the facts."""
+def prefix_grid(metrics: Mapping[str, Metrics]) -> list[Grid]:
+    """Hits of several runs or classes; a single line stands among the facts."""
     rows: list[Row] = []
     for name, found in metrics.items():
         hits = found.prefix_cache
         if hits is None:
             continue
-        if by_engine:
-            parts = {f"engine {each}": part for each, part in hits.engines.items()}
-            evicted = {f"engine {each}": count for each, count in hits.evicted_by_engine.items()}
-        else:
-            parts = {"all": hits.all, **(hits.kinds if len(hits.kinds) > 1 else {})}
-            evicted = {} if hits.evicted is None else {"all": hits.evicted}
-        for part, each in parts.items():
+        for part, each in {"all": hits.all, **(hits.kinds if len(hits.kinds) > 1 else {})}.items():
             saved = "" if each.saved is None else each.saved
-            rows.append(row(name, part, share(each.share), each.tokens, saved, evicted.get(part, "")))
+            evicted = "" if part != "all" or hits.evicted is None else hits.evicted
+            rows.append(row(name, part, share(each.share), each.tokens, saved, evicted))
     if len(rows) < 2:
         return []
     heads = ("run", "of", "prompt tokens\nfound", "tokens\nfound", "prefill saved\ns")
@@ -262,8 +255,7 @@ APART = (
     "another while both had requests waiting{}."
 )
 MOST_BARS = 16  # engines drawn one by one
-MOST_RUNS = 3  # whose occupancy is drawn
-by_name = attrgetter("name")
+MOST_RUNS = 3  # whose classes are drawn
 
 
 def class_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
@@ -319,47 +311,20 @@ def _named(grid: Grid, metrics: Mapping[str, Metrics]) -> list[Grid]:
     return [replace(grid, heads=(grid.heads[0], *grid.heads[2:]), rows=rows, grouped=False)]
 
 
-def class_figures(runs: Mapping[str, Measured]) -> list[Figure]:
-    if not any(len(found.metrics.kinds) > 1 for found in runs.values()):
-        return []
-    waits = _waits({name: found.metrics for name, found in runs.items()})
-    return [*waits, *(_occupancy(name, found.run) for name, found in list(runs.items())[:MOST_RUNS])]
-
-
-def _waits(metrics: Mapping[str, Metrics]) -> Iterator[Figure]:
-    late, kept = [], []
-    for colour, (name, found) in enumerate(metrics.items()):
-        style = f"c{colour % COLOURS}"
-        for kind in found.kinds:
-            label = f"{kind.name or '-'}, {name}"
-            if not np.isnan(kind.ttft.p99):
-                late.append(Bar(label, (("p99 TTFT", style, kind.ttft.p99),)))
-            if kind.goodput is not None and not np.isnan(kind.goodput.share.value):
-                good = kind.goodput.share
-                low, high = (None if end is None else 100 * end for end in (good.low, good.high))
-                kept.append(Bar(label, (("kept", style, 100 * good.value),), low, high))
-    if late:
-        scale, unit = time_unit(min(bar.length for bar in late))
-        late = [Bar(bar.name, tuple((*part[:2], part[2] * scale) for part in bar.parts)) for bar in late]
-        look = "Whether one class pays for the other."
-        bars = Bars("p99 TTFT", unit, sorted(late, key=by_name))
-        yield bars.figure("First tokens by class", look)
-    if kept:
-        look = "Requests that got what their class was promised; the thin line is the interval."
-        yield Bars("promises kept", "%", sorted(kept, key=by_name)).figure("Goodput by class", look)
-
-
-def occupancy(run: Run, edges: Floats) -> dict[str, tuple[Floats, Floats]]:
-    """By kind: how many are between slot and first token, and how many decode, on average in each column."""
-    requests, (_, end) = run.requests, run.span()
-    found = {}
-    for place, kind in enumerate(run.kinds):
-        mine = requests["kind"] == place
-        admitted, first, finished = (requests[name][mine] for name in ("admitted", "first_token", "finished"))
-        last = np.where(np.isnan(finished), end, finished)
-        prefilling = _present(admitted, np.where(np.isnan(first), last, first), edges)
-        found[str(kind.get("name") or "-")] = prefilling, _present(first, last, edges)
-    return found
+def class_figures(runs: Mapping[str, Run]) -> Iterator[Figure]:
+    several = any(len(run.kinds) > 1 for run in runs.values())
+    for name, run in list(runs.items())[:MOST_RUNS] if several else ():
+        edges, middle = _columns(run)
+        requests, end = run.requests, run.span()[1]
+        series = []
+        for place, kind in enumerate(run.kinds):
+            mine = requests["kind"] == place
+            first, finished = (requests[word][mine] for word in ("first_token", "finished"))
+            decoding = _present(first, np.where(np.isnan(finished), end, finished), edges)
+            series.append(Series(str(kind.get("name") or "-"), middle, decoding, place))
+        chart = Chart(Axis("time since the start", "s"), Axis("decoding", "requests", low=0.0), series)
+        look = "Which class holds the engine's slots, and whether that settles."
+        yield chart.figure(f"Decoding by class: {name}", look)
 
 
 def _present(since: Floats, until: Floats, edges: Floats) -> Floats:
@@ -380,21 +345,6 @@ def _columns(run: Run) -> tuple[Floats, Floats]:
     return edges, (edges[:-1] + edges[1:]) / 2
 
 
-def _occupancy(name: str, run: Run) -> Figure:
-    edges, middle = _columns(run)
-    series = [
-        Series(kind, middle, decoding, place)
-        for place, (kind, (_, decoding)) in enumerate(occupancy(run, edges).items())
-    ]
-    targets = decode_targets(run)
-    marks = [Mark(f"LP target: {kind} {number(value)}", value, "y") for kind, value in targets.items()]
-    look = "Which class holds the engine's slots, and whether that settles."
-    if marks:
-        look = "Whether each class settles at what the linear program would have it hold (dashed)."
-    chart = Chart(Axis("time since the start", "s"), Axis("decoding", "requests", low=0.0), series, marks)
-    return chart.figure(f"Decoding by class: {name}", look)
-
-
 def tenant_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
     rows, apart = [], []
     for name, found in metrics.items():
@@ -412,18 +362,6 @@ def tenant_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
     heads = ("tenant", head, "requests", "service\ntokens", "share", "promises\nkept")
     said = APART.format(f": {'; '.join(apart)}" if apart else "; no two ever had")
     return _named(Grid("", heads, tuple(rows), (said,)), metrics)
-
-
-def tenant_figures(metrics: Mapping[str, Metrics]) -> list[Figure]:
-    bars = [
-        Bar(f"tenant {each.name}, {name}", (("service", f"c{colour % COLOURS}", each.service),))
-        for colour, (name, found) in enumerate(metrics.items())
-        if found.tenants is not None
-        for each in found.tenants.tenants
-    ]
-    look = "Equal bars: equal shares of the engine."
-    figure = Bars("service", "tokens", sorted(bars, key=by_name)).figure("Service by tenant", look)
-    return [figure] if bars else []
 
 
 def fleet_figures(runs: Mapping[str, Run]) -> list[Figure]:

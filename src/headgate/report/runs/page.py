@@ -60,17 +60,14 @@ def scene_chapter(scene: Scene, rows: int = ROWS) -> doc.Chapter:
     fleet: list[doc.Block] = [grids.fleets(pools)] if pools else []
     by_class: list[doc.Block] = [*grids.class_grid(scene.metrics, head)]
     by_class += grids.worth_grid(scene.metrics, head)
-    by_tenant: list[doc.Block] = [*grids.tenant_grid(scene.metrics, head)]
-    prefix_by_engine = tuple(grids.prefix_grid(scene.metrics, by_engine=True))
     sections = [
         doc.Section("", tuple(_numbers(scene))),
         doc.Section("Promises", (doc.Drawn(lambda: grids.promise_panel(first)),)),
         doc.Section("How long requests wait", (doc.Drawn(lambda: distributions(scene.runs)),)),
         doc.Section(machine, (doc.Drawn(lambda: filter(None, (timeline(list(runs.items()), rows),))),)),
-        doc.Section("By class", (*by_class, doc.Drawn(lambda: grids.class_figures(first)))),
-        doc.Section("By tenant", (*by_tenant, doc.Drawn(lambda: grids.tenant_figures(scene.metrics)))),
+        doc.Section("By class", (*by_class, doc.Drawn(lambda: grids.class_figures(runs)))),
+        doc.Section("By tenant", tuple(grids.tenant_grid(scene.metrics, head))),
         doc.Section("Prefix cache", tuple(grids.prefix_grid(scene.metrics))),
-        doc.Section("Prefix cache by engine", prefix_by_engine, doc.PAGE_ONLY),
         doc.Section("The fleet", (*fleet, doc.Drawn(lambda: grids.fleet_figures(runs)))),
         doc.Section("What the policies estimated", (doc.Drawn(lambda: gauge_blocks(runs)),)),
     ]
@@ -101,7 +98,7 @@ def setup(scenes: Sequence[Scene]) -> str:
 def _notes(scene: Scene) -> tuple[str, ...]:
     found = scene.comparison
     if isinstance(found, Comparison):
-        notes = [*found.cautions, *_several(len(found.policies) - 1)]
+        notes = [*found.notes, *_several(len(found.policies) - 1)]
     else:
         alone = len(scene.runs) == 1  # then it stands among the facts
         notes = [one.trend.said for one in scene.first.values() if not (alone or one.trend.stationary)]

@@ -32,7 +32,6 @@ from headgate.methods.wait.nested import (
     nested_pace,
     segments_from,
     walks,
-    worst,
 )
 from headgate_papers.kv_linear import kv_linear
 from headgate_papers.wait.rules import least_nested
@@ -238,12 +237,6 @@ def test_one_segment_needs_no_queue():
     assert bound.total == bound.full == 2 * kv_work(10, 9)
     assert chance_of_overflow(bound, 0.01, bound.total) == 0.0
     assert chance_of_overflow(bound, 0.01, bound.total - 1) == 1.0
-
-
-def test_rates_that_change():
-    """(13): the highest rate and the largest survival of each segment."""
-    short, long = segments_of(10, [(5, 2), (1, 8)], (2, 8)), segments_of(10, [(1, 2), (3, 8)], (2, 8))
-    assert worst([short, long]).reach == (6, 4.5)
 
 
 def test_slack_by_part():
