@@ -209,7 +209,7 @@ def test_at_home_with_parameters_is_an_error_or_computed_again_and_the_router_se
         assert status == 500 or said["choices"][0]["text"] == await alone(engines[1], prompt, 8)
         await until(lambda: in_use(engines) == 0)  # pinned until the lease ends
         async with before(engines, "split:prefill=1") as world:
-            world.app.gate.set_engine(1, taken=1000)  # the engine of the prompt has to decode as well
+            world.app.gate.set_engine(1, most=0)  # the engine of the prompt has to decode as well
             assert await asked(world, prompt, 8, True) == await alone(engines[1], prompt, 8)
             await world.settled()
             assert world.counted("kv_handovers_total") == 0
@@ -226,10 +226,10 @@ def test_after_the_deadline_the_prompt_is_computed_again(engines) -> None:
             asking = asyncio.create_task(asked(world, prompt, 8, True))
             await until(lambda: world.app.gate.counts["moved"])
             for engine in (0, 1):
-                world.app.gate.set_engine(engine, taken=1000)
+                world.app.gate.set_engine(engine, most=0)
             await until(lambda: world.counted("kv_stripped_total") or asking.done())
             for engine in (0, 1):
-                world.app.gate.set_engine(engine, taken=0)
+                world.app.gate.set_engine(engine, most=1000)
             assert await asking == await alone(engines[1], prompt, 8)
             await world.settled()
         assert expired(engines) == 0

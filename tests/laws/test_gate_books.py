@@ -152,12 +152,12 @@ class Books(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         slots=slots,
-        taken=st.integers(0, 3),
+        most=st.integers(0, 6),
         role=st.sampled_from(["auto", "auto", "any", "mixed", "solo", "prefill", "decode"]),
     )
-    def change(self, data, slots, taken, role):
+    def change(self, data, slots, most, role):
         id = data.draw(st.sampled_from([*self.gate.desk.engines]))
-        self.gate.set_engine(id, slots=slots, taken=taken, role=role)
+        self.gate.set_engine(id, slots=slots, most=most, role=role)
 
     @precondition(lambda self: len(self.gate.desk.engines) < 6)
     @rule(slots=slots, prompts=st.integers(1, 3))

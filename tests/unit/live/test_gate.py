@@ -403,7 +403,7 @@ def test_requests_given_to_an_engine_that_goes_down_are_given_to_another():
 def test_rooms_and_roles():
     assert live_room("any", 16, 2, deep=False) == (2, 16, 16)
     assert live_room("any", 16, 2, deep=True) == (17, 17, 17)
-    assert live_room("mixed", 16, 1, deep=False, taken=4) == (1, 11, 12)
+    assert live_room("mixed", 16, 1, deep=False, most=12) == (1, 11, 12)
     assert live_room("solo", 16, 1, deep=False) == (0, 16, 16)
     engines = {0: EngineState(4), 1: EngineState(4), 2: EngineState(4, role="solo"), 3: EngineState(4)}
     engines[3].up = False

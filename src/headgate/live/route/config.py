@@ -495,21 +495,8 @@ TABLES = ("front", "limits", "router", "classes", "default", "tenants", "address
           "health", "scaling")  # fmt: skip
 
 
-class Changes(NamedTuple):
-    added: tuple[EngineAt, ...]
-    retired: tuple[str, ...]
-    changed: tuple[EngineAt, ...]
-    tables: tuple[str, ...]  # other tables that differ
-
-    @property
-    def lines(self) -> list[str]:
-        lines = [f"engine {engine.url} is added with {engine.slots} slots" for engine in self.added]
-        lines += [f"engine {url} is drained and retired" for url in self.retired]
-        lines += [f"engine {engine.url} has new settings" for engine in self.changed]
-        return lines + [f"[{table}] has new settings" for table in self.tables] or ["nothing changes"]
-
-
-def changes(old: Config, new: Config) -> Changes:
+def changes(old: Config, new: Config) -> list[str]:
+    """In words; what needs a restart is refused."""
     for name in FIXED:
         if getattr(old.front, name) != getattr(new.front, name):
             raise InputError(f"front.{name} cannot change while the router runs; restart it")
@@ -519,12 +506,15 @@ def changes(old: Config, new: Config) -> Changes:
         raise InputError(f"class {gone[0]!r} cannot be dropped while the router runs; restart it")
     before = {each.url: each for each in old.engines}
     after = {each.url: each for each in new.engines}
-    return Changes(
-        tuple(each for url, each in after.items() if url not in before),
-        tuple(url for url in before if url not in after),
-        tuple(each for url, each in after.items() if url in before and before[url] != each),
-        tuple(table for table in TABLES if getattr(old, table) != getattr(new, table)),
-    )
+    lines = [
+        f"engine {url} is added with {each.slots} slots" for url, each in after.items() if url not in before
+    ]
+    lines += [f"engine {url} is drained and retired" for url in before if url not in after]
+    lines += [
+        f"engine {url} has new settings" for url in before if after.get(url, before[url]) != before[url]
+    ]
+    lines += [f"[{table}] has new settings" for table in TABLES if getattr(old, table) != getattr(new, table)]
+    return lines or ["nothing changes"]
 
 
 # -- how long a queue takes, and Retry-After

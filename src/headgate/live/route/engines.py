@@ -94,8 +94,8 @@ class EngineWatch:
     async def _probe(self, engine: Upstream) -> None:
         try:
             async with asyncio.timeout(self.health.timeout):
-                good = await self._get(engine, "/health") is not None
-                metrics = await self._get(engine, "/metrics") if good else None
+                good = await self.get(engine, "/health", 0) is not None
+                metrics = await self.get(engine, "/metrics", METRICS_CAP) if good else None
             fault = "/health does not answer 200"
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             good, metrics = False, None
@@ -140,11 +140,11 @@ class EngineWatch:
         elif passed >= ENOUGH_EVENTS:
             engine.tokens_per_event = min(max((engine.load.generated - generated) / passed, 1.0), 100.0)
 
-    async def _get(self, engine: Upstream, path: str) -> bytes | None:
+    async def get(self, engine: Upstream, path: str, most: int) -> bytes | None:
         headers = {"Authorization": engine.authorization} if engine.authorization else {}
         async with self._session.get(engine.url + path, headers=headers, allow_redirects=False) as response:
-            body = await read_bounded(response.content, METRICS_CAP) if path == "/metrics" else b""
-            return body[:METRICS_CAP] if response.status == 200 else None
+            body = await read_bounded(response.content, most) if most else b""
+            return body[:most] if response.status == 200 else None
 
     async def _look_for_outliers(self) -> None:
         while True:

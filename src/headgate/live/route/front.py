@@ -36,7 +36,7 @@ from headgate.live.route.request import (
 )
 from headgate.live.route.view.feed import Feed, only_own_page
 from headgate.live.scaling import GAUGE
-from headgate.live.tasks import read_bounded, says
+from headgate.live.tasks import says
 
 if TYPE_CHECKING:
     from headgate.live.route.server import RouterApp
@@ -293,38 +293,29 @@ LARGEST = 1 << 20  # bytes of one engine's list
 class Models:
     def __init__(self, app: RouterApp) -> None:
         self.app = app
-        self._list: dict[str, Any] | None = None
+        self._list: list[Any] = []
         self._at = 0.0
-        self._asking: asyncio.Task[list[dict[str, Any]]] | None = None
+        self._asking = asyncio.Lock()
 
     async def listed(self) -> dict[str, Any]:
-        now = self.app.now()
-        if self._list is not None and now - self._at < KEPT:
-            return self._list
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask_all())
-        models = await asyncio.shield(self._asking)
-        if not models:
+        async with self._asking:
+            now = self.app.now()
+            if not self._list or now - self._at >= KEPT:
+                up = [each for each in self.app.upstreams.values() if each.healthy and not each.retired]
+                answers = await asyncio.gather(*(self._ask(each) for each in up[:ASKED]))
+                models = {str(model.get("id")): model for found in reversed(answers) for model in found}
+                self._list, self._at = [*models.values()], now
+        if not self._list:
             raise RefusedError(503, "no-engines", "no engine is up", 5)
-        self._list, self._at = {"object": "list", "data": models}, now
-        return self._list
-
-    async def _ask_all(self) -> list[dict[str, Any]]:
-        up = [each for each in self.app.upstreams.values() if each.healthy and not each.retired][:ASKED]
-        answers = await asyncio.gather(*(self._ask(each) for each in up))
-        models = {str(model.get("id")): model for answer in reversed(answers) for model in answer}
-        return list(models.values())
+        return {"object": "list", "data": self._list}
 
     async def _ask(self, upstream: Upstream) -> list[dict[str, Any]]:
-        headers = {"Authorization": upstream.authorization} if upstream.authorization else {}
         try:
             async with asyncio.timeout(self.app.config.health.timeout):
-                url = upstream.url + "/v1/models"
-                async with self.app.session.get(url, headers=headers, allow_redirects=False) as response:
-                    body = await read_bounded(response.content, LARGEST)
+                body = await self.app.watch.get(upstream, "/v1/models", LARGEST) or b""
         except (aiohttp.ClientError, OSError, TimeoutError):
             return []
-        data = decoded(body).get("data") if len(body) <= LARGEST else None
+        data = decoded(body).get("data")
         return [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
 
 

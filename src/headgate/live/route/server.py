@@ -223,7 +223,7 @@ class RouterApp:
         async with self._changing:
             try:
                 new = self._reread() if self._reread is not None else self.config
-                differences = changes(self.config, new).lines
+                differences = changes(self.config, new)
                 keys, engines = read_keys(new.front.key_file), await discover(new)
                 if not engines:
                     raise InputError("no engine would be left; keep at least one")

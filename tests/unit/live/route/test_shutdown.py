@@ -10,10 +10,10 @@ import pytest
 from multidict import CIMultiDict
 
 from fake_engines import Call, FakeEngine, never, one_token, stream
-from headgate.live.route.config import checked
+from headgate.live.route.config import RouteLimits, checked
 from headgate.live.route.deliver import handover as split
 from headgate.live.route.deliver.connections import Fault, LegError
-from headgate.live.route.deliver.relay import CallLimits, Leg
+from headgate.live.route.deliver.relay import Leg
 from headgate.live.route.run import _serve
 from headgate.live.route.server import LAST_WORDS
 from router_world import PATIENCE, routed, run, until
@@ -105,7 +105,7 @@ def test_a_second_signal_exits_at_once() -> None:
 
 
 def test_a_call_cut_before_it_is_made_is_not_made() -> None:
-    leg = Leg(None, "http://x", "/v1/completions", CallLimits(1, 1, 1, 1, 1))  # type: ignore[arg-type]
+    leg = Leg(None, "http://x", "/v1/completions", RouteLimits())  # type: ignore[arg-type]
     leg.break_off("enough")
     with pytest.raises(LegError, match="enough") as cut:
         asyncio.run(leg.start(b"{}", CIMultiDict()))

@@ -21,6 +21,7 @@ from headgate.live.route.deliver.handover import (
 )
 from headgate.live.route.deliver.relay import Leg
 from headgate.live.route.gate.gate import Gate, Ticket
+from headgate.live.route.gate.queue import UNBOUNDED
 from headgate.live.route.request import at_once
 from router_world import World, fail_first_decode, routed, run, until
 
@@ -40,7 +41,7 @@ async def split(
 
 def fill(world: World, engine: int, full: bool = True) -> None:
     """All slots of an engine are taken by others, or free again."""
-    world.app.gate.set_engine(engine, taken=1000 if full else 0)
+    world.app.gate.set_engine(engine, most=0 if full else UNBOUNDED)
 
 
 async def wanted(world: World, prompt: str, tokens: int, streams: bool = True) -> None:

@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 from headgate.core.request import MOST_TENANTS
 from headgate.live.route.config import Class, Config
 from headgate.live.route.deliver.connections import Connections, Fault, LegError
-from headgate.live.route.deliver.relay import CallLimits, Leg
+from headgate.live.route.deliver.relay import Leg
 from headgate.live.route.engines import BreakerState, Upstream
 from headgate.live.route.observe import RouterMetrics, clean
 from headgate.live.route.request import AskedRequest, Body, RefusedError, Turns, to_engine
@@ -131,21 +131,14 @@ class Legs:
         self.stopping = False
         self.closing = False  # clients are told to use their connections no more
         self.open_calls: set[OpenLeg] = set()
-        self._times_of: Config | None = None  # the configuration that `_times` is from
-        self._times: CallLimits
         self.turns = Turns()  # for all work on bodies
 
     def open(self, upstream: Upstream, path: str, last: bool = False) -> OpenLeg:
         """When the router ends no call is begun any more, except `last` ones, which release KV."""
         if self.stopping and not last:
             raise LegError(Fault.CUT, SHUTTING_DOWN, retry=False)
-        if self._times_of is not self.config:
-            limits, self._times_of = self.config.limits, self.config
-            self._times = CallLimits._make(getattr(limits, name) for name in CallLimits._fields)
-        times = self._times
-        if upstream.breaker.suspected:
-            times = times._replace(retry_500=True)
-        return OpenLeg(self, upstream, Leg(self._connections, upstream.url, path, times))
+        limits, suspected = self.config.limits, upstream.breaker.suspected
+        return OpenLeg(self, upstream, Leg(self._connections, upstream.url, path, limits, suspected))
 
     def break_off(self) -> None:
         self.stopping = True

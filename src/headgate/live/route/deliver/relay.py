@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from aiohttp import web
 from multidict import CIMultiDict
 
+from headgate.live.route.config import RouteLimits
 from headgate.live.route.deliver.connections import (
     Connections,
     EngineAnswer,
@@ -30,15 +31,6 @@ ERROR_BODY = 1 << 20  # bytes of an engine's error that are passed on
 HELD_EVENTS = 2  # events without text that are held back at most
 
 
-class CallLimits(NamedTuple):
-    connect: float
-    first_token: float
-    idle: float
-    answer_buffer: int
-    event: int
-    retry_500: bool = False
-
-
 class CountsEvents(Protocol):
     generated: int
 
@@ -46,15 +38,18 @@ class CountsEvents(Protocol):
 class Leg:
     """Until `start` has returned the client has seen nothing and the request may be tried elsewhere."""
 
-    def __init__(self, connections: Connections, url: str, path: str, times: CallLimits) -> None:
+    def __init__(
+        self, connections: Connections, url: str, path: str, limits: RouteLimits, retry_500: bool = False
+    ) -> None:
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.streaming = False
         self.scans = False  # are its events read? Those of a compressed stream are not
         self.whole = False  # the answer is complete in `head`
         self.head = b""  # to be sent to the client first
-        self.scanner = EventScanner(times.event, path)
-        self._connections, self._url, self._path, self._times = connections, url, path, times
+        self.scanner = EventScanner(limits.event, path)
+        self._connections, self._url, self._path, self._limits = connections, url, path, limits
+        self._retry_500 = limits.retry_500 or retry_500
         self._answer: EngineAnswer | None = None
         self._usage: Usage | None = None
         self._sent_rest = False
@@ -65,7 +60,7 @@ class Leg:
     async def start(self, body: Body, headers: CIMultiDict[str], first_token: float | None = None) -> None:
         if self._cut:
             raise LegError(Fault.CUT, self._cut, retry=False)
-        limit = self._times.first_token if first_token is None else first_token
+        limit = self._limits.first_token if first_token is None else first_token
         loop = asyncio.get_running_loop()
         deadline, late = loop.time() + limit, None
         try:
@@ -98,7 +93,7 @@ class Leg:
             if progress.writing:
                 raise ConnectionResetError("the client is gone") from error
             if progress.silent and not self._cut:
-                raise LegError(Fault.IDLE, f"no token for {self._times.idle:g} s", 504) from None
+                raise LegError(Fault.IDLE, f"no token for {self._limits.idle:g} s", 504) from None
             raise self._broken(Fault.RESET, "the engine closed the connection before the end") from None
         progress.writing = True
         progress.touch()
@@ -176,7 +171,7 @@ class Leg:
         connection = connections.idle(url)
         if connection is None:
             async with asyncio.timeout(limit) as self._connecting:
-                connection = await connections.connected(url, self._times.connect)
+                connection = await connections.connected(url, self._limits.connect)
             self._connecting = None
         try:
             self._answer = connections.post(connection, url, self._path, body, headers)
@@ -209,11 +204,11 @@ class Leg:
             error = json.dumps(error_object(self.status, message, self._path)).encode()
             raise LegError(Fault.STATUS, message, self.status, error, retry=False)
         after = self.headers.get("Retry-After")
-        _raise(judge_status(self.status, body, kind, self._times.retry_500, after))
+        _raise(judge_status(self.status, body, kind, self._retry_500, after))
         self.head, self.whole = body, True
 
     async def _read_answer(self, plain: bool) -> None:
-        body = await self._read_up_to(self._times.answer_buffer)
+        body = await self._read_up_to(self._limits.answer_buffer)
         if body is None:
             return
         if plain:
@@ -241,7 +236,7 @@ class Leg:
                 raise LegError(Fault.EMPTY, "the stream ended before its first token")
             held += scanner.feed(chunk)
             if scanner.first is None:
-                if len(held) <= self._times.event:
+                if len(held) <= self._limits.event:
                     continue
                 if not scanner.events:
                     raise LegError(Fault.GARBAGE, "the stream brings comments and no token")

@@ -8,6 +8,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from math import inf
@@ -215,34 +216,14 @@ class Gate:
         self.engines_changed()
         return id
 
-    def set_engine(
-        self,
-        id: int,
-        *,
-        up: bool | None = None,
-        slots: int | None = None,
-        prompts: int | None = None,
-        role: str | None = None,
-        taken: int | None = None,
-        most: int | None = None,
-        group: str | None = None,
-    ) -> None:
-        """What is given changes. Down or drained is `up=False`: requests on it stay counted until `end`."""
+    def set_engine(self, id: int, **changes: Any) -> None:
+        """Of its state changes what is not None. Down or drained is `up=False`: requests on it stay counted
+        until `end`.
+        """
         if id not in self.desk.engines:
             raise InputError(f"there is no engine {id}; add it first")
-        state = self.desk.engines[id]
-        asked = {"up": up, "slots": slots, "prompts": prompts, "role": role, "taken": taken, "most": most,
-                 "group": group}  # fmt: skip
-        before = {name: getattr(state, name) for name in asked}
-        for name, value in asked.items():
-            if value is not None:
-                setattr(state, name, value)
-        try:
-            state.checked()
-        except InputError:
-            for name, value in before.items():
-                setattr(state, name, value)
-            raise
+        given = {name: value for name, value in changes.items() if value is not None}
+        self.desk.engines[id] = replace(self.desk.engines[id], **given).checked()
         self.engines_changed()
 
     def set_rooms(self, rooms: Mapping[int, tuple[int, int]]) -> None:

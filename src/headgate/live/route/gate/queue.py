@@ -119,17 +119,14 @@ class EngineState:
     rooms: Callable[[str], Room] | None = None  # instead of the usual ones, to repeat a simulation
     group: str = ""  # engines of one group can send KV to each other
     up: bool = True
-    taken: int = 0  # slots held by requests that this gate did not send
     most: int = UNBOUNDED  # requests it may have in all: a breaker that tries it again allows one
 
     def checked(self) -> EngineState:
-        if self.slots < 1 or self.prompts < 1 or self.taken < 0:
+        if self.slots < 1 or self.prompts < 1:
             raise InputError(
-                f"an engine with {self.slots} slots, {self.prompts} prompts at once and {self.taken} slots "
-                "taken; give at least 1 slot, 1 prompt and 0 taken"
+                f"an engine with {self.slots} slots and {self.prompts} prompts at once; give at least 1 slot "
+                "and 1 prompt"
             )
-        if self.most < 0:
-            raise InputError(f"an engine that may have {self.most} requests; give 0 or more")
         if self.role not in (AUTO, ANY, MIXED, SOLO, PREFILL, DECODE):
             raise InputError(f"role {self.role!r} of an engine is not known; give auto, any, mixed or solo")
         return self
@@ -139,15 +136,15 @@ class EngineState:
             return CLOSED
         if self.rooms is not None:
             return self.rooms(role)
-        return live_room(role, self.slots, self.prompts, deep, self.taken, self.most)
+        return live_room(role, self.slots, self.prompts, deep, self.most)
 
 
-def live_room(role: str, slots: int, prompts: int, deep: bool, taken: int = 0, most: int = UNBOUNDED) -> Room:
+def live_room(role: str, slots: int, prompts: int, deep: bool, most: int = UNBOUNDED) -> Room:
     """Routers that send at once keep a few requests more than slots on every engine, so that a free slot is
     filled without waiting for the router. With one prompt at a time it is the simulator's `core.fleet.room`,
     but a prefill engine may decode what cannot be split or failed to be handed over.
     """
-    total = max(0, min((ceil(slots * (1 + SPARE)) if deep else slots) - taken, most))
+    total = min(ceil(slots * (1 + SPARE)) if deep else slots, most)
     at_once = total if deep else min(prompts, total)
     if role == MIXED:
         return Room(at_once, max(0, total - 1), total)

@@ -417,7 +417,7 @@ class RouterView(LiveView):
         self.refusals.append(_error(id, refused.status, "refused", refused.reason, "", refused.tenant))
 
     def _count(self, tenant: str, how: str, many: int = 1) -> None:
-        self._tenants[_key(tenant, how)] += many
+        self._tenants[("tenant", tenant), ("how", how)] += many
 
     def _counts(self) -> Counts:
         self._note_states()
@@ -577,27 +577,18 @@ def _rates(ended: dict[str, float], seconds: float) -> Row:
     return {name: rounded(rate) for name, rate in (("requests", sum(rates.values())), *rates.items())}
 
 
-def _key(tenant: str, how: str) -> Labels:
-    return ("tenant", tenant), ("how", how)
-
-
 def _busiest(short: Change, long: Change) -> tuple[list[Row], int]:
     counted: dict[str, dict[str, float]] = {}
-    before = long.before["tenants"]
-    for key, n in long.now["tenants"].items():
-        if gained := n - before.get(key, 0.0):
-            counted.setdefault(key[0][1], {})[key[1][1]] = gained
+    for (tenant, how), gained in long.by("tenants", "tenant", "how").items():
+        if gained:
+            counted.setdefault(tenant, {})[how] = gained
+    tokens = short.of("tenants", "tenant", how="tokens")
     weight = {name: hows.get("tokens", 0.0) + hows.get("refused", 0.0) for name, hows in counted.items()}
     busiest = sorted(counted, key=lambda name: -weight[name])
-
-    def tokens(name: str) -> float:
-        now, then = (counts["tenants"].get(_key(name, "tokens"), 0.0) for counts in (short.now, short.before))
-        return (now - then) / (short.seconds or 1.0)
-
     rows = [
         {
             "name": clean(name),
-            "tokens": rounded(tokens(name), 1),
+            "tokens": rounded(tokens.get(name, 0.0) / (short.seconds or 1.0), 1),
             **_rates(counted[name], long.seconds),
             "kept": share(counted[name].get("kept", 0.0), counted[name].get("broken", 0.0)),
             "why": reasons({how[4:]: n for how, n in counted[name].items() if how.startswith("why ")}),
