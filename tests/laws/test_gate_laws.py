@@ -51,7 +51,7 @@ class Recorded(Dispatch):
         roles = [member.role for member in roster.replicas]
         rooms = simulated_rooms(router, world.engine.running)
         own = fleet.dispatch
-        super().__init__(router, roles, rooms, tuple(roster.queues), own._send, *own._outward)
+        super().__init__(router, roles, rooms, tuple(roster.queues), own._send, own._refuse, own._set_wake)
         for member, before in zip(self.roster.replicas, roster.replicas, strict=True):
             member.inside = before.inside
 

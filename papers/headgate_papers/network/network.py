@@ -8,15 +8,14 @@ phases make this the Markov chain of section 2.3; any other law works too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import inf
 from typing import Any
 
-from headgate.core.dispatch import AskRouter
 from headgate.core.errors import InputError, RunError
-from headgate.core.fleet import CLOSED, FleetObserver, Move, Room, RoutePolicy, Stage, room
+from headgate.core.fleet import CLOSED, STAY, FleetObserver, Move, Room, RoutePolicy, Stage, room
 from headgate.core.policy import End
 from headgate.core.request import Request
 from headgate.core.roster import Member, Roster
@@ -289,3 +288,54 @@ def _job(request: Request) -> Job:
     """The roster holds what it was given."""
     assert isinstance(request, Job)
     return request
+
+
+class AskRouter:
+    """Asks a router, and has its moves and refusals carried out by the driver it was made for.
+
+    While no request waits there is nothing to ask. A time at which the router wants to be asked again is
+    handed to the caller once; `woken` says that it may have come.
+    """
+
+    __slots__ = ("_move", "_refuse", "_roster", "_router", "_set_role", "_set_wake", "wakes_at")
+
+    def __init__(
+        self,
+        router: RoutePolicy,
+        roster: Roster,
+        move: Callable[[Move, float], None],
+        refuse: Callable[[Request, float], None],
+        set_wake: Callable[[float], None],
+        set_role: Callable[[int, str], bool],
+    ) -> None:
+        self._router, self._roster = router, roster
+        self._move, self._refuse, self._set_wake, self._set_role = move, refuse, set_wake, set_role
+        self.wakes_at = inf  # the time the router asked for; inf: none
+
+    def ask(self, now: float) -> None:
+        roster, route, move_one = self._roster, self._router.route, self._move
+        while roster.waiting or roster.handoff:
+            routing = route(roster)
+            if routing is STAY:
+                return
+            moves, reject, wake, roles = routing
+            changed = bool(roles) and any([self._set_role(engine, role) for engine, role in roles])
+            for move in moves:
+                move_one(move, now)
+            for id in reject:
+                self._refuse(roster.waiting_one(id), now)
+            if moves or reject or changed:
+                continue
+            if wake >= self.wakes_at:
+                return
+            if wake <= now:
+                raise RunError(f"{type(self._router).__name__} asks to be woken at {wake}, but it is {now}")
+            self.wakes_at = wake
+            self._set_wake(wake)
+            return
+
+    def woken(self, now: float) -> bool:
+        if now < self.wakes_at:
+            return False
+        self.wakes_at = inf
+        return True

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from headgate.advisor.capacity.traffic import own_rate
 from headgate.advisor.settings import FleetSettings, LevelSettings, StepSettings
 from headgate.advisor.situation import drawn_workload, named_after
-from headgate.core.durations import duration, price
+from headgate.core.durations import duration
 from headgate.core.errors import InputError, unknown
 from headgate.core.policy import End
 from headgate.cost.card import load_card
@@ -26,7 +26,15 @@ from headgate.experiment.fleet import flow_of, mean_lengths
 from headgate.experiment.settings import MAKE_LENGTHS, Experiment, flag
 from headgate.methods.bounds import Requests, engine_bound
 from headgate.methods.fluid import planner
-from headgate.methods.fluid.flows import BUNDLED, SEPARATE, EnginePace, Flow, Instance, TokenPrices
+from headgate.methods.fluid.flows import (
+    BUNDLED,
+    SEPARATE,
+    EnginePace,
+    Flow,
+    Instance,
+    TokenPrices,
+    mixed_line,
+)
 from headgate.methods.fluid.levels import Levels
 from headgate.methods.fluid.plan import Staffing, fixed_staff, staff
 from headgate.record.live_trace import read_route_trace
@@ -492,7 +500,7 @@ def make_pace(
 
 def _seconds(flag: str, text: str) -> float:
     try:
-        return price(text) if flag == "--mixed-per-token" else duration(text)
+        return duration(text, None) if flag == "--mixed-per-token" else duration(text)
     except InputError as error:
         raise InputError(f"{flag}: {error}") from None
 
@@ -526,8 +534,4 @@ def _card_pace(
 def _mixed_line(cost: StepCost, traffic: Demand, decodes: int, chunk: int) -> tuple[float, float]:
     rate = sum(flow.rate for flow in traffic.flows) or 1.0
     behind = round(sum(flow.prompt * flow.rate for flow in traffic.flows) / rate / 2)
-    read, half = round(decodes * traffic.context), max(1, chunk // 2)
-    whole, part = (cost.seconds(Shape(decodes, read, tokens, behind)) for tokens in (chunk, half))
-    slope = (whole - part) / (chunk - half) if chunk > half else 0.0
-    slope = min(max(slope, 0.0), whole / chunk)
-    return max(whole - slope * chunk, 0.0), slope
+    return mixed_line(cost, decodes, traffic.context, chunk, behind)

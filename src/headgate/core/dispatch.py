@@ -53,15 +53,14 @@ class Dispatch:
         """`rooms` also gives the room of an engine whose role the router changes."""
         self.roster = Roster(roles, rooms, kinds)
         self.pending = False
-        self._rooms, self._send = rooms, send
-        self._outward = refuse, wake, soonest
+        self._rooms, self._send, self._refuse, self._set_wake = rooms, send, refuse, wake
+        self._soonest = soonest  # seconds from now that a wake-up in the past means; 0: it is an error
         self.serve(router)
 
     def serve(self, router: RoutePolicy) -> None:
         """This router decides from now on; it must have adopted the fleet unless that is empty."""
         self.router = router
-        refuse, wake, soonest = self._outward
-        self._asking = AskRouter(router, self.roster, self._move, refuse, wake, self.set_role, soonest)
+        self.wakes_at = inf  # when the router wants to be asked at the latest; inf: never
         listens = type(router)
         self._tell_arrived = None if listens.arrived is FleetObserver.arrived else router.arrived
         self._tell_moved = None if listens.moved is FleetObserver.moved else router.moved
@@ -137,25 +136,49 @@ class Dispatch:
     # -- what the router wants
 
     def woken(self, now: float) -> bool:
-        due = self._asking.woken(now)
-        self.pending = self.pending or due
-        return due
-
-    @property
-    def wakes_at(self) -> float:
-        """When the router wants to be asked at the latest; inf: never."""
-        return self._asking.wakes_at
+        """Has the time come that was handed to `wake`?"""
+        if now < self.wakes_at:
+            return False
+        self.wakes_at = inf
+        self.pending = True
+        return True
 
     def route(self, now: float) -> None:
-        """Ask until no request is moved.
+        """Ask until no request is moved; while none waits there is nothing to ask.
 
         The router's own moves and refusals are no news to it: it was asked again after each of them. News
         left over would reach it at the next event, and engines that jump over steps have fewer of those.
         """
         try:
-            self._asking.ask(now)
+            self._ask(now)
         finally:
             self.pending = False
+
+    def _ask(self, now: float) -> None:
+        roster, route = self.roster, self.router.route
+        while roster.waiting or roster.handoff:
+            routing = route(roster)
+            if routing is STAY:
+                return
+            moves, reject, wake, roles = routing
+            changed = bool(roles) and any([self.set_role(engine, role) for engine, role in roles])
+            for move in moves:
+                self._move(move, now)
+            for id in reject:
+                self._refuse(roster.waiting_one(id), now)
+            if moves or reject or changed:
+                continue
+            if wake >= self.wakes_at:
+                return
+            if wake <= now:
+                if not self._soonest:
+                    raise RunError(
+                        f"{type(self.router).__name__} asks to be woken at {wake}, but it is {now}"
+                    )
+                wake = now + self._soonest
+            self.wakes_at = wake
+            self._set_wake(wake)
+            return
 
     def _move(self, move: Move, now: float) -> None:
         request, member = self.roster.find(move)
@@ -166,62 +189,3 @@ class Dispatch:
         self._send(request, move)
         if self._tell_moved:
             self._tell_moved(request, move, now)
-
-
-class AskRouter:
-    """Asks a router, and has its moves and refusals carried out by the driver it was made for.
-
-    While no request waits there is nothing to ask. A time at which the router wants to be asked again is
-    handed to the caller once; `woken` says that it may have come. Before real engines time passes
-    while a router thinks: there a wake-up in the past means `soonest` seconds from now. In simulation it is
-    an error.
-    """
-
-    __slots__ = ("_move", "_refuse", "_roster", "_router", "_set_role", "_set_wake", "_soonest", "wakes_at")
-
-    def __init__(
-        self,
-        router: RoutePolicy,
-        roster: Roster,
-        move: Callable[[Move, float], None],
-        refuse: Callable[[Request, float], None],
-        set_wake: Callable[[float], None],
-        set_role: Callable[[int, str], bool],
-        soonest: float = 0.0,
-    ) -> None:
-        self._router, self._roster = router, roster
-        self._set_role, self._soonest = set_role, soonest
-        self._move, self._refuse, self._set_wake = move, refuse, set_wake
-        self.wakes_at = inf  # the time the router asked for; inf: none
-
-    def ask(self, now: float) -> None:
-        roster, route, move_one = self._roster, self._router.route, self._move
-        while roster.waiting or roster.handoff:
-            routing = route(roster)
-            if routing is STAY:
-                return
-            moves, reject, wake, roles = routing
-            changed = bool(roles) and any([self._set_role(engine, role) for engine, role in roles])
-            for move in moves:
-                move_one(move, now)
-            for id in reject:
-                self._refuse(roster.waiting_one(id), now)
-            if moves or reject or changed:
-                continue
-            if wake >= self.wakes_at:
-                return
-            if wake <= now:
-                if not self._soonest:
-                    raise RunError(
-                        f"{type(self._router).__name__} asks to be woken at {wake}, but it is {now}"
-                    )
-                wake = now + self._soonest
-            self.wakes_at = wake
-            self._set_wake(wake)
-            return
-
-    def woken(self, now: float) -> bool:
-        if now < self.wakes_at:
-            return False
-        self.wakes_at = inf
-        return True

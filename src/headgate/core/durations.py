@@ -19,17 +19,11 @@ LONGEST_TEXT = 64  # characters; no duration needs more
 _WRITTEN = re.compile(r"\s*+((?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?)\s*+([a-z]*+)\s*+")
 
 
-def duration(text: str, units: tuple[str, str] = ("ms", "s")) -> float:
-    """Seconds in a text such as `500ms`, `0.5s`, `2min` or `1h`; `units`: the likely ones."""
-    return _seconds(text, units)
+def duration(text: str, units: tuple[str, str] | None = ("ms", "s")) -> float:
+    """Seconds in a text such as `500ms`, `0.5s`, `2min` or `1h`; `units`: the likely ones.
 
-
-def price(text: str) -> float:
-    """Seconds per token or request, such as `30us`; a plain number is in seconds, as in a card."""
-    return _seconds(text, None)
-
-
-def _seconds(text: str, units: tuple[str, str] | None) -> float:
+    None: a plain number is in seconds, as prices per token or request are in a card.
+    """
     if len(text) > LONGEST_TEXT:
         raise InputError(f"{text[:20]!r}... is not a duration; write 500ms, 0.5s, 2min or 1h")
     match = _WRITTEN.fullmatch(text)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from headgate.core.durations import price as seconds
+from headgate.core.durations import duration
 from headgate.core.errors import InputError, one_line, unknown
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
@@ -162,7 +162,7 @@ def typed(about: str, parameter: inspect.Parameter, value: object) -> object:
     text = str(value).lower() if isinstance(value, bool) else str(value)
     read, what = KINDS.get(kind, (str, "text"))
     if parameter.name in TIMES and text[-1:].isalpha() and kind in ("float", "_empty"):
-        read, what = seconds, "a duration such as 500ms, or a number of seconds"
+        read, what = partial(duration, units=None), "a duration such as 500ms, or a number of seconds"
     try:
         found = read(text)
     except (ValueError, KeyError):

@@ -164,9 +164,17 @@ def pace_of(cost: StepCost, slots: int, budget: int, prompt: float, context: flo
             f"{slots}: raise --slots or --kv-tokens, or choose another router such as least-loaded"
         )
     chunk = max(1, min(budget - slots + 1, round(prompt)))
-    read, half = round((slots - 1) * context), max(1, chunk // 2)
-    whole, part = (cost.seconds(Shape(slots - 1, read, tokens)) for tokens in (chunk, half))
+    fixed, slope = mixed_line(cost, slots - 1, context, chunk)
+    alone = cost.seconds(Shape(slots, round(slots * context)))
+    return EnginePace(slots, chunk, fixed, slope, 1 / alone)
+
+
+def mixed_line(
+    cost: StepCost, decodes: int, context: float, chunk: int, behind: int = 0
+) -> tuple[float, float]:
+    """Of a step with a chunk beside decodes: what it takes without the chunk, and for each token of it."""
+    read, half = round(decodes * context), max(1, chunk // 2)
+    whole, part = (cost.seconds(Shape(decodes, read, tokens, behind)) for tokens in (chunk, half))
     slope = (whole - part) / (chunk - half) if chunk > half else 0.0
     slope = min(max(slope, 0.0), whole / chunk)
-    alone = cost.seconds(Shape(slots, round(slots * context)))
-    return EnginePace(slots, chunk, whole - slope * chunk, slope, 1 / alone)
+    return max(whole - slope * chunk, 0.0), slope

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
-from headgate.core.durations import price
+from headgate.core.durations import duration
 from headgate.core.errors import InputError, unknown
 from headgate.cost.card import Card
 from headgate.cost.laws.speculation import MOST_DRAFTS, Acceptance
@@ -181,7 +181,7 @@ def speculate_settings(text: str) -> SpeculateSettings:
 
 def _speculate_number(name: str, value: str) -> float:
     try:
-        number = float(value) if name in ("accept", "spread") else price(value)
+        number = float(value) if name in ("accept", "spread") else duration(value, None)
     except ValueError:
         number = -1.0
     most = {"accept": 1.0, "spread": inf}.get(name, 1.0)
