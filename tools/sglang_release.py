@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from zipfile import ZipFile
 
-from headgate.live.sglang.seams import doubt, installed, problem
+from headgate.live.sglang.seams import RELEASES, installed, problem
 
 ROOT = Path(__file__).parents[1]
 PIP = ("-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps")
@@ -43,7 +43,8 @@ def main() -> int:
         sources = fetch(given.version, Path(scratch))
         package = sources / "sglang"
         why = problem(package)
-        print(why or doubt(package) or f"SGLang {installed(package)}: all seams hold", flush=True)
+        release = installed(package) or "unknown"
+        print(why or RELEASES.doubt(release) or f"SGLang {release}: all seams hold", flush=True)
         if why or given.seams_only:
             return int(bool(why))
         places = [str(sources), str(ROOT / "src"), str(ROOT / "papers")]

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 from zipfile import ZipFile
 
-from headgate.live.vllm.seams import METHODS, NEWEST, OUTPUT, PROMOTE, release_numbers
+from headgate.live.files import release_numbers
+from headgate.live.vllm.seams import METHODS, NEWEST, OUTPUT, PROMOTE
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "tools" / "vllm_releases.json"

@@ -11,10 +11,10 @@ def scheduler(**given: Any) -> Any:
         from headgate.live.vllm.factory import make_scheduler
     except (ImportError, AttributeError):  # is a name that we import from vLLM gone? One line that says so
         from headgate.core.errors import InputError
-        from headgate.live.vllm.seams import faults, refusal, version
+        from headgate.live.vllm.seams import RELEASES, faults, version
 
         if changes := faults():
-            raise InputError(refusal(version(), changes))  # noqa: B904
+            raise InputError(RELEASES.problem(version(), changes))  # noqa: B904
         raise
     return make_scheduler(given)
 

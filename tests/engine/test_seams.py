@@ -37,7 +37,7 @@ OPTIONAL = {
 
 def test_this_release_has_all_of_them():
     assert seams.faults() == []
-    assert seams.unsupported(seams.version()) is None
+    assert seams.RELEASES.problem(seams.version()) is None
 
 
 @pytest.mark.parametrize("name", seams.METHODS)
@@ -180,8 +180,8 @@ BROKEN = {
 def test_a_broken_seam_is_refused_with_its_name_and_the_remedy(monkeypatch, breaks, newer):
     monkeypatch.setattr(factory, "faults", seams.faults)  # elsewhere remembered
     if newer:
-        monkeypatch.setattr(factory, "version", lambda: (0, 99, 0))
-    release = "0.99.0" if newer else ".".join(map(str, seams.version()))
+        monkeypatch.setattr(factory, "version", lambda: "0.99.0")
+    release = "0.99.0" if newer else seams.version()
     breaks(monkeypatch)
     with pytest.raises(InputError) as refused:
         _refuse(force=False)
@@ -193,7 +193,7 @@ def test_a_broken_seam_is_refused_with_its_name_and_the_remedy(monkeypatch, brea
 
 
 def test_a_newer_release_runs_with_one_warning(monkeypatch, caplog):
-    monkeypatch.setattr(factory, "version", lambda: (0, 99, 0))
+    monkeypatch.setattr(factory, "version", lambda: "0.99.0")
     made = scheduler(EngineShape(), {"policy": "mixed"})
     made.add_request(request("r", [1, 2, 3], 4))
     assert made.schedule().num_scheduled_tokens == {"r": 3} and made._headgate.fallen is None
@@ -202,7 +202,7 @@ def test_a_newer_release_runs_with_one_warning(monkeypatch, caplog):
 
 
 def test_an_older_release_is_refused_unless_forced(monkeypatch):
-    monkeypatch.setattr(factory, "version", lambda: (0, 25, 9))
+    monkeypatch.setattr(factory, "version", lambda: "0.25.9")
     with pytest.raises(InputError, match=r"^vLLM 0\.25\.9 is older than those headgate knows \(0\.26 to"):
         scheduler(EngineShape(), {"policy": "mixed"})
     assert scheduler(EngineShape(), {"policy": "mixed", "force": True})._headgate.policy is not None

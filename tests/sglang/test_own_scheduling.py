@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.managers.scheduler import Scheduler
 
+from headgate.live.files import release_numbers
 from headgate.live.sglang import seams
 from headgate.methods.sglang import SGLang
 
-UNTIL_0_5_22 = seams.release_numbers(seams.installed() or "")[:3] < (0, 5, 23)
+UNTIL_0_5_22 = release_numbers(seams.installed() or "")[:3] < (0, 5, 23)
 FLAGS = {
     "mixed_chunk": "enable_mixed_chunk",
     "conservativeness": "schedule_conservativeness",

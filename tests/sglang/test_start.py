@@ -77,7 +77,7 @@ def test_seams_of_the_installed_release():
     assert seams.home() == home
     assert seams.faults(home) == []
     assert seams.problem() is None
-    assert seams.doubt() is None
+    assert seams.RELEASES.doubt(seams.installed()) is None
 
 
 def test_our_metrics_are_on_sglangs_page():

@@ -29,7 +29,7 @@ from headgate.cli import app
 from headgate.live.engine.settings import Settings
 from headgate.live.route.config import checked
 from headgate.live.scaling import GAUGE
-from headgate.live.vllm.seams import release_numbers, unsupported, untested
+from headgate.live.vllm.seams import RELEASES
 from headgate.methods.scaling import read_scaling
 from pages import ROOT, blocks
 
@@ -411,7 +411,7 @@ def test_manifests_run_the_images_of_this_version():
     assert images == {image("Dockerfile"), image("vllm.Dockerfile")}
     text = (DEPLOY / "vllm.Dockerfile").read_text()
     (release,) = set(re.findall(r"^FROM vllm/vllm-openai:v(\S+)", text, re.M))
-    assert unsupported(release_numbers(release)) is None and not untested(release_numbers(release))
+    assert not RELEASES.problem(release) and not RELEASES.doubt(release)
 
 
 def test_the_page_names_what_is_there(monkeypatch):

@@ -7,7 +7,8 @@ from zipfile import ZipFile
 
 import pytest
 
-from headgate.live.vllm.seams import NEWEST, OLDEST, release_numbers
+from headgate.live.files import release_numbers
+from headgate.live.vllm.seams import NEWEST, OLDEST
 from tools import vllm_release
 from tools.vllm_release import BEGIN, END, PAGE, SCHED, changes, differences, symbols, unpack
 

@@ -246,17 +246,17 @@ AS_EXPECTED = "as expected"
 
 def checkup(seams: bool = True) -> dict[str, Any]:
     from headgate.cli.serve import executable
-    from headgate.live.vllm.seams import TESTED, installed, release_numbers, unsupported, untested
+    from headgate.live.vllm.seams import RELEASES, installed
 
     problems: list[str] = []
     release = installed()
     told = release or "not installed; needed for headgate serve only"
-    numbers = release_numbers(release or "")
-    if release and (why := unsupported(numbers)):
+    doubt = RELEASES.doubt(release or "")
+    if release and (why := RELEASES.problem(release)):
         problems.append(why)
         told += ", not supported"
     elif release:
-        told += f", not tested ({TESTED} are)" if untested(numbers) else ", supported"
+        told += f", not tested ({RELEASES.tried} are)" if doubt else ", supported"
     hold = _seams(release, problems) if release and seams else "not looked at"
     if release is None:
         meaning = "headgate serve cannot run here"
@@ -266,7 +266,7 @@ def checkup(seams: bool = True) -> dict[str, Any]:
         meaning = "unknown; without --no-seams the doctor looks whether policies run in it"
     else:
         warned = ", with a warning: all they rely on is there, but it is not tested"
-        meaning = f"policies run in it{warned if untested(numbers) else ''}"
+        meaning = f"policies run in it{warned if doubt else ''}"
     command = executable() or "no vllm command beside this Python or on the path"
     found: dict[str, Any] = {"version": told, "command": command, "seams": hold, "meaning": meaning}
     return found | _settings(problems) | {"problems": problems}
@@ -283,7 +283,7 @@ def sglang_checkup() -> dict[str, Any]:
         problems.append(why)
         standing = f"{release}, not supported"
     else:
-        standing = f"{release}, {'not tested' if seams.doubt() else 'supported'}"
+        standing = f"{release}, {'not tested' if seams.RELEASES.doubt(release) else 'supported'}"
     chosen = os.environ.get("SGLANG_PLUGINS")
     plug_in = "found by SGLang (entry point headgate)"
     if all(point.name != "headgate" for point in entry_points(group="sglang.srt.plugins")):
@@ -295,7 +295,7 @@ def sglang_checkup() -> dict[str, Any]:
 
 
 def _seams(release: str, problems: list[str]) -> str:
-    from headgate.live.vllm.seams import refusal, release_numbers
+    from headgate.live.vllm.seams import RELEASES
 
     look: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PATIENCE}
     try:
@@ -309,7 +309,7 @@ def _seams(release: str, problems: list[str]) -> str:
         problems.append(f"vLLM cannot be imported: {last}; install it again")
         return "unknown"
     faults: list[str] = json.loads(looked.stdout.splitlines()[-1])
-    if faults and (why := refusal(release_numbers(release), faults)):
+    if faults and (why := RELEASES.problem(release, faults)):
         problems.append(why)
     return f"{len(faults)} not as expected" if faults else AS_EXPECTED
 

@@ -106,7 +106,7 @@ class Call(NamedTuple):
 
 
 def _run(call: Call, graphs: bool, warm: bool) -> int:
-    from headgate.live.vllm.seams import installed, release_numbers, unsupported
+    from headgate.live.vllm.seams import RELEASES, installed
 
     model, rest = call.model, call.rest
     if _value(rest, "--scheduler-cls") is not None:
@@ -116,9 +116,7 @@ def _run(call: Call, graphs: bool, warm: bool) -> int:
     vllm = executable()
     if vllm is None and not call.dry_run:
         raise InputError("no vllm command here; install vLLM (0.26 to 0.33) into the environment of headgate")
-    release = installed()
-    why = unsupported(release_numbers(release)) if release else None
-    if why and not settings.force:
+    if (why := RELEASES.problem(installed() or "")) and not settings.force:
         raise InputError(why)
     more, graphs_said = _graphs(settings, rest) if graphs else ([], "")
     watch, warm_said = _warm_up(settings, rest) if warm else (None, "")

@@ -11,6 +11,7 @@ import pytest
 
 from fleet_worlds import ROUTERS
 from headgate.cli import doctor as checkup
+from headgate.live.files import release_numbers
 from headgate.live.vllm import seams
 
 
@@ -112,7 +113,7 @@ def test_the_release_is_told_without_importing_it(tmp_path, monkeypatch):
     (tmp_path / "vllm" / "_version.py").write_text("__version__ = version = '0.28.1+cpu'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert seams.installed() == "0.28.1+cpu" and "vllm" not in sys.modules
-    assert seams.release_numbers("0.28.1+cpu") == (0, 28, 1) and seams.release_numbers("dev") == ()
+    assert release_numbers("0.28.1+cpu") == (0, 28, 1) and release_numbers("dev") == ()
     (tmp_path / "vllm" / "_version.py").unlink()
     assert seams.installed() == "unknown"
 

@@ -182,6 +182,16 @@ class PlugIn:
             LOG.warning("headgate: %s", warning)
 
 
+def admit(problem: str | None, doubt: str | None, force: bool) -> None:
+    """An engine with a problem only by force; what is done all the same is said."""
+    if problem and not force:
+        raise InputError(problem)
+    if problem:
+        LOG.warning("headgate: forced, although %s", problem)
+    elif doubt:
+        LOG.warning("headgate: %s; all that headgate relies on is there, so it runs", doubt)
+
+
 def likeness(model: Any, ranks: int, ahead: Any, ask: Callable[[], str], version: str = "") -> Likeness:
     """What engine this is, for cards. `model`: its configuration; `ask`: for the name of the GPU."""
     settings = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from headgate.core.errors import InputError
 from headgate.live.engine.settings import AUTO
-from headgate.live.sglang.seams import REMEDY
+from headgate.live.sglang.seams import RELEASES
 
 MIXED_CHUNK = "--enable-mixed-chunk"
 # Prompts alone in a step, or decodes alone.
@@ -70,7 +70,7 @@ def read_arguments(server_args: Any) -> dict[str, Any]:
     """For `check_arguments`; a release that renamed one of NEEDED would pass what was never tried."""
     if gone := [name for name in NEEDED if not hasattr(server_args, name)]:
         raise InputError(
-            f"this SGLang has no setting {gone[0]}, so headgate cannot tell what it runs; {REMEDY}"
+            f"this SGLang has no setting {gone[0]}, so headgate cannot tell what it runs; {RELEASES.remedy}"
         )
     names = (*TRIED, BUDGET)
     return {name: getattr(server_args, name) for name in names if hasattr(server_args, name)}

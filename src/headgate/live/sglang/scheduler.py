@@ -23,7 +23,7 @@ from headgate.core.ledger import Entry
 from headgate.core.policy import BatchPolicy, End
 from headgate.core.view import Limits
 from headgate.live.engine.live import Guard, Live
-from headgate.live.engine.plug_in import EngineFacts, PlugIn, likeness
+from headgate.live.engine.plug_in import EngineFacts, PlugIn, admit, likeness
 from headgate.live.engine.policy import build_policy
 from headgate.live.engine.process import LOG
 from headgate.live.engine.requests import RequestTerms
@@ -31,7 +31,7 @@ from headgate.live.engine.settings import Settings, read_settings
 from headgate.live.sglang import LOADED, SGLANG
 from headgate.live.sglang.fit import check_arguments, check_engine, check_fit, read_arguments
 from headgate.live.sglang.request_map import RequestMap
-from headgate.live.sglang.seams import doubt, installed, problem
+from headgate.live.sglang.seams import RELEASES, installed, problem
 from headgate.live.sglang.turn import PlanAdder, PlanOrder, Turn, TurnMaker
 
 LOG.logger = logging.getLogger("sglang.headgate")
@@ -51,11 +51,7 @@ class HeadgateScheduler(Scheduler):
     def __init__(self, server_args: Any, port_args: Any) -> None:
         try:
             settings = read_settings()
-            why, newer = problem(), doubt()
-            if why and not settings.force:
-                raise InputError(why)
-            if why or newer:
-                LOG.warning("headgate: %s", f"forced, although {why}" if why else newer)
+            admit(problem(), RELEASES.doubt(installed() or ""), settings.force)
             check_arguments(read_arguments(server_args))
             check_fit(settings.named()[0], bool(server_args.enable_mixed_chunk))
             super().__init__(server_args, port_args)

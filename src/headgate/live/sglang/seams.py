@@ -8,11 +8,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from headgate.live.files import package_folder, package_version, release_numbers
+from headgate.live.files import Releases, package_folder, package_version
 
 OLDEST, NEWEST = (0, 5, 22), (0, 5, 23)  # releases this package was tried with
-TESTED = " and ".join(".".join(map(str, release)) for release in (OLDEST, NEWEST))
-REMEDY = f"use SGLang {TESTED} or a newer headgate, or set force: true to try"
+RELEASES = Releases("SGLang", OLDEST, NEWEST, "set force: true")
 SCHEDULER, POLICY, BATCH, PLUGINS, CACHE = (
     "srt/managers/scheduler.py",
     "srt/managers/schedule_policy.py",
@@ -105,21 +104,7 @@ def problem(folder: Path | None = None) -> str | None:
     folder = folder or home()
     if folder is None:
         return "SGLang is not installed here; install it into the environment of headgate"
-    release = installed(folder) or ""
-    changes = faults(folder)
-    if changes:
-        return f"SGLang {release} has changed what headgate relies on: {'; '.join(changes)}; {REMEDY}"
-    if () < release_numbers(release)[:3] < OLDEST:
-        return f"SGLang {release} is older than those headgate knows ({TESTED}); {REMEDY}"
-    return None
-
-
-def doubt(folder: Path | None = None) -> str | None:
-    """What to know of a release that is newer than those we know, or does not say its number."""
-    release = installed(folder) or "unknown"
-    if OLDEST <= release_numbers(release)[:3] <= NEWEST:
-        return None
-    return f"SGLang {release} was not tested with this headgate ({TESTED} were); its seams hold, so it runs"
+    return RELEASES.problem(installed(folder) or "", faults(folder))
 
 
 def faults(folder: Path) -> list[str]:

@@ -10,14 +10,14 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from headgate.core.errors import InputError
 from headgate.core.policy import BatchPolicy
 from headgate.cost.likeness import Likeness
-from headgate.live.engine.plug_in import EngineFacts, PlugIn, likeness
+from headgate.live.engine.plug_in import EngineFacts, PlugIn, admit, likeness
 from headgate.live.engine.policy import build_policy
 from headgate.live.engine.process import LOG
 from headgate.live.engine.requests import RequestTerms
 from headgate.live.engine.settings import Settings
 from headgate.live.vllm import VLLM
 from headgate.live.vllm.plugin import Headgate
-from headgate.live.vllm.seams import engine_number, faults, lockstep, refusal, untested, version
+from headgate.live.vllm.seams import RELEASES, engine_number, faults, lockstep, version
 from headgate.live.vllm.settings import read_settings
 
 
@@ -57,13 +57,7 @@ def make_scheduler(given: dict[str, Any]) -> Any:
 def _refuse(settings: Settings, config: Any) -> None:
     """Releases that are too old or whose seams do not hold, and models without prefill and decode."""
     release = version()
-    problem, doubt = refusal(release, faults()), untested(release)
-    if problem and not settings.force:
-        raise InputError(problem)
-    if problem:
-        LOG.warning("headgate: forced, although %s", problem)
-    elif doubt:
-        LOG.warning("headgate: %s; all that headgate relies on is there, so it runs", doubt)
+    admit(RELEASES.problem(release, faults()), RELEASES.doubt(release), settings.force)
     model = config.model_config
     if model.runner_type == "pooling" or getattr(model, "is_diffusion", False):
         raise InputError(f"model {model.model} does not generate token by token; drop --scheduler-cls")
@@ -93,7 +87,7 @@ def _like(config: Any) -> Likeness:
         return str(current_platform.get_device_name()) if current_platform.is_cuda() else ""
 
     ranks, ahead = config.parallel_config.tensor_parallel_size, config.scheduler_config.async_scheduling
-    return likeness(config.model_config, ranks, ahead, gpu, ".".join(map(str, version())))
+    return likeness(config.model_config, ranks, ahead, gpu, version())
 
 
 def _kv_tokens(scheduler: Any) -> int:
@@ -114,7 +108,7 @@ def _facts(scheduler: Any) -> EngineFacts:
         limits["num_speculative_tokens"] = scheduler.num_spec_tokens
     return EngineFacts(
         names=VLLM,
-        version=".".join(map(str, version())),
+        version=version(),
         model=str(config.model_config.model),
         kv_tokens=_kv_tokens(scheduler),
         limits=limits,

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from headgate.live.files import package_folder, package_version
-from headgate.live.files import release_numbers as release_numbers
+from headgate.live.files import Releases, package_folder, package_version
 
 OLDEST, NEWEST = (0, 26), (0, 33)  # releases this package was tried with
-TESTED = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
-REMEDY = f"use vLLM {TESTED} or a newer headgate, or pass --force (force: true) to try"
+RELEASES = Releases("vLLM", OLDEST, NEWEST, "pass --force (force: true)")
 MODULES = {
     "scheduler": "vllm.v1.core.sched.scheduler",
     "async": "vllm.v1.core.sched.async_scheduler",
@@ -90,32 +88,8 @@ def installed() -> str | None:
     return None if folder is None else package_version("vllm", folder)
 
 
-def version() -> tuple[int, ...]:
-    text: str = import_module("vllm.version").__version__
-    numbers = text.replace("+", ".").split(".")[:3]
-    return tuple(int("".join(filter(str.isdigit, number)) or 0) for number in numbers)
-
-
-def unsupported(release: tuple[int, ...]) -> str | None:
-    if release[:2] >= OLDEST or not any(release):
-        return None
-    return f"vLLM {_shown(release)} is older than those headgate knows ({TESTED}); {REMEDY}"
-
-
-def untested(release: tuple[int, ...]) -> str | None:
-    if any(release) and release[:2] <= NEWEST:
-        return None
-    return f"vLLM {_shown(release)} was not tested with this headgate ({TESTED} were)"
-
-
-def refusal(release: tuple[int, ...], changes: list[str]) -> str | None:
-    if changes:
-        return f"vLLM {_shown(release)} has changed what headgate relies on: {'; '.join(changes)}; {REMEDY}"
-    return unsupported(release)
-
-
-def _shown(release: tuple[int, ...]) -> str:
-    return ".".join(map(str, release)) if any(release) else "of unknown version"
+def version() -> str:
+    return str(import_module("vllm.version").__version__)
 
 
 def engine_number(parallel: Any) -> int:
