@@ -117,7 +117,7 @@ def _bars(found: Standings, policies: Sequence[str], bounds: Mapping[str, float]
                 if mine := found.get((policy, trace)):
                     value = mine.capacity.value
                     low, high = (end and bound * end for end in (mine.capacity.low, mine.capacity.high))
-                    items.append(Bar(policy, (("", "c0", bound * value),), low, high))
+                    items.append(Bar(policy, "c0", bound * value, low, high))
             chart = Bars("load that keeps the promise", "requests/s", items, Mark("λ*", bound))
             yield chart.figure(trace, "How close each comes to λ*; the thin line is the interval.")
 

@@ -67,7 +67,7 @@ def test_a_report_of_routers_calls_them_routers(look):
     page = look("fleet")
     assert page.locator("h1").inner_text() == "2 routers compared"
     assert page.locator("thead th").first.inner_text() == "router"
-    assert "4 engines" in page.locator("#made").inner_text()
+    assert "Engines\n4" in page.locator("#made").inner_text()
 
 
 def test_the_timeline_zooms_and_goes_back(look):

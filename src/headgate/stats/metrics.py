@@ -16,7 +16,6 @@ from headgate.core.request import OUTPUT_SERVICE
 from headgate.cost.card import load_card
 from headgate.cost.model import Chunk, Shape
 from headgate.record.tables import ENDS, Flags, Floats, Integers, Run
-from headgate.stats import flow
 from headgate.stats.figures import Estimate, Figures, PartOrder, Spread, figures, per_batch, spread_of_mean
 from headgate.stats.flow import Window
 from headgate.stats.measured import (
@@ -130,7 +129,6 @@ class Metrics:
     ttft: Figures
     tpot: Figures
     itl: Figures
-    itl_exact: bool  # false: gaps were gathered in bins 0.1 % wide
     e2e: Figures
     request_rate: Estimate
     output_rate: Estimate  # output tokens of the requests that finished
@@ -139,8 +137,6 @@ class Metrics:
     longest_gap: float  # between two tokens of one request
     engine: EngineUse
     kinds: tuple[KindMetrics, ...]
-    queue_times: tuple[float, ...]
-    queue_lengths: tuple[int, ...]
     stationary: bool
     reason: str
     prefix_cache: PrefixHits | None = None  # None: there was none, or requests shared nothing
@@ -193,7 +189,6 @@ def compute_metrics(measured: Measured) -> Metrics:
     run, chosen, latencies = measured.run, measured.window, measured.latencies
     sample, longest, promises = measured.gap_sample, measured.longest, measured.promises
     requests, (begin, end) = run.requests, run.span()
-    times = np.linspace(begin, end, flow.POINTS)
     value = None
     if promises is not None and weighed(run):
         judged, worth = chosen.keep & promises.judged, weights(run)
@@ -207,7 +202,6 @@ def compute_metrics(measured: Measured) -> Metrics:
         ttft=_latency(latencies.ttft, chosen),
         tpot=_latency(latencies.tpot, chosen),
         itl=figures(sample.values, gaps, sample.weights),
-        itl_exact=sample.exact,
         e2e=_latency(latencies.e2e, chosen),
         request_rate=rate_spread(chosen, each).estimate().cut(),
         output_rate=rate_spread(chosen, outputs).estimate().cut(),
@@ -216,7 +210,6 @@ def compute_metrics(measured: Measured) -> Metrics:
         longest_gap=_largest(longest[chosen.keep]),
         engine=_engine(run, chosen),
         kinds=tuple(_kind(run, kind, chosen, latencies, longest, promises) for kind in range(len(run.kinds))),
-        queue_times=tuple(times.tolist()), queue_lengths=tuple(flow.waiting(run, times).tolist()),
         stationary=measured.trend.stationary, reason=measured.trend.reason,
         prefix_cache=prefix_hits(run),
         value_kept=value,

@@ -456,11 +456,6 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; check the path") from None
     except IsADirectoryError:
-        if any(Path(path).glob("chunk-*-trace.csv")):
-            raise InputError(
-                f"{path}: a client pool of ServeGen holds laws of arrivals and lengths, not requests; "
-                "generate a workload with ServeGen, save it as CSV, and read that with --columns"
-            ) from None
         raise InputError(f"{path}: is a directory; name a file in it") from None
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         reason = getattr(error, "strerror", None) or error

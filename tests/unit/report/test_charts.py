@@ -140,22 +140,16 @@ def test_colours_of_steps_are_not_those_of_runs():
             assert np.linalg.norm(colours[one] - colours[other]) > 60, (one, other)
 
 
-def test_bars_have_parts_intervals_and_numbers():
-    bars = Bars(
-        "sustained",
-        "requests/s",
-        [Bar("one", (("a", "c0", 3.0), ("b", "c1", 1.0)), 3.5, 4.5)],
-        Mark("λ*", 5.0),
-    )
+def test_bars_have_intervals_and_numbers():
+    bars = Bars("sustained", "requests/s", [Bar("one", "c0", 4.0, 3.5, 4.5)], Mark("λ*", 5.0))
     figure = bars.figure("Rates", "Longer is more.")
     drawn = Reader(figure.drawing)
     assert "sustained (requests/s)" in drawn.text and "λ*" in drawn.text and "4.000" in drawn.text
-    assert figure.data["rows"] == [["one", "a", 3.0, 3.5, 4.5], ["one", "b", 1.0, 3.5, 4.5]]
-    assert [name for name, _ in figure.legend] == ["a", "b"]
+    assert figure.data["rows"] == [["one", 4.0, 3.5, 4.5]]
 
 
 def test_bars_of_nothing_are_drawn():
-    assert "<svg" in Bars("x", "s", [Bar("none", (("", "c0", 0.0),))]).draw("t")
+    assert "<svg" in Bars("x", "s", [Bar("none", "c0", 0.0)], Mark("λ*", 0.0)).draw("t")
 
 
 def test_names_of_marks_keep_out_of_each_others_way():

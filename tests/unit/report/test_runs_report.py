@@ -171,7 +171,7 @@ def test_asynchronous_runs_say_so_and_are_no_seeds_of_others():
     mixture = [served("mixed"), late(served("mixed", seed=1))]
     (scene,) = gather(mixture)
     assert list(scene.runs) == ["mixed", "mixed (2)"]
-    assert "tokens a request, asynchronous scheduling" in page_of(late(served("mixed")))
+    assert "asynchronous engine, 32 slots" in page_of(late(served("mixed")))
     assert "asynchronous" not in page_of(served("mixed"))
 
 
@@ -204,7 +204,7 @@ def test_what_is_compared_is_said():
     text = read(render(routers)).text
     assert routers.title == "2 routers compared" and "policies compared" not in text
     assert "No router is seen to serve more" in routers.chapters[0].verdict
-    assert "Routers split; round-robin" in text and "2 engines, each with 32 slots" in text
+    assert "Routers split; round-robin" in text and "Engines 2" in text
     assert "What the engines did" in text and " and 2 engines no policy serves more than" in text
     both = gather([routed("split"), routed("round-robin", "eb")], ["split mixed", "round-robin eb"])
     assert runs_page(both).title == "2 combinations of router and policy compared"

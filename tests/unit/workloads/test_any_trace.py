@@ -239,12 +239,6 @@ def test_results_without_every_request_say_how_to_get_them(tmp_path, text, messa
         read_trace(written(tmp_path, text, "result.json"))
 
 
-def test_a_client_pool_of_servegen_is_no_trace(tmp_path):
-    written(tmp_path, "0,1.33,8.6,Weibull,0.375,0.397\n600,0,0,,0,0\n", "chunk-0-trace.csv")
-    with pytest.raises(InputError, match="generate a workload with ServeGen, save it as CSV"):
-        read_trace(tmp_path)
-
-
 def test_lengths_of_servegen(tmp_path):
     line = '{"request_id": 0, "type": "text", "input_length": 61, "output_length": 2370, "duration": 14000}\n'
     workload, _ = read_trace(written(tmp_path, line, "trace_d.jsonl"))

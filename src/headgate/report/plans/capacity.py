@@ -125,7 +125,7 @@ def _rates(found: Sequence[PolicyRate]) -> doc.Grid:
 
 def rate_bars(done: str, found: Sequence[PolicyRate], most: float, look: str) -> doc.Figure:
     bars = [
-        Bar(each.policy, ((done, f"c{n % COLOURS}", each.rate.value),), each.rate.low, each.rate.high)
+        Bar(each.policy, f"c{n % COLOURS}", each.rate.value, each.rate.low, each.rate.high)
         for n, each in enumerate(found)
     ]
     mark = Mark(f"λ* = {doc.number(most)}", most)

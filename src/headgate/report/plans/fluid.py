@@ -11,7 +11,7 @@ from headgate.advisor.fluid_plan import FluidAnswer
 from headgate.methods.fluid.plan import NOTHING, FluidPlan
 from headgate.methods.fluid.planner import Point
 from headgate.report import document as doc
-from headgate.report.charts import Axis, Bar, Bars, Chart, Series
+from headgate.report.charts import Axis, Chart, Series
 
 FRONTIERS = {
     "prefill-fairness": Axis("largest difference of prefill shares", "share of an engine"),
@@ -24,7 +24,6 @@ CHANCE = "A fluid has no randomness: real fleets earn a little less."
 
 
 def fluid_page(answer: FluidAnswer, level: str | None, command: Sequence[str]) -> doc.Page:
-    bars = doc.Drawn(lambda: (_served(answer), _occupancies(answer)))
     plan, engines = answer.plan, answer.engines
     revenue = (
         f"Revenue: {doc.number(plan.revenue * engines)} /s, {doc.number(plan.revenue)} per engine; time per "
@@ -38,7 +37,7 @@ def fluid_page(answer: FluidAnswer, level: str | None, command: Sequence[str]) -
     )
     sections = [
         doc.Section("", (steps,)),
-        doc.Section("By class, whole fleet", (_classes(answer), _held(answer), bars)),
+        doc.Section("By class, whole fleet", (_classes(answer), _held(answer))),
         doc.Section("", tuple(filter(None, (*said, *_levels(answer))))),
     ]
     if answer.points:
@@ -166,26 +165,6 @@ def _frontier(answer: FluidAnswer) -> doc.Grid:
 
 def _zero(value: float, tiny: float = 1e-9) -> float:
     return 0.0 if abs(value) < tiny else float(value)
-
-
-def _served(answer: FluidAnswer) -> doc.Figure:
-    plan, engines = answer.plan, answer.engines
-    bars = []
-    for flow, served in zip(plan.instance.flows, plan.served, strict=True):
-        lost = max(flow.rate - served, 0.0) * engines
-        bars.append(Bar(flow.name, (("served", "c0", served * engines), ("not served", "c7", lost))))
-    look = "A grey end is demand the plan refuses or lets give up, because other classes pay more."
-    return Bars("requests", "per s", bars).figure("Requests served", look)
-
-
-def _occupancies(answer: FluidAnswer) -> doc.Figure:
-    plan, names = answer.plan, ("prefill", "beside prompts", "alone")
-    bars = []
-    for flow, *held in zip(plan.instance.flows, plan.prefill, plan.mixed, plan.solo, strict=True):
-        slots = (float(part * answer.engines) for part in held)
-        bars.append(Bar(flow.name, tuple(zip(names, ("prefill", "mixed", "decode"), slots, strict=True))))
-    look = "The LP's targets: requests of each class in prefill, decoding beside prompts, decoding alone."
-    return Bars("in the fleet at once", "requests", bars).figure("Class occupancies, planned", look)
 
 
 def _curve(points: Sequence[Point], axis: Axis) -> doc.Figure:

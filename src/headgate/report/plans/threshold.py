@@ -26,7 +26,7 @@ CAUTION = (
 def threshold_page(plan: ThresholdPlan, command: Sequence[str]) -> doc.Page:
     sections = (
         doc.Section("", (_facts(plan),)),
-        doc.Section("Thresholds", (_thresholds(plan), doc.Drawn(lambda: (_curve(plan), _rates(plan))))),
+        doc.Section("Thresholds", (_thresholds(plan), doc.Drawn(lambda: (_curve(plan),)))),
         doc.Section("Both modes at this load", (_modes(plan), doc.Drawn(lambda: (_crossing(plan),)))),
     )
     verdict = " ".join(filter(None, (choice(plan), crossing(plan), _gap(plan))))
@@ -188,20 +188,6 @@ def _curve(plan: ThresholdPlan) -> doc.Figure:
     look = "Extra time per request due to the threshold. θ* is the optimum, θ0 the base share."
     teeth = "Teeth stand where many outputs have nearly the same length."
     return chart.figure("Threshold curve", look, teeth)
-
-
-def _rates(plan: ThresholdPlan) -> doc.Figure:
-    about, running = plan.situation, max(plan.exclusive.running, 2)
-    shares = np.unique(np.clip(np.geomspace(1 / running, SHARES[1], POINTS), 1e-6, SHARES[1]))
-    rate = partial(exclusive_rate, about.cost, about.lengths, budget=about.budget)
-    rates = [rate(running, float(share)) for share in shares]
-    chosen = plan.thresholds.chosen
-    marks = [Mark(f"refill {chosen.refill} of {chosen.slots}", chosen.refill * running / chosen.slots)]
-    marks.append(Mark("mixed batches", plan.mixed.rate, "y"))
-    across, up = Axis("prompts refilled at once", "requests", LOG), Axis("predicted", "requests/s")
-    chart = Chart(across, up, [Series("exclusive batches", shares * running, np.array(rates))], marks)
-    look = "Above the dashed level exclusive batches serve more than mixed."
-    return chart.figure("Requests served against refill", look)
 
 
 def _crossing(plan: ThresholdPlan) -> doc.Figure:

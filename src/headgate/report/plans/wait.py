@@ -9,7 +9,6 @@ from headgate.advisor.wait_plan import Nested, WaitPlan
 from headgate.methods.wait.inventory import offered
 from headgate.methods.wait.nested import walks
 from headgate.report import document as doc
-from headgate.report.charts import Bar, Bars, Mark
 
 WIDE = 78  # columns of a command
 LIGHT = (
@@ -22,7 +21,7 @@ SATURATED = "max_pause=0 limits which requests enter and pauses none, which is u
 def wait_page(plan: WaitPlan, command: Sequence[str]) -> doc.Page:
     known = (_types(plan), _full(plan))
     sections = (
-        doc.Section("", (_facts(plan), doc.Drawn(lambda: (_memory(plan),)))),
+        doc.Section("", (_facts(plan),)),
         doc.Section("WAIT, where output lengths are known by type", known),
         doc.Section("Nested WAIT, where they are not known", tuple(_nested(plan))),
         doc.Section("To run it", (SATURATED if plan.mix.rate / plan.most >= 0.9 else LIGHT, _commands(plan))),
@@ -145,15 +144,3 @@ def _commands(plan: WaitPlan) -> doc.Code:
             lines.append("\\\n".join(line[begin : begin + WIDE] for begin in range(0, len(line), WIDE)))
         commands.append(" \\\n".join(lines))
     return doc.Code("\n".join(commands))
-
-
-def _memory(plan: WaitPlan) -> doc.Figure:
-    bars = [
-        Bar("fluid equilibrium", (("", "c0", plan.fluid.kv),)),
-        Bar("WAIT, at most", (("", "c1", plan.need),)),
-    ]
-    if (total := _nested_need(plan)) is not None and plan.nested is not None:
-        bars.append(Bar(f"Nested WAIT, with probability {1 - plan.nested.miss:g}", (("", "c2", total),)))
-    mark = Mark(f"memory: {doc.number(float(plan.capacity))}", float(plan.capacity))
-    look = "Bars that end before the dashed line fit; no request is evicted then."
-    return Bars("KV", "tokens", bars, mark).figure("Memory that the thresholds need", look)

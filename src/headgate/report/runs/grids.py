@@ -11,7 +11,7 @@ import numpy as np
 from headgate.core.fleet import PREFILL
 from headgate.core.request import ENVELOPE, GAP
 from headgate.record.tables import Run
-from headgate.report.charts import Axis, Bar, Bars, Chart, Floats, Series, over_time
+from headgate.report.charts import Axis, Chart, Floats, Series, over_time
 from headgate.report.document import (
     BEST,
     LEVEL,
@@ -34,7 +34,6 @@ from headgate.report.document import (
     whole,
 )
 from headgate.report.runs.scenes import compared, served_rate
-from headgate.report.runs.timeline import engine_name
 from headgate.settings_base import BETWEEN_SHOWN
 from headgate.stats.comparison import BETTER, WORSE, Comparison
 from headgate.stats.comparison import MetricRow as Compared
@@ -254,7 +253,6 @@ APART = (
     "Service: prompt tokens and twice the output tokens. Apart: the most by which one tenant gained on "
     "another while both had requests waiting{}."
 )
-MOST_BARS = 16  # engines drawn one by one
 MOST_RUNS = 3  # whose classes are drawn
 
 
@@ -364,54 +362,26 @@ def tenant_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
     return _named(Grid("", heads, tuple(rows), (said,)), metrics)
 
 
-def fleet_figures(runs: Mapping[str, Run]) -> list[Figure]:
-    held = {name: run for name, run in runs.items() if len(_engines(run)) > 1}
-    return [*_fleet_over_time(held), *(_busy(name, run) for name, run in held.items())] if held else []
-
-
-def _engines(run: Run) -> list[int]:
-    return [int(number) for number in np.unique(run.steps["replica"])]
-
-
-def _fleet_over_time(runs: Mapping[str, Run]) -> list[Figure]:
-    """Engines that run prompts, and slots in use: their mean, least and most over the engines."""
-    prefilling, slots = [], []
+def fleet_figures(runs: Mapping[str, Run]) -> Iterator[Figure]:
+    """Slots in use: their mean, least and most over the engines."""
+    slots = []
     for colour, (name, run) in enumerate(runs.items()):
+        engines = np.unique(run.steps["replica"])
+        if len(engines) < 2:
+            continue
         edges, middle = _columns(run)
-        prompts, decodes = [], []
-        for engine in _engines(run):
+        decodes = []
+        for engine in engines:
             rows = run.steps["replica"] == engine
-            start, seconds = (run.steps[word][rows].astype(float) for word in ("start", "seconds"))
-            prompts.append(over_time(start, seconds, (run.steps["prefill"][rows] > 0) * 1.0, edges).mean)
-            decodes.append(over_time(start, seconds, run.steps["decodes"][rows].astype(float), edges).mean)
-        prefilling.append(Series(name, middle, np.sum(prompts, axis=0), colour))
+            columns = (run.steps[word][rows].astype(float) for word in ("start", "seconds", "decodes"))
+            decodes.append(over_time(*columns, edges).mean)
         low, mean, high = (getattr(np, name)(decodes, axis=0) for name in ("min", "mean", "max"))
         slots += [Series(name, middle, mean, colour, "band", low, high), Series(name, middle, mean, colour)]
-    time = Axis("time since the start", "s")
-    first = Chart(time, Axis("engines running prompts", "engines", low=0.0), prefilling)
-    second = Chart(time, Axis("decoding", "requests per engine", low=0.0), slots)
-    prefills = "How much of the fleet prefills, and whether that swings."
-    uneven = "A wide band means some engines idle while others are full."
-    taking = first.figure("Engines that take prompts", prefills)
-    return [taking, second.figure("Slots in use across the fleet", uneven)]
-
-
-def _busy(name: str, run: Run) -> Figure:
-    bars = []
-    low, high = run.span()
-    steps = run.steps
-    decodes, prompts = steps["decodes"] > 0, steps["prefill"] > 0
-    phases = {"prefill": prompts & ~decodes, "decode": decodes & ~prompts, "mixed": decodes & prompts}
-    for engine in _engines(run)[:MOST_BARS]:
-        mine = steps["replica"] == engine
-        parts = tuple(
-            (phase, phase, 100 * float(steps["seconds"][mine & rows].sum()) / max(high - low, 1e-9))
-            for phase, rows in phases.items()
-        )
-        bars.append(Bar(engine_name(run, engine), parts))
-    note = f"The first {MOST_BARS} of {len(_engines(run))} engines." if len(_engines(run)) > MOST_BARS else ""
-    look = "Engines of one role should look alike; a short bar is an engine that waits for work."
-    return Bars("time in steps", "% of the run", bars).figure(f"What each engine did: {name}", look, note)
+    if slots:
+        up = Axis("decoding", "requests per engine", low=0.0)
+        look = "A wide band means some engines idle while others are full."
+        chart = Chart(Axis("time since the start", "s"), up, slots)
+        yield chart.figure("Slots in use across the fleet", look)
 
 
 # -- promises, by class

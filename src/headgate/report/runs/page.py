@@ -185,13 +185,14 @@ def made(runs: Sequence[Run], command: Sequence[str] = ()) -> Facts:
         "Dates": " to ".join(dict.fromkeys((*dates[:1], *dates[-1:]))),
         "Policies": _each(_named(one, "policy", "parameters") for one in meta),
         "Routers": _each(_named(one, "router", "router_parameters") for one in meta),
-        "Card": _each(map(_card_line, meta)),
-        "Engine": _each(map(_engine, meta)),
-        "Workload": _each(map(_workload, meta)),
+        "Card": _each(f"{one['card']}: {one.get('provenance', '')}" for one in meta if one.get("card")),
+        "Engines": _each(one.get("engines") for one in meta),
+        "Workload": _each(_plain(one, "workload") for one in meta),
         "Seeds": _each(one.get("seed") for one in meta),
         "Driver": _each(one.get("driver") for one in meta),
         "Outcome": _each(one.get("outcome") for one in meta),
-        "Versions": _each(map(_versions, meta)),
+        "Versions": _each(f"headgate {one['headgate']}" for one in meta if one.get("headgate")),
+        "Made with": _each(_plain(one, "versions") for one in meta),
         "Figures": f"95 % intervals; drawn by headgate {VERSION}, nothing is loaded from elsewhere",
     }
     return tuple((name, value) for name, value in facts.items() if value)
@@ -224,33 +225,6 @@ def _named(meta: dict[str, Any], name: str, settings: str) -> str:
     return f"{meta.get(name) or ''}{f' ({shown})' if shown else ''}"
 
 
-def _card_line(meta: dict[str, Any]) -> str:
-    if not meta.get("card"):
-        return ""
-    about = ", ".join(str(meta[word]) for word in ("model", "gpu") if meta.get(word))
-    source = f": {meta['provenance']}" if meta.get("provenance") else ""
-    return f"{meta['card']} ({about}){source}"
-
-
-def _engine(meta: dict[str, Any]) -> str:
-    if not (engine := _table(meta, "engine")):
-        return ""
-    names = {"running": "slots", "batch_tokens": "tokens a step", "kv_tokens": "KV tokens"}
-    names["max_model_len"] = "tokens a request"
-    facts = [f"{engine[key]:,} {word}" for key, word in names.items() if isinstance(engine.get(key), int)]
-    count = meta.get("engines")
-    if isinstance(count, int) and facts:
-        facts[0] = f"{count} engine{'s, each' if count > 1 else ''} with {facts[0]}"
-    return ", ".join([*facts, "asynchronous scheduling"] if meta.get("asynchronous") else facts)
-
-
-def _workload(meta: dict[str, Any]) -> str:
-    about = _table(meta, "workload")
-    plain = {key: value for key, value in about.items() if isinstance(value, str | int | float)}
-    listed = ", ".join(f"{key} {value}" for key, value in plain.items() if key != "name")
-    return f"{about.get('name', '')} ({listed})" if listed else str(about.get("name", ""))
-
-
-def _versions(meta: dict[str, Any]) -> str:
-    listed = [f"{key} {value}" for key, value in _table(meta, "versions").items()]
-    return ", ".join([*([f"headgate {meta['headgate']}"] if meta.get("headgate") else []), *listed])
+def _plain(meta: dict[str, Any], name: str) -> str:
+    values = _table(meta, name).items()
+    return ", ".join(f"{key} {value}" for key, value in values if isinstance(value, str | int | float))
