@@ -142,28 +142,23 @@ class IterationCost(StepCost):
         return self._cost.decode_floor(decodes) / self._tokens
 
 
-def phase_costs(cost: StepCost, lengths: Lengths, slots: int, refill: int = 1) -> PhaseCosts:
+def phase_costs(cost: StepCost, lengths: Lengths, slots: int) -> PhaseCosts:
     """A cost card's steps as straight lines in the number of requests, for this workload and batch size.
 
     Two things bend a step's price that EB's formulas take as straight. Context: each decode is charged for
-    the mean context of the workload. The knee (decodes that ride for free): we take the line through the two
-    ends of a decode phase, `slots` and `slots - refill` decodes. Away from the knee that is the card itself;
-    across it the line is exact where the phase begins and ends, and never below the card between. With the
-    knee below the phase, decode_fixed is what the line has at zero, less than the card's own constant: the
-    free decodes are a credit. Should the credit exceed the constant, the line from an empty batch is used
+    the mean context of the workload. The knee (decodes that ride for free): we take the card's line at a full
+    batch. With the knee below, decode_fixed is what that line has at zero, less than the card's own constant:
+    the free decodes are a credit. Should the credit exceed the constant, the line from an empty batch is used
     instead, which is never negative. What earlier chunks of a prompt cost (per_behind) is left out; it is
     about one per cent for 128K prompts in chunks of 8K. A cost that is not made of lines, such as the tile
     model's stairs, gives the nearest ones.
     """
     checked_lengths(lengths)
-    if not 1 <= refill <= slots:
-        raise InputError(f"refill={refill}, slots={slots}; need 1 <= refill <= slots, choose k <= N")
     if not isinstance(cost, LinearCost):
         return nearest_costs(cost, lengths, slots)
-    ends = (slots - refill, slots)
     decode, prefill, mixed = cost.decode, cost.prefill, cost.mixed
-    fixed, each = _line(decode.constant, decode.per_decode, decode.free_decodes, ends)
-    together, beside = _line(mixed.constant, mixed.per_decode, mixed.free_decodes, ends)
+    fixed, each = _line(decode.constant, decode.per_decode, decode.free_decodes, slots)
+    together, beside = _line(mixed.constant, mixed.per_decode, mixed.free_decodes, slots)
     constant, linear, square = mixed.by_share
     of_decodes = beside + mixed.per_context * lengths.context
     return checked_costs(
@@ -178,12 +173,12 @@ def phase_costs(cost: StepCost, lengths: Lengths, slots: int, refill: int = 1) -
     )
 
 
-def _line(constant: float, each: float, free: int, ends: tuple[int, int]) -> tuple[float, float]:
-    """(fixed, per request) of constant + each * max(n - free, 0) through the two values of n."""
-    few, many = (max(n - free, 0) for n in ends)
-    paying = (many - few) / (ends[1] - ends[0])
-    fixed = constant + each * (many - paying * ends[1])
-    return (fixed, each * paying) if fixed > 0 else (constant, each * many / ends[1])
+def _line(constant: float, each: float, free: int, slots: int) -> tuple[float, float]:
+    """(fixed, per request) of constant + each * max(n - free, 0) at so many slots."""
+    if slots <= free:
+        return constant, 0.0
+    fixed = constant - each * free
+    return (fixed, each) if fixed > 0 else (constant, each * (slots - free) / slots)
 
 
 # -- any step cost as straight lines

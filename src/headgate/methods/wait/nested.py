@@ -178,8 +178,6 @@ def compound(slack: float, times: int) -> float:
 def segments_from(prompt: float, lengths: ArrayLike, rate: float, ends: Sequence[int]) -> Segments:
     """From outputs seen, in decode iterations: each is as likely as the next to come again."""
     seen = np.sort(np.asarray(lengths))
-    if not len(seen):
-        raise InputError("no outputs given; segments need a trace or a length law")
     check_ends(tuple(ends))
     starts = [-1, *ends[:-1]]
     above = len(seen) - np.searchsorted(seen, starts, side="right")
@@ -187,8 +185,6 @@ def segments_from(prompt: float, lengths: ArrayLike, rate: float, ends: Sequence
 
 
 def even_ends(longest: int, count: int) -> tuple[int, ...]:
-    if not 1 <= count <= max(longest, 1):
-        raise InputError(f"{count} segments of outputs up to {longest} iterations; choose 1 to {longest}")
     return tuple(round(longest * number / count) for number in range(1, count + 1))
 
 

@@ -66,7 +66,7 @@ def test_on_the_measured_card() -> None:
     plan = stationary_plan(
         costs, lengths, outputs, SlotBounds(card.kv_tokens, card.max_running, block=card.block)
     )
-    near = phase_costs(card.cost, lengths, plan.slots, plan.refill)
+    near = phase_costs(card.cost, lengths, plan.slots)
     assert near.overhead == pytest.approx(costs.overhead)
     assert plan.slots > 512
     assert 0.05 < plan.share < 0.08

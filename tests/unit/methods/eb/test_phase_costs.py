@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.errors import InputError
 from headgate.cost.card import load_card
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.model import Shape
@@ -17,7 +16,7 @@ def test_costs_of_the_measured_card() -> None:
     """Above its knee of 64 decodes the h200 card is a line; its constant less the credit of the free ones."""
     cost = load_card("linear-h200-qwen3-8b").cost
     lengths = Lengths(512, 511, output_sd=148)
-    costs = phase_costs(cost, lengths, 512, 90)
+    costs = phase_costs(cost, lengths, 512)
     context = 512 + (148**2 + 511**2) / (2 * 511)
     assert lengths.context == pytest.approx(context)
     assert costs.decode_fixed == pytest.approx(0.00544601 - 64 * 2.55827e-05)
@@ -29,34 +28,17 @@ def test_costs_of_the_measured_card() -> None:
     assert costs.mixed_fixed + costs.mixed_per_token(0.2) * 2000 == pytest.approx(tokens, rel=1e-4)
 
 
-@given(
-    st.floats(1e-3, 0.02), st.floats(0, 1e-3), st.integers(0, 600), st.integers(1, 600), st.integers(1, 600)
-)
+@given(st.floats(1e-3, 0.02), st.floats(0, 1e-3), st.integers(0, 600), st.integers(1, 600))
 def test_the_line_meets_the_card_where_a_phase_begins(
-    constant: float, each: float, free: int, slots: int, refill: int
+    constant: float, each: float, free: int, slots: int
 ) -> None:
-    refill = min(refill, slots)
     terms = DecodeTerms(constant, each, 1e-8, free)
     cost = LinearCost(terms, PrefillTerms(0.001, 1e-5), MixedTerms())
     lengths = Lengths(100, 100, output_sd=100)
-    costs = phase_costs(cost, lengths, slots, refill)
+    costs = phase_costs(cost, lengths, slots)
     assert costs.decode_fixed > 0
-    for decodes in range(slots - refill, slots + 1, max(1, refill // 5)):
+    for decodes in (slots - 1, slots):
         true = constant + each * max(decodes - free, 0) + 1e-8 * 200 * decodes
         assert costs.decode_fixed + costs.decode_per_request * decodes >= true * (1 - 1e-9)
     true = constant + each * max(slots - free, 0) + 1e-8 * 200 * slots
     assert costs.decode_fixed + costs.decode_per_request * slots == pytest.approx(true, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("call", "inequality"),
-    [
-        (
-            lambda: phase_costs(load_card("linear-h200-qwen3-8b").cost, Lengths(9, 9), 10, 11),
-            "1 <= refill <= slots",
-        ),
-    ],
-)
-def test_bad_input_names_the_inequality(call, inequality: str) -> None:
-    with pytest.raises(InputError, match=inequality):
-        call()

@@ -496,7 +496,6 @@ def test_plans_are_feasible_and_what_they_say_they_bring(given):
         ({"pace": EnginePace(2, 256, -0.1, 0.1, 1.0)}, "mixed_fixed is -0.1"),
         ({"pace": EnginePace(2, 256, 0.0, 0.0, 1.0)}, "takes no time"),
         ({"pace": EnginePace(2, 256, 0.1, 0.1, 0.0)}, "makes 0 tokens/s"),
-        ({"charging": "free"}, "charging 'free'"),
     ],
 )
 def test_bad_input(change, said):
