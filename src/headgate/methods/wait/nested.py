@@ -185,6 +185,8 @@ def segments_from(prompt: float, lengths: ArrayLike, rate: float, ends: Sequence
 
 
 def even_ends(longest: int, count: int) -> tuple[int, ...]:
+    if not 1 <= count <= max(longest, 1):
+        raise InputError(f"{count} segments of outputs up to {longest} iterations; choose 1 to {longest}")
     return tuple(round(longest * number / count) for number in range(1, count + 1))
 
 

@@ -137,6 +137,8 @@ def test_segments_from_types_and_samples():
     for bad in ((), (3, 3), (-1, 2)):
         with pytest.raises(InputError, match="growing"):
             segments_of(1, [(1, 1)], bad)
+    with pytest.raises(InputError, match="choose 1 to 4"):
+        even_ends(4, 9)
 
 
 def test_full_batch_equals_that_of_wait():
