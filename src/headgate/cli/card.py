@@ -287,11 +287,10 @@ def card_file(out: str, overwrite: bool) -> Path:
 
 
 def _engine_words(given: list[str] | None) -> dict[str, Any]:
+    from headgate.cli.flags import named_values
+
     words: dict[str, Any] = {}
-    for word in given or ():
-        name, mark, value = word.partition("=")
-        if not mark or not name:
-            raise InputError(f"--engine {word}: write NAME=VALUE, such as tensor_parallel_size=2")
+    for name, value in named_values(given or [], "--engine", "tensor_parallel_size=2").items():
         try:
             words[name.replace("-", "_")] = json_module.loads(value)
         except ValueError:

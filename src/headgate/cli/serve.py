@@ -32,7 +32,7 @@ from headgate.live.sglang import LOADED, SGLANG
 from headgate.live.sglang.fit import MIXED_CHUNK, arguments, check_arguments, check_fit, mixes
 from headgate.live.vllm import VLLM
 from headgate.live.vllm.refusals import OURS, WARM_FILE
-from headgate.live.vllm.settings import ADDITIONAL_CONFIG, VllmSettings, own_table, read_settings
+from headgate.live.vllm.settings import ADDITIONAL_CONFIG, own_table, read_settings
 from headgate.settings_base import BETWEEN
 
 SCHEDULER = "headgate.vllm.scheduler"
@@ -61,7 +61,7 @@ ENGINE = "vllm or sglang"
 def serve(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="the model, as `vllm serve` takes it")],
-    given: Annotated[dict[str, Any], VllmSettings],
+    given: Annotated[dict[str, Any], Settings],
     engine: Annotated[str, typer.Option(help=ENGINE, rich_help_panel=PANEL)] = VLLM.name,
     config: Annotated[str | None, typer.Option(help=FILE, rich_help_panel=PANEL)] = None,
     graphs: Annotated[bool, typer.Option(help=GRAPHS, rich_help_panel=PANEL)] = True,

@@ -130,7 +130,8 @@ def trial(
         own = not sends and source is None
         if own:  # the server writes one for the time of the trial
             source = str((folder / f"trace-{secrets.token_hex(3)}.jsonl").resolve())
-            plan = replace(plan, arms=tuple(arm.with_trace(source) for arm in arms))
+            arms = tuple(replace(arm, words={**arm.words, "trace": source}) for arm in arms)
+            plan = replace(plan, arms=arms)
         followed = None if sends else FollowedTrace(source or "", own)
         say = output.said_to(json)
         sent = Sent(plan, url, api_key, workload, judged)

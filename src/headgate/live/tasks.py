@@ -9,7 +9,7 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
-from aiohttp import StreamReader, web
+from aiohttp import ClientPayloadError, ClientSession, StreamReader, web
 
 LOG = logging.getLogger("headgate")
 SHOWN = 160  # characters of a server's error
@@ -66,3 +66,12 @@ async def read_bounded(content: StreamReader, most: int) -> bytes:
         if len(body) > most:
             break
     return bytes(body)
+
+
+async def fetched(session: ClientSession, url: str, most: int, **how: Any) -> bytes:
+    async with session.get(url, **how) as answer:
+        answer.raise_for_status()
+        body = await read_bounded(answer.content, most)
+    if len(body) > most:
+        raise ClientPayloadError(f"its answer has more than {most >> 20} MiB")
+    return body

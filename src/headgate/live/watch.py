@@ -26,7 +26,7 @@ from headgate.live.route.view.counters import (
     parsed,
 )
 from headgate.live.scaling import WatchOptions
-from headgate.live.tasks import read_bounded, until_stopped, why
+from headgate.live.tasks import fetched, until_stopped, why
 from headgate.methods.scaling import Seen
 
 LOG = logging.getLogger("headgate.watch")
@@ -128,12 +128,7 @@ class Watch:
 
     async def _get(self, url: str, params: Mapping[str, str] | None = None) -> bytes:
         limit = aiohttp.ClientTimeout(total=TIMEOUT)
-        async with self._session.get(url, params=params, timeout=limit) as answer:
-            answer.raise_for_status()
-            body = await read_bounded(answer.content, MOST_BYTES)
-        if len(body) > MOST_BYTES:
-            raise ValueError(f"{url} answers with more than {MOST_BYTES >> 20} MiB")
-        return body
+        return await fetched(self._session, url, MOST_BYTES, params=params, timeout=limit)
 
     async def _show(self, request: web.Request) -> web.Response:
         known = self._looked and self.missed < STALE

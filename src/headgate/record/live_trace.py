@@ -221,7 +221,7 @@ def read_live_trace(path: str | Path) -> Run:
 
 def trace_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The first line, which says whose trace it is, then all others; each with its number, checked."""
-    lines = _lines(path)
+    lines = _lines(path, fault, header=True)
     number, header = next(lines, (0, {}))
     if not isinstance(header.get("trace"), int):
         raise InputError(
@@ -235,17 +235,19 @@ def trace_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
     yield from lines
 
 
-def _lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _lines(
+    path: str | Path, fault: Callable[[dict[str, Any]], str | None], header: bool = False
+) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             for number, text in enumerate(file, 1):
                 line = parse_line(text)
-                if line is None and not text.endswith("\n"):
-                    return  # the engine died while it wrote this
-                if number == 1:
+                if number == 1 and header:
                     yield number, line or {}
                     continue
                 wrong = "not a JSON object" if line is None else fault(line)
+                if wrong and not text.endswith("\n"):
+                    return  # who wrote it died here
                 if line is None or wrong:
                     raise InputError(f"trace {path}:{number}: {wrong}; the file was changed, take another")
                 yield number, line
@@ -267,7 +269,9 @@ def is_route_trace(path: str | Path) -> bool:
 
 def read_route_trace(path: str | Path) -> Run:
     """A run without steps. A last line that was cut off is left out; any other damage is refused."""
-    records = sorted(_records(path), key=lambda record: float(record["arrival"]))
+    records = sorted((record for _, record in _lines(path, _fault)), key=lambda record: record["arrival"])
+    if not records:
+        raise InputError(f"trace {path}: no request in it; let the router serve some first")
     names = sorted({str(record["class"]) for record in records})
     ends = [ENDS.index(HOW.get(str(record["outcome"]), End.ABORTED)) for record in records]
     columns = {"id": range(len(records)), "kind": [names.index(str(record["class"])) for record in records]}
@@ -286,26 +290,6 @@ def read_route_trace(path: str | Path) -> Run:
     meta |= {"kinds": kinds, "outcome": "finished", "policies": [], "fallbacks": []}
     empty = {name: {column: np.empty(0) for column in every} for name, every in COLUMNS.items()}
     return Run(meta, **(empty | {"requests": requests}))
-
-
-def _records(path: str | Path) -> list[dict[str, Any]]:
-    try:
-        lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError as error:
-        raise InputError(f"trace {path}: {error.strerror or error}; give a readable file") from None
-    records: list[dict[str, Any]] = []
-    for number, text in enumerate(lines, 1):
-        record = parse_line(text)
-        last = number == len(lines)  # what follows the last line end: nothing, or a line cut off
-        if record is not None and not (last and _fault(record)):
-            if wrong := _fault(record):
-                raise InputError(f"trace {path}:{number}: {wrong}; the file was changed, take another")
-            records.append(record)
-        elif text.strip() and not last:
-            raise InputError(f"trace {path}:{number}: not a JSON object; the file was changed, take another")
-    if not records:
-        raise InputError(f"trace {path}: no request in it; let the router serve some first")
-    return records
 
 
 def _fault(record: dict[str, Any]) -> str | None:

@@ -22,7 +22,7 @@ from headgate.cli.serve import serve
 from headgate.cli.simulate import compare, simulate, sweep
 from headgate.core.errors import InputError
 from headgate.experiment.settings import Experiment
-from headgate.live.vllm.settings import VllmSettings
+from headgate.live.engine.settings import Settings
 from headgate.settings_base import (
     Count,
     Positive,
@@ -38,7 +38,7 @@ TABLES = [
     (simulate, Experiment),
     (compare, Experiment),
     (sweep, Experiment),
-    (serve, VllmSettings),
+    (serve, Settings),
     (fluid, FleetSettings),
     (fluid, StepSettings),
     (fluid, LevelSettings),

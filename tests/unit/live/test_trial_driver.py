@@ -7,6 +7,7 @@ import json
 import random
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -105,7 +106,7 @@ def run(
     async def both():
         chosen = read_arms(list(arms), str(config), {})
         if own:
-            chosen = tuple(arm.with_trace(str(trace)) for arm in chosen)
+            chosen = tuple(replace(arm, words={**arm.words, "trace": str(trace)}) for arm in chosen)
         plan = TrialPlan(chosen, **{"minutes": 6.0, "block": 30.0, "sizing": 20.0, "speed": SPEED, **words})
         source = FollowedTrace(str(trace), own)
         file = SettingsFile(str(config))

@@ -43,7 +43,7 @@ MayBe = Literal[
 CLIENTS_MAY: tuple[MayBe, ...] = get_args(MayBe)
 
 PANEL = "headgate"  # in --help
-DEFAULT = "auto (default): keep, which without promises is eb+"
+DEFAULT = "auto (default): keep, which without promises is eb+; vllm or sglang: only watch"
 MOST_DELIVERY = 0.2  # of a promise between tokens
 SHORTEST_CLAIM = 0.05  # seconds between tokens, where the operator promises none
 Status = Literal[503, 429]
@@ -76,10 +76,7 @@ class Floor(SettingsModel):
 
 
 class Settings(SettingsModel):
-    """Everything one may set, in a file, in a flag of the engine's own or as flags of `headgate serve`.
-
-    An engine says in a class of its own what `policy` and `force` mean to it.
-    """
+    """Everything one may set, in a file, in a flag of the engine's own or as flags of `headgate serve`."""
 
     policy: str = declared(PANEL, f"{NAMED}; {DEFAULT}", AUTO)
     set: dict[str, Setting] = parameters(PANEL, "a parameter of the policy, NAME=VALUE", "refill=48")

@@ -73,7 +73,7 @@ class HeadgateScheduler(Scheduler):
         if self._headgate_follows:
             return  # no policy, no books: it runs rank 0's turns
         plug_in = PlugIn(settings, _facts(self), lambda settings: _policy(settings, self))
-        plug_in.follow(lambda file: read_settings(file))
+        plug_in.follow(read_settings)
         live = Live(
             plug_in.policy,
             Limits(_budget(self), _slots(self), self.page_size),

@@ -97,9 +97,6 @@ class Arm:
         words = [f"{name} = {value}" for name, value in self.words.items() if name not in common]
         return self.url or ", ".join(words) or "the server's own settings"
 
-    def with_trace(self, path: str) -> Arm:
-        return Arm(self.name, {**self.words, "trace": path}, self.url)
-
 
 def read_arms(texts: Sequence[str], config: str | None, promises: Mapping[str, Any]) -> tuple[Arm, ...]:
     """With one arm alone the baseline is what the settings file says now. `promises` hold for all arms."""

@@ -18,7 +18,7 @@ import numpy as np
 from headgate.core.errors import InputError, RunError
 from headgate.core.request import Slo
 from headgate.live.route.view.counters import Counts, parsed
-from headgate.live.tasks import SHOWN, end_all, read_bounded, why
+from headgate.live.tasks import SHOWN, end_all, fetched, why
 from headgate.live.trial.book import Block, Book, Listener, SeenRequest
 from headgate.record.live_trace import WRONG, ClockError, Replay, is_live_trace
 from headgate.record.trace_fields import fault, parse_line
@@ -261,12 +261,8 @@ def key_header(key: str) -> dict[str, str]:
 async def _get(url: str, key: str) -> str:
     about: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=PATIENCE), "headers": key_header(key)}
     try:
-        async with aiohttp.ClientSession(**about) as session, session.get(url) as answer:
-            answer.raise_for_status()
-            body = await read_bounded(answer.content, LONGEST_ANSWER)
-            if len(body) > LONGEST_ANSWER:
-                raise aiohttp.ClientPayloadError("its answer has more than 16 MiB")
-            return body.decode(errors="replace")
+        async with aiohttp.ClientSession(**about) as session:
+            return (await fetched(session, url, LONGEST_ANSWER)).decode(errors="replace")
     except (aiohttp.InvalidURL, ValueError) as error:
         raise InputError(f"{url} is no URL ({error}); write it as http://HOST:PORT") from None
 

@@ -400,17 +400,16 @@ def signals(stop: Callable[[], None]) -> Iterator[None]:
 
     def leave() -> None:
         for number in numbers:
-            with suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.remove_signal_handler(number)
+            loop.remove_signal_handler(number)
 
     def signalled() -> None:
         stop()
         leave()
 
-    for number in numbers:
-        with suppress(NotImplementedError, RuntimeError, ValueError):
-            loop.add_signal_handler(number, signalled)
     try:
+        with suppress(RuntimeError, ValueError):  # another thread's, which hears none
+            for number in numbers:
+                loop.add_signal_handler(number, signalled)
         yield
     finally:
         leave()
