@@ -73,5 +73,5 @@ async def fetched(session: ClientSession, url: str, most: int, **how: Any) -> by
         answer.raise_for_status()
         body = await read_bounded(answer.content, most)
     if len(body) > most:
-        raise ClientPayloadError(f"its answer has more than {most >> 20} MiB")
+        raise ClientPayloadError(f"its answer has more than {most:,} bytes")
     return body

@@ -297,7 +297,7 @@ def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
         app = web.Application()
         app.router.add_get("/v1/models", endless)
         async with TestServer(app) as server:
-            with pytest.raises(InputError, match=r"no server answers at .* more than 16 MiB; start it"):
+            with pytest.raises(InputError, match=r"no server answers at .* more than 1,000 bytes; start it"):
                 await load.served_model(str(server.make_url("")).rstrip("/"), "")
 
     asyncio.run(work())
