@@ -19,10 +19,10 @@ from headgate.live.route.view.counters import (
     INPUT,
     OUTPUT,
     RUNNING,
-    SGLANG_LIKE,
     WAITING,
     Counts,
     in_vllm_names,
+    of_both,
     parsed,
 )
 from headgate.live.scaling import WatchOptions
@@ -36,7 +36,7 @@ STALE = 4  # looks in a row that told nothing, after which we are not healthy
 COUNTERS = {"ended": ENDED, "prompt": INPUT, "output": OUTPUT}
 GAUGES = {"running": RUNNING, "waiting": WAITING}
 FIELDS = COUNTERS | GAUGES  # what is read of an engine
-NAMES = [*FIELDS.values(), *(name for name, vllm in SGLANG_LIKE.items() if vllm in FIELDS.values())]
+NAMES = of_both(FIELDS.values())
 CAME = "came"  # requests: those that ended, wait or run
 FORGOTTEN = 200  # looks in a row without an engine, after which it would be a new one
 LARGEST = 1e15  # of a counter; beyond, it is not one

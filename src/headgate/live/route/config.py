@@ -449,7 +449,7 @@ def _distinct(what: str, names: list[str]) -> None:
 def read_config(
     path: str | Path | None, flags: dict[str, dict[str, Any]], engines: list[dict[str, Any]]
 ) -> Config:
-    where, given = ("", dict[str, Any]()) if path is None else (f"{path}: ", parsed(path))
+    where, given = ("", dict[str, Any]()) if path is None else (f"{path}: ", tables_in(path))
     for table, values in flags.items():
         known = given.setdefault(table, {})
         if not isinstance(known, dict):
@@ -468,7 +468,7 @@ def checked(given: dict[str, Any], where: str = "", written: bool = False) -> Co
     return settings_base.checked(Config, given, where, written)
 
 
-def parsed(path: str | Path) -> dict[str, Any]:
+def tables_in(path: str | Path) -> dict[str, Any]:
     return settings_base.parse_toml(read_text(path), path, "router file")
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from math import inf, isfinite
+from math import inf
 from statistics import median
 from typing import Any
 
@@ -25,10 +24,21 @@ from headgate.live.route.config import (
     Health,
     address,
     checked,
-    parsed,
     read_text,
+    tables_in,
 )
 from headgate.live.route.observe import clean
+from headgate.live.route.view.counters import (
+    EVICTED,
+    INPUT,
+    KV,
+    OUTPUT,
+    RUNNING,
+    WAITING,
+    in_vllm_names,
+    of_both,
+    parsed,
+)
 from headgate.live.tasks import end_all, read_bounded, why
 
 log = logging.getLogger("headgate.route")
@@ -175,54 +185,22 @@ ALARMS = (
     "vllm:nixl_num_notifications_after_expiry_total",
     "vllm:nixl_num_kv_expired_reqs_total",
     "vllm:nixl_num_failed_transfers_total",
-    "vllm:num_preemptions_total",
+    EVICTED,
 )
-SGLANG_ALARMS = ("sglang:num_retracted_requests_total",)
-NAMES = {  # of the fields of a load, and of alarms
-    "running": "vllm:num_requests_running",
-    "waiting": "vllm:num_requests_waiting",
-    "kv_usage": "vllm:kv_cache_usage_perc",
-    "prompt_tokens": "vllm:prompt_tokens_total",
-    "generated": "vllm:generation_tokens_total",
-}
-SGLANG_NAMES = {
-    "running": "sglang:num_running_reqs",
-    "waiting": "sglang:num_queue_reqs",
-    "kv_usage": "sglang:token_usage",
-    "prompt_tokens": "sglang:prompt_tokens_total",
-    "generated": "sglang:generation_tokens_total",
-}
-SGLANG_GAUGES = [name for name in SGLANG_NAMES.values() if not name.endswith("_total")]
+LOAD = {"running": RUNNING, "waiting": WAITING, "kv_usage": KV, "prompt_tokens": INPUT, "generated": OUTPUT}
+READ = of_both((*LOAD.values(), *ALARMS))
 SGLANG_MARK = b"\nsglang:num_running_reqs"
-# Ranks of one engine may each show its gauges, and priorities a part of them: only the whole counts.
-PARTS = rb'(?![^\n]*(?:[tp]p_rank="[1-9]|[{,]priority="[^"]))'
 PLUG_IN = b"headgate_info", b"headgate_queue"  # an engine that shows one of these reads class and tenant
-_SAMPLE = {
-    name: re.compile(
-        rb"\n"
-        + name.encode()
-        + (PARTS if name in SGLANG_GAUGES else b"")
-        + rb"(?:\{[^\n]*\})? ([0-9.eE+-]+)(?: [0-9]+)?(?=\n|$)"
-    )
-    for name in (*NAMES.values(), *ALARMS, *SGLANG_NAMES.values(), *SGLANG_ALARMS)
-}
 
 
 def read_load(text: bytes, now: float) -> EngineLoad:
     """Sums over all label sets (several engine cores behind one address); absent ones are 0."""
-    text = b"\n" + text  # a pattern that begins with a letter is found fast, one that begins with ^ is not
-    names, alarms = (SGLANG_NAMES, SGLANG_ALARMS) if SGLANG_MARK in text else (NAMES, ALARMS)
-    load = EngineLoad(alarms={name: _total(name, text) for name in alarms}, at=now)
-    for field_name, name in names.items():
-        setattr(load, field_name, type(getattr(load, field_name))(_total(name, text)))
+    read = in_vllm_names(parsed(text.decode("utf-8", "replace"), READ))
+    totals = {name: sum(max(value, 0.0) for value in values.values()) for name, values in read.items()}
+    load = EngineLoad(alarms={name: totals[name] for name in ALARMS if name in totals}, at=now)
+    for field_name, name in LOAD.items():
+        setattr(load, field_name, type(getattr(load, field_name))(totals.get(name, 0.0)))
     return load
-
-
-def _total(name: str, text: bytes) -> float:
-    if name.encode() not in text:
-        return 0.0
-    values = map(float, _SAMPLE[name].findall(text))
-    return sum(value for value in values if isfinite(value) and value >= 0)
 
 
 # -- circuit breakers
@@ -455,7 +433,7 @@ async def discover(config: Config) -> tuple[EngineAt, ...]:
 def from_file(discovery: Discovery) -> list[EngineAt]:
     path = discovery.file or ""
     if path.endswith(".toml"):
-        given: Any = parsed(path).get("engines", [])
+        given: Any = tables_in(path).get("engines", [])
     else:
         lines = (line.partition("#")[0].strip() for line in read_text(path).splitlines())
         given = [{"url": line} for line in lines if line]

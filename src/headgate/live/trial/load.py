@@ -237,7 +237,7 @@ class PlugInMetrics:
         shown: Counts = {}
         with suppress(*ERRORS):
             text = await _get(f"{self.url}/metrics", self._key)
-            shown = parsed("\n".join(line for line in text.splitlines() if line.startswith("headgate_")))
+            shown = parsed(text, ("headgate_",))
         if "headgate_info" in shown:
             self.renewals = sum(shown.get("headgate_renewals_total", {}).values())
             self.fallen = sum(shown.get("headgate_fallen", {}).values())

@@ -16,7 +16,7 @@ import pytest
 from fake_engines import Call, Script, stream
 from headgate.core.errors import InputError
 from headgate.live.route.classes import read_keys
-from headgate.live.route.config import checked, parsed
+from headgate.live.route.config import checked, tables_in
 from headgate.live.route.deliver.connections import EngineConnection
 from headgate.live.route.engines import discover
 from headgate.live.route.request import RefusedError, read_body
@@ -292,14 +292,14 @@ def test_toml_that_breaks_the_parser_is_one_line(text: str, tmp_path: Path) -> N
     file = tmp_path / "fleet.toml"
     file.write_text(text)
     with pytest.raises(InputError, match="cannot be read"):
-        parsed(file)
+        tables_in(file)
 
 
 def test_files_that_never_end_are_not_read(tmp_path: Path) -> None:
     pipe = str(tmp_path / "pipe")
     os.mkfifo(pipe)
     for read in (
-        parsed,
+        tables_in,
         read_keys,
         lambda path: asyncio.run(discover(checked({"discovery": {"file": path}}))),
     ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,12 +13,12 @@ from prometheus_client import Metric
 
 from headgate.core.version import VERSION
 from headgate.live.engine.requests import told_apart
-from headgate.live.route.engines import NAMES, SGLANG_NAMES, Upstream
 from headgate.live.route.observe import clean
-from headgate.live.route.request import RefusedError
 
 if TYPE_CHECKING:
     from headgate.live.route.deliver.legs import RoutedRequest
+    from headgate.live.route.engines import Upstream
+    from headgate.live.route.request import RefusedError
     from headgate.live.route.server import RouterApp
 
 Labels = tuple[tuple[str, str], ...]
@@ -33,24 +33,43 @@ SHARES = 0.5, 0.95
 STRIDE, POINTS = 5.0, 180  # seconds between two points of the timeline, and how many are kept
 COLUMNS = ("time", "served", "refused", "failed", "output", "running", "waiting", "ttft", "kv")
 PROMISES = "headgate_promises_total"
+
+
+# -- metrics in text, of vLLM and of SGLang
+
 MOST_SAMPLES = 50_000  # of one text; what follows is not read
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?[ \t]+(\S+)(?:[ \t]+-?\d+)?[ \t]*")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 ESCAPED = re.compile(r"\\(.)")
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+KV, EVICTED = "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total"
+INPUT, OUTPUT = "vllm:prompt_tokens_total", "vllm:generation_tokens_total"
+ENDED, REFUSED = "vllm:request_success_total", "vllm:admission_rejections_total"
+TTFT, GAP = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
+SGLANG_LIKE = {
+    "sglang:num_running_reqs": RUNNING,
+    "sglang:num_queue_reqs": WAITING,
+    "sglang:token_usage": KV,
+    "sglang:prompt_tokens_total": INPUT,
+    "sglang:generation_tokens_total": OUTPUT,
+    "sglang:num_requests_total": ENDED,
+    "sglang:num_retracted_requests_total": EVICTED,
+    **{
+        f"sglang:{name[5:]}{end}": f"{name}{end}"
+        for name in (TTFT, GAP)
+        for end in ("_bucket", "_sum", "_count")
+    },
+}
 
 
-def collected(families: Iterable[Metric]) -> Counts:
+def of_both(names: Collection[str]) -> tuple[str, ...]:
+    return (*names, *(theirs for theirs, ours in SGLANG_LIKE.items() if ours in names))
+
+
+def parsed(text: str, names: tuple[str, ...] = ("",)) -> Counts:
+    """Of metrics whose names begin so."""
     counts: Counts = {}
-    for family in families:
-        for sample in family.samples:
-            if not sample.name.endswith("_created"):
-                counts.setdefault(sample.name, {})[tuple(sample.labels.items())] = sample.value
-    return counts
-
-
-def parsed(text: str) -> Counts:
-    counts: Counts = {}
-    for line in text.splitlines()[:MOST_SAMPLES]:
+    for line in [line for line in text.splitlines() if line.startswith(names)][:MOST_SAMPLES]:
         if (sample := SAMPLE.fullmatch(line)) is None:
             continue
         name, labels, value = sample.groups()
@@ -66,6 +85,34 @@ def parsed(text: str) -> Counts:
 
 def _unescaped(text: str) -> str:
     return ESCAPED.sub(lambda found: "\n" if found[1] == "n" else found[1], text) if "\\" in text else text
+
+
+def in_vllm_names(read: Counts) -> Counts:
+    """Of SGLang. Ranks of one engine each show its figures, and a gauge the whole beside its priorities."""
+    if "sglang:num_running_reqs" not in read:
+        return read
+    for name, vllm in SGLANG_LIKE.items():
+        for labels, value in read.pop(name, {}).items():
+            said = dict(labels)
+            part = said.get("priority") and vllm in (RUNNING, WAITING, KV)
+            if {said.get("tp_rank", "0"), said.get("pp_rank", "0")} == {"0"} and not part:
+                key = (("finished_reason", "stop"),) if vllm == ENDED else ()
+                bucket = (("le", said["le"]),) if "le" in said else ()
+                whole = (("engine", said.get("dp_rank", "0")), *key, *bucket)
+                read.setdefault(vllm, {})[whole] = read.get(vllm, {}).get(whole, 0.0) + value
+    return read
+
+
+# -- samples, and what has changed between them
+
+
+def collected(families: Iterable[Metric]) -> Counts:
+    counts: Counts = {}
+    for family in families:
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):
+                counts.setdefault(sample.name, {})[tuple(sample.labels.items())] = sample.value
+    return counts
 
 
 class Quantiles(NamedTuple):
@@ -215,21 +262,7 @@ class LiveView:
 # -- what `headgate top` shows of a single engine, vLLM or SGLang, from its /metrics alone
 
 MOST_GAUGES = 16
-RUNNING, WAITING, KV = NAMES["running"], NAMES["waiting"], NAMES["kv_usage"]
-OUTPUT, INPUT = NAMES["generated"], NAMES["prompt_tokens"]
-ENDED, REFUSED = "vllm:request_success_total", "vllm:admission_rejections_total"
-TTFT, GAP = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
 SERVED, FAILED = ("stop", "length", "repetition"), ("error",)
-EVICTED = "vllm:num_preemptions_total"
-SGLANG_LIKE = {SGLANG_NAMES[name]: vllm for name, vllm in NAMES.items()} | {
-    "sglang:num_requests_total": ENDED,
-    "sglang:num_retracted_requests_total": EVICTED,
-    **{
-        f"sglang:{name[5:]}_{part}": f"{name}_{part}"
-        for name in (TTFT, GAP)
-        for part in ("bucket", "sum", "count")
-    },
-}
 
 
 class EngineView(LiveView):
@@ -342,21 +375,6 @@ class EngineView(LiveView):
         ]
 
 
-def in_vllm_names(read: Counts) -> Counts:
-    """Ranks of one SGLang engine each show its figures, and priorities a part of them."""
-    if SGLANG_NAMES["running"] not in read:
-        return read
-    for name, vllm in SGLANG_LIKE.items():
-        for labels, value in read.pop(name, {}).items():
-            said = dict(labels)
-            if {said.get("tp_rank", "0"), said.get("pp_rank", "0")} == {"0"} and not said.get("priority"):
-                key = (("finished_reason", "stop"),) if vllm == ENDED else ()
-                bucket = (("le", said["le"]),) if "le" in said else ()
-                whole = (("engine", said.get("dp_rank", "0")), *key, *bucket)
-                read.setdefault(vllm, {})[whole] = read.get(vllm, {}).get(whole, 0.0) + value
-    return read
-
-
 def _ended(change: Change) -> dict[str, float]:
     ended, seconds = change.of(ENDED, "finished_reason"), change.seconds or 1.0
     rates = {"requests": sum(ended.values()) / seconds}
@@ -388,7 +406,9 @@ class RouterView(LiveView):
         self.refusals: deque[Row] = deque(maxlen=MOST_REFUSALS)  # apart: an overload must not hide errors
         self.changes: deque[Row] = deque(maxlen=MOST_CHANGES)  # of engines' states
         self._why: Counter[tuple[str, str]] = Counter()  # refusals by class and reason
-        self._tenants: Counter[Labels] = Counter()  # by tenant: how requests ended, why, tokens
+        self._tenants: Counter[tuple[tuple[str, str], ...]] = (
+            Counter()
+        )  # by tenant: how requests ended, why, tokens
         self._names: set[str] = set()  # of tenants
         self._states: dict[int, str] = {}
 
