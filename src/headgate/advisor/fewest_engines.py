@@ -273,11 +273,13 @@ def _unfinished(searches: dict[str, Fewest]) -> list[str]:
 
 def _too_short(found: Sequence[FleetFound], seconds: float, rate: float) -> Iterator[str]:
     answers = {fleet.name: size for fleet in found if (size := fleet.size(fleet.engines or 0))}
-    full = {name: size for name, size in answers.items() if size.load > FULL}
-    for name, size in full.items():
+    full = {name: size.load for name, size in answers.items() if size.load > FULL}
+    for load in sorted({*full.values()}):
+        names = [name for name in full if full[name] == load]
+        count = answers[names[0]].engines
         yield (
-            f"{name}: {size.engines} engines run at {100 * size.load:.0f} % of λ*, where {seconds:.0f} s of "
-            f"traffic do not show a backlog that grows slowly; {size.engines + 1} are on the safe side"
+            f"{', '.join(names)}: {count} engines run at {100 * load:.0f} % of λ*, where {seconds:.0f} s of "
+            f"traffic do not show a backlog that grows slowly; {count + 1} are on the safe side"
         )
     stay = max((size.stay for name, size in answers.items() if name not in full), default=0.0)
     if seconds < STAYS * stay:
