@@ -315,11 +315,14 @@ def _measured(model: str, card: Path, **how: Any) -> _MeasuredSteps:
 
 def _traced(file: str, like: str | None) -> _MeasuredSteps:
     from headgate.live.calibrate.steps import steps_of_trace
+    from headgate.live.sglang import SGLANG
+    from headgate.live.vllm import VLLM
 
     table, header = steps_of_trace(file)
     facts, limits = _facts(table, like), header.get("engine", {})
-    words = {"max_model_len": "max_model_len", "block": "block_size", "max_running": "max_num_seqs"}
-    words |= {"max_batch_tokens": "max_num_batched_tokens"}
+    names, block = (SGLANG, "page_size") if header.get("driver") == SGLANG.name else (VLLM, "block_size")
+    words = {"max_model_len": names.longest, "max_running": names.slots, "block": block}
+    words |= {"max_batch_tokens": names.budget}
     known = {name: limits[word] for name, word in words.items() if limits.get(word)}
     known |= {name: header[name] for name in ("model", "kv_tokens") if header.get(name)}
     versions = {str(name): str(value) for name, value in header.get("versions", {}).items()} or facts.versions

@@ -81,8 +81,13 @@ def test_steps_with_drafts_beside_those_without(headgate, steps, tmp_path):
     assert alone.code == 2 and "--from-steps for each" in alone.err
 
 
-def test_from_a_live_trace(headgate, tmp_path):
-    header = {"policy": "mixed", "kv_tokens": 50_000, "model": "m", "engine": {"max_num_seqs": 64}}
+OF_VLLM = {"max_num_seqs": 64, "block_size": 32, "max_model_len": 999, "max_num_batched_tokens": 2048}
+OF_SGLANG = {"max_running_requests": 64, "page_size": 32, "context_length": 999, "chunked_prefill_size": 2048}
+
+
+@pytest.mark.parametrize(("driver", "limits"), [("vllm", OF_VLLM), ("sglang", OF_SGLANG)])
+def test_from_a_live_trace(headgate, tmp_path, driver, limits):
+    header = {"policy": "mixed", "driver": driver, "kv_tokens": 50_000, "model": "m", "engine": limits}
     trace = Trace(tmp_path / "t.jsonl", header, background=False)
     load = generate(150, seed=1, prompt=Uniform(300), output=Uniform(60), clients=80)
     Simulator(card_engine(KNOWN, slots=64, budget=2048), Mixed(64, 2048), load, (trace,), leases=False).run()
@@ -92,6 +97,7 @@ def test_from_a_live_trace(headgate, tmp_path):
     assert "shapes of its traffic only" in said.out
     card = load_card(tmp_path / "live.json")
     assert (card.model, card.kv_tokens, card.max_running) == ("m", 50_000, 64)
+    assert (card.block, card.max_model_len, card.max_batch_tokens) == (32, 999, 2048)
 
 
 def test_from_a_benchmark(headgate, tmp_path):
