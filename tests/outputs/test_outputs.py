@@ -26,8 +26,8 @@ COMMANDS = {
     "--policy eb+ --seed 3",
     "simulate-asynchronous": "simulate --card cal-h200-qwen3-8b --asynchronous --trace azure-conv "
     "--requests 300 --rate 15 --policy slai --seed 1",
-    "simulate-short-of-kv": "simulate --prompt 300 --output 300 --requests 200 --all-at-once --slots 128 "
-    "--kv-tokens 20000 --policy mixed --detailed",
+    "simulate-short-of-kv": "simulate --prompt 300 --output 300 --requests 200 --slots 128 "
+    "--arrivals all-at-once --kv-tokens 20000 --policy mixed --detailed",
     "simulate-fleet": "simulate --trace azure-code --requests 300 --rate 30 --engines 3 "
     "--router gate-and-route+ --policy mixed",
     "compare": "compare --trace azure-conv --requests 400 --clients 96 --policy mixed --policy eb:refill=16 "

@@ -473,7 +473,7 @@ def _loaded(settings: Experiment, plan: FlagsPlan) -> tuple[Experiment, str]:
         return settings, f"{load.rate:.3g} requests/s"
     if load.clients is not None:
         return settings, f"{load.clients:,} clients"
-    if settings.all_at_once or settings.trace or settings.stages or settings.arrivals:
+    if settings.trace or settings.stages or settings.arrivals:
         return settings, "all at once"
     clients = plan.decoding + plan.waiting if plan.waiting else plan.slots.value
     requests = settings.requests or max(DEFAULT_REQUESTS, 10 * clients)

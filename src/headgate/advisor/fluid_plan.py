@@ -23,7 +23,7 @@ from headgate.cost.model import Shape, StepCost
 from headgate.estimators.traffic import MOST_CACHED
 from headgate.experiment import build
 from headgate.experiment.fleet import flow_of, mean_lengths
-from headgate.experiment.settings import MAKE_LENGTHS, Experiment, flag
+from headgate.experiment.settings import MAKE_LENGTHS, Experiment, at_once, flag
 from headgate.methods.bounds import Requests, engine_bound
 from headgate.methods.fluid import planner
 from headgate.methods.fluid.flows import (
@@ -281,7 +281,7 @@ def demand(words: Experiment, classes: tuple[str, ...], clusters: int, engine: E
         # outputs are taken to be exponential: the one that runs has made D tokens on average
         read = sum(flow.rate * flow.output * (flow.prompt + flow.output) for flow in flows)
         return Demand("classes as given", flows, read / tokens if tokens > 0 else 0.0)
-    if words.clients or words.all_at_once:
+    if words.clients or at_once(words):
         raise InputError("a fluid plan needs arrivals per second; give --rate instead of another load")
     if words.rate is None and words.trace is None:
         raise InputError(

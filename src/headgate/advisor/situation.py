@@ -176,7 +176,7 @@ def named_after(settings: Experiment, workload: Workload) -> str:
 
 
 def _load(settings: Experiment, workload: Workload) -> OfferedLoad:
-    spoken = settings.clients or settings.rate or settings.all_at_once or settings.arrivals or settings.stages
+    spoken = settings.clients or settings.rate or settings.arrivals or settings.stages
     if settings.trace is None and not spoken:
         return SATURATED
     if workload.closed:

@@ -108,7 +108,6 @@ def trace(
     times: Annotated[Text, option(Experiment, "times")] = None,
     slice: Annotated[Text, option(Experiment, "slice")] = None,
     skip_bad_rows: Annotated[bool, option(Experiment, "skip_bad_rows")] = False,
-    sort: Annotated[bool, option(Experiment, "sort")] = False,
 ) -> None:
     """Read the step trace of a live engine and say what happened.
 
@@ -123,7 +122,7 @@ def trace(
       headgate trace convert mine.csv mine.jsonl --columns arrival=ts,prompt=input,output=out
     """
     given: dict[str, Any] = {"format": format, "columns": columns, "times": times, "slice": slice}
-    given |= {"skip_bad_rows": skip_bad_rows, "sort": sort}
+    given["skip_bad_rows"] = skip_bad_rows
     if file == "convert":
         named = {name: value for name, value in given.items() if value}
         convert(files or [], experiment({"trace": "", **named}), overwrite)

@@ -34,7 +34,7 @@ LONG_ENOUGH = 20_000  # requests that are drawn where no trace is given; then th
 LOAD = (
     "rate", "clients", "arrivals", "burstiness", "workload", "prompt", "output", "prompt_law", "output_law",
     "shape", "sigma", "spread", "shared_prefix", "cap_prompt", "cap_output", "requests", "trace", "format",
-    "columns", "times", "slice", "scale_rate", "skip_bad_rows", "sort", "ttft", *BETWEEN,
+    "columns", "times", "slice", "scale_rate", "skip_bad_rows", "ttft", *BETWEEN,
 )  # fmt: skip
 SENDS = ("rate", "clients", "trace")  # one of these makes the trial send requests of its own
 PROMISES = ("ttft", *BETWEEN)

@@ -303,7 +303,7 @@ def _traced(words: Experiment, trace: str, seed: int) -> tuple[Workload, BadRows
                 f"--requests {words.requests}, but the trace has {len(workload)}; ask for fewer or drop it"
             )
         workload = workload.head(words.requests)
-    own_times = not (words.clients or words.rate or words.all_at_once or words.arrivals)
+    own_times = not (words.clients or words.rate or words.arrivals)
     if own_times and (tick := tick_of(workload.arrival)):
         workload = _ticked(words, workload, tick, seed)
     if words.scale_rate:
@@ -338,7 +338,7 @@ def _read(words: Experiment, trace: str) -> tuple[Workload, BadRows]:
     if "/" not in trace and "." not in trace and not (trace and Path(trace).exists()):
         raise unknown("trace", trace, BUNDLED)
     columns, times = words.columns or "", words.times or ""
-    return read_trace(trace, words.format, words.skip_bad_rows, words.sort, columns, times)
+    return read_trace(trace, words.format, words.skip_bad_rows, columns, times)
 
 
 def as_workload(run: Run, path: Path) -> Workload:

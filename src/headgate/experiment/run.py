@@ -342,7 +342,7 @@ def outside_said(settings: Experiment, policy: str, rate: float) -> str:
     """
     if not rate > 0:
         return ""
-    load = dict.fromkeys(OTHER_LOADS) | {"rate": rate, "all_at_once": False, "stages": ()}
+    load = dict.fromkeys(OTHER_LOADS) | {"rate": rate, "stages": ()}
     settings = without_clients(settings)
     words = settings.model_copy(update={**load, "requests": None if settings.trace else REQUESTS})
     prepared = Prepared(words)

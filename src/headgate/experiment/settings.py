@@ -157,7 +157,6 @@ class Experiment(LengthSettings, ManyEngines):
     rate: Rate | None = _load("open loop: requests per second")
     arrivals: str | None = _load("of an open loop: poisson, gamma, constant, all-at-once")
     burstiness: Positive | None = _load("of gamma arrivals; 1 is Poisson, smaller is burstier")
-    all_at_once: Switch = _load("all requests are there at the start", False)
     requests: Count | None = _load("how many requests (default: 1000, or the whole trace)")
     seed: Seed = _load("one number for all randomness", 0)
     ttft: Seconds | None = _load("promised time to first token, such as 500ms (for goodput)")
@@ -192,9 +191,6 @@ class Experiment(LengthSettings, ManyEngines):
     slice: str | None = _trace("a part of the trace, such as 10min..20min")
     scale_rate: Rate | None = _trace("send it so many times faster")
     skip_bad_rows: Switch = _trace("leave out bad rows and say how many", False)
-    sort: Switch = _trace(
-        "sort a trace that is out of order (own columns and logs of tools always are)", False
-    )
     set: dict[str, Setting] = parameters(
         POLICY, "a parameter of the policy, NAME=VALUE; what --policy says wins", "refill=48"
     )
@@ -212,10 +208,10 @@ def experiment(settings: dict[str, Any], where: str = "", written: bool = False)
 
 MAKE_LENGTHS = ("prompt", "output", "workload", "prompt_law", "output_law", "shape", "sigma", "spread")
 MAKE_SESSIONS = ("shared_prefix", "turns", "think")
-ABOUT_TRACES = ("format", "columns", "times", "spread_ticks", "slice", "scale_rate", "skip_bad_rows", "sort")
+ABOUT_TRACES = ("format", "columns", "times", "spread_ticks", "slice", "scale_rate", "skip_bad_rows")
 HAND_OVER = ("transfer_delay", "kv_bytes", "bandwidth", "send_time")
 ABOUT_FLEETS = ("router", "routers", "set_router", "outages", "autoscale", *HAND_OVER)
-LOADS = ("clients", "rate", "all_at_once")
+LOADS = ("clients", "rate")
 AT_ONCE = "all-at-once"
 OWN = {"shape": "gamma", "sigma": "lognormal", "spread": "uniform"}  # a parameter belongs to one length law
 
@@ -253,7 +249,7 @@ def flag(word: str) -> str:
 
 
 def at_once(words: Experiment) -> bool:
-    return words.all_at_once or words.arrivals == AT_ONCE
+    return words.arrivals == AT_ONCE
 
 
 def _given(words: LengthSettings, word: str) -> bool:
@@ -358,18 +354,13 @@ def _check_beside(words: Experiment) -> None:
 
 
 def _check_load(words: Experiment) -> None:
-    given = [word for word in LOADS if getattr(words, word)]
-    if words.arrivals == AT_ONCE and "all_at_once" not in given:
-        given.append("arrivals")
+    given = [word for word in LOADS if getattr(words, word)] + ["arrivals"] * at_once(words)
     if len(given) > 1:
         raise InputError(f"{flag(given[0])} and {flag(given[1])} are two kinds of load; choose one")
     timed = [word for word in ("arrivals", "burstiness") if getattr(words, word)]
     if at_once(words):
-        timed = [word for word in timed if getattr(words, word) != AT_ONCE]
-        if timed:
-            raise InputError(
-                f"{flag(timed[0])}, but all requests are there at the start; drop one of the two"
-            )
+        if words.burstiness:
+            raise InputError("--burstiness, but all requests are there at the start; drop one of the two")
     elif timed and words.rate is None and not (words.stages and all(stage.rate for stage in words.stages)):
         raise InputError(f"{flag(timed[0])} needs --rate; give requests per second")
 

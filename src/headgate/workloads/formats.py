@@ -140,7 +140,6 @@ class Format(NamedTuple):
     tenant: str = ""  # column; where none is named, one called tenant may be there
     mark: str = ""  # a column that distinguishes the format from others with the same ones
     classes: bool = False  # clients are classes of requests, which keep their names
-    unsorted: bool = False  # rows come in another order than requests arrived, and are sorted when read
     hashed: int = 0  # tokens that one entry of `hash_ids` stands for; 0: the format has none
     any_unit: bool = False  # times may be in any unit, which is told by their size (`unit_of`)
     shared: tuple[tuple[str, str], ...] = ()  # what SHARING's columns are called, where they have other names
@@ -161,7 +160,7 @@ def _format(columns: str, json: bool = True, **more: Any) -> Format:
 
 
 NANO = 1_000_000_000
-AS_SENT = {"calendar": True, "unsorted": True}  # requests by the clock of the machine that sent them
+AS_SENT = {"calendar": True}  # requests by the clock of the machine that sent them
 VIDUR = "arrived_at/num_prefill_tokens/num_decode_tokens"
 FORMATS: dict[str, Format] = {
     AIPERF: _format("request_start_ns/input_sequence_length/output_sequence_length", ticks=NANO, **AS_SENT),

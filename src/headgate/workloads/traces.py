@@ -25,16 +25,14 @@ class BadRows:
     first: tuple[tuple[int, str], ...] = ()
 
 
-# One good row: its line, its arrival in ticks of the format's clock, its lengths, its client, what it shares,
-# and its tenant.
-GoodRow = tuple[int, float, int, int, str, Mapping[str, object], str]
+# One good row: its arrival in ticks of the format's clock, lengths, client, what it shares, and its tenant.
+GoodRow = tuple[float, int, int, str, Mapping[str, object], str]
 
 
 def read_trace(
     path: str | os.PathLike[str],
     format: str | None = None,
     skip_bad_rows: bool = False,
-    sort: bool = False,
     columns: str = "",
     times: str = "",
 ) -> tuple[Workload, BadRows]:
@@ -48,7 +46,6 @@ def read_trace(
         path: the file.
         format: a name in FORMATS; detected from the first line when left out.
         skip_bad_rows: leaves out rows without usable lengths or times instead of refusing the file.
-        sort: sorts rows that are out of order instead of refusing the file.
         columns: which column is which: "arrival=ts,prompt=input,output=out,class=kind,tenant=team"; also
             session, prefix, prefix_tokens. Not needed where the header has usual names, such as
             created_at, prompt_tokens, output_tokens.
@@ -85,11 +82,11 @@ def read_trace(
     read = {*chosen.required(), chosen.arrival, *formats.SHARING}
     if columns and (unread := [column for column in header_of(text) if column not in read]):
         origin["unread"] = f"columns that are not read and change nothing: {', '.join(unread[:12])}"
-    if chosen.any_unit and not (chosen.lengths_only and not any(entry[1] for entry in entries)):
-        unit = formats.unit_of([entry[1] for entry in entries], times)
+    if chosen.any_unit and not (chosen.lengths_only and not any(entry[0] for entry in entries)):
+        unit = formats.unit_of([entry[0] for entry in entries], times)
         chosen = chosen._replace(ticks=unit.ticks, calendar=unit.calendar)
         origin |= {"times": unit.said} if unit.said else {}
-    return _table(str(path), entries, chosen, sort, origin), bad
+    return _table(str(path), entries, chosen, origin), bad
 
 
 def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> None:
@@ -118,7 +115,7 @@ def _entries(
     good, bad, zoned = list[GoodRow](), BadRows(), None
     for line, fields in formats.rows(path, text, name, chosen):
         try:
-            entry = _entry(line, fields, chosen)
+            entry = _entry(fields, chosen)
             if (known := formats.has_zone(fields)) is not None and zoned not in (known, None):
                 without = "with" if known else "without"
                 raise BadFieldError(f"{chosen.arrival} is {without} a time zone, unlike the rows above it")
@@ -136,7 +133,7 @@ def _entries(
     return good, bad
 
 
-def _entry(line: int, fields: Fields | str, chosen: Format) -> GoodRow:
+def _entry(fields: Fields | str, chosen: Format) -> GoodRow:
     if isinstance(fields, str):
         raise BadFieldError(fields)
     arrival, prompt, output, client, sharing, tenant = fields
@@ -147,19 +144,13 @@ def _entry(line: int, fields: Fields | str, chosen: Format) -> GoodRow:
     timeless = arrival is None and chosen.lengths_only
     when = 0.0 if timeless else chosen.clock(arrival, chosen.arrival)
     lengths = tokens(prompt, chosen.prompt), tokens(output, chosen.output)
-    return line, when, *lengths, client or "", checked_sharing(sharing) if sharing else sharing, tenant
+    return when, *lengths, client or "", checked_sharing(sharing) if sharing else sharing, tenant
 
 
-def _table(
-    path: str, entries: list[GoodRow], chosen: Format, sort: bool, origin: Mapping[str, object]
-) -> Workload:
-    lines, ticks, prompts, outputs, clients, sharing, whose = zip(*entries, strict=True)
+def _table(path: str, entries: list[GoodRow], chosen: Format, origin: Mapping[str, object]) -> Workload:
+    ticks, prompts, outputs, clients, sharing, whose = zip(*entries, strict=True)
     start = min(ticks) if chosen.calendar else 0  # whole ticks are subtracted before they become floats
     arrival = np.array([tick - start for tick in ticks], dtype=np.float64) / chosen.ticks
-    back = np.diff(arrival) < 0
-    if back.any() and not (sort or chosen.unsorted):
-        line = lines[int(np.argmax(back)) + 1]
-        raise InputError(f"{path}:{line}: arrives before the row above it; sort the file or pass --sort")
     order = np.argsort(arrival, kind="stable")
     # one kind per client, the shorter names first so that client-9 comes before client-13
     senders = sorted(set(clients), key=lambda client: (len(client), client))
@@ -209,7 +200,7 @@ def own_format(text: str, json: bool) -> Format:
     format = Format(json, *columns, formats.as_written, lengths_only="arrival" not in named)
     format = format._replace(client=named.get("class", ""), tenant=named.get("tenant", ""))
     format = format._replace(shared=tuple((role, named[role]) for role in SHARED if role in named))
-    return format._replace(classes=True, unsorted=True, any_unit=True)
+    return format._replace(classes=True, any_unit=True)
 
 
 # -- what rows say about shared content

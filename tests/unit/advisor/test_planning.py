@@ -170,7 +170,7 @@ def test_words_give_the_lengths_of_the_law() -> None:
     [
         ({}, OfferedLoad()),
         ({"rate": 7.0}, OfferedLoad(rate=7.0)),
-        ({"all_at_once": True}, OfferedLoad()),
+        ({"arrivals": "all-at-once"}, OfferedLoad()),
         ({"trace": "azure-conv"}, OfferedLoad(rate=5.2)),
         ({"trace": "azure-conv", "scale_rate": 2.0}, OfferedLoad(rate=10.4)),
         ({"trace": "azure-conv", "clients": 9}, OfferedLoad(clients=9)),

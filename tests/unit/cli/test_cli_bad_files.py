@@ -25,7 +25,6 @@ MOON = '{"timestamp": 1, "input_length": 3, "output_length": 1}\n'
         ("foo,bar\n1,2\n", "t.csv:1: not a known trace format", ),
         ('"' + "x" * 300_000, "t.csv:1: not a known trace format"),
         (HEAD + "x" * 3_000_000 + ",1,1\n", "t.csv:2: broken CSV, field larger than field limit"),
-        (HEAD + ROW + "2023-11-16 18:15:45,1,1\n", "t.csv:3: arrives before the row above it; sort"),
         (HEAD + "nan,1,1\n", "t.csv:2: TIMESTAMP is 'nan', not a time such as"),
         (HEAD + ROW.replace("100", "-1"), "t.csv:2: ContextTokens is -1, not a length"),
         (HEAD + ROW.replace("100", "0"), "t.csv:2: ContextTokens is 0"),
@@ -36,7 +35,6 @@ MOON = '{"timestamp": 1, "input_length": 3, "output_length": 1}\n'
         (VIDUR + "nan,1,1\n", "t.csv:2: arrived_at is nan, not a finite number"),
         (VIDUR + "-1,1,1\n", "t.csv:2: arrived_at is -1, before the start"),
         (VIDUR + "1e309,1,1\n", "t.csv:2: arrived_at is 1e309, not a finite number"),
-        (VIDUR + "5,1,1\n4,1,1\n", "t.csv:3: arrives before the row above it"),
         (VIDUR + "0,1,1\n1e29,1,1\n", "arrival at row 1 is 9.999999999999998e+19; times are seconds"),
         (MOON + "[1]\n", "t.csv:2: not a JSON object"),
         (MOON + '{"timestamp": NaN, "input_length": 3, "output_length": 1}\n', "t.csv:2: timestamp is nan"),
@@ -98,8 +96,7 @@ TOML = [
     ("rate=true", "rate: True is not allowed; give a number"),
     ("rate='5'", "rate: 5 is not allowed; give a number, without quotes"),
     ("prompt=nan", "prompt: nan is not allowed; give a finite number"),
-    ("all_at_once=1", "all_at_once: 1 is not allowed; give true or false"),
-    ("sort='yes'", "sort: yes is not allowed; give true or false"),
+    ("skip_bad_rows=1", "skip_bad_rows: 1 is not allowed; give true or false"),
     ("policy=3", "policy: 3 is not allowed; give a text in quotes"),
     ("trace=1", "trace: 1 is not allowed; give a text in quotes"),
     ("ttft='x'", "ttft: 'x' is not a duration; write 500ms"),
@@ -166,7 +163,7 @@ TOML = [
     (STAGE + "clients=5\n" + STAGE, "stage 1 has no clients, others have"),
     ("clients=4\n" + STAGE + "rate=5", "the load is of another kind; choose one"),
     ("rate=4\n" + STAGE + "clients=5", "the load is of another kind; choose one"),
-    ("all_at_once=true\n" + STAGE + "rate=5", "the load is of another kind"),
+    ("arrivals='all-at-once'\n" + STAGE + "rate=5", "the load is of another kind"),
     ("arrivals='all-at-once'\n" + STAGE + "clients=5", "the load is of another kind"),
     ("rate=4\n" + STAGE + "rate=5", "--rate is replaced by every stage's own; drop it"),
     ("prompt=4\n" + STAGE + "prompt=5", "--prompt is replaced by every stage's own; drop it"),
@@ -248,7 +245,7 @@ def test_small_cards_have_small_defaults(headgate, tmp_path):
 
 
 @pytest.mark.parametrize("zero", [["decode"], ["decode", "prefill", "mixed"]])
-@pytest.mark.parametrize("load", [["--rate", 5], ["--clients", 4], ["--all-at-once"]])
+@pytest.mark.parametrize("load", [["--rate", 5], ["--clients", 4], ["--arrivals", "all-at-once"]])
 def test_steps_that_take_no_time(headgate, tmp_path, zero, load):
     card = json.loads(_card())
     for part in zero:

@@ -97,7 +97,7 @@ def test_requests_that_cannot_fit_are_told(headgate):
         "burstiness=0.5\n[[stages]]\nrequests=30\nrate=5\n",
         "requests=60\n[[stages]]\nrequests=30\nprompt=9\n[[stages]]\nrequests=30\n",
         "requests=30\n[[classes]]\nname='ü☃'\nshare=1\nprompt-law='fixed'\nprompt=9\noutput=9\n[[classes]]\nname='b'\nshare=1e300\nprompt=9\noutput=9\n",
-        "\ufeffrequests=30\r\nkv-tokens=2000\r\nall-at-once=true\r\n",
+        "\ufeffrequests=30\r\nkv-tokens=2000\r\narrivals='all-at-once'\r\n",
         "",
     ],
 )

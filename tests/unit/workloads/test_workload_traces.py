@@ -212,20 +212,14 @@ def test_a_client_without_a_name_is_bad(trace):
         read_trace(trace("arrived_at,client,num_prefill_tokens,num_decode_tokens\n0, ,1,1\n"))
 
 
-def test_rows_out_of_order(trace):
+def test_rows_out_of_order_are_sorted(trace):
     path = trace(VIDUR + "0,1,1\n5,2,2\n3,3,3\n")
-    with pytest.raises(
-        InputError, match=r"t\.csv:4: arrives before the row above it; sort the file or pass --sort"
-    ):
-        read_trace(path)
-    with pytest.raises(InputError, match="--sort"):
-        read_trace(path, skip_bad_rows=True)
-    assert read_trace(path, sort=True)[0].prompt.tolist() == [1, 3, 2]
+    assert read_trace(path)[0].prompt.tolist() == [1, 3, 2]
 
 
 def test_sorted_calendar_times_start_at_the_earliest(trace):
     path = trace(AZURE + "2023-11-16 18:15:46.5,1,1\n2023-11-16 18:15:46,2,2\n")
-    table, _ = read_trace(path, sort=True)
+    table, _ = read_trace(path)
     assert table.arrival.tolist() == [0.0, 0.5] and table.prompt.tolist() == [2, 1]
 
 

@@ -30,7 +30,7 @@ from headgate.workloads.workload import Kind, Workload
 
 SEARCHED, OTHER, PROMISE = "is what is searched for", "is another kind of load", "belongs into --slo"
 LEAVE = "lets requests leave, which hides that they were late"
-REFUSED = {"rate": SEARCHED, "clients": OTHER, "all_at_once": OTHER, "scale_rate": SEARCHED}
+REFUSED = {"rate": SEARCHED, "clients": OTHER, "scale_rate": SEARCHED}
 REFUSED |= {"stages": "change the load", "patience": LEAVE, "abort": LEAVE}
 REFUSED |= dict.fromkeys(("ttft", "tbt", "tpot", "envelope"), PROMISE)
 BOUND_FROM = 20_000  # requests drawn to know their law
