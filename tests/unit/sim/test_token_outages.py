@@ -98,7 +98,7 @@ def test_the_only_engine_left_of_a_split_serves_whole_requests_until_another_is_
 
 
 @few
-@given(data=st.data(), world=token_worlds(), name=st.sampled_from(sorted(set(ROUTERS) - {"online"})))
+@given(data=st.data(), world=token_worlds(), name=st.sampled_from(sorted(set(ROUTERS) - {"online", "split"})))
 def test_nobody_is_lost(data, world, name):
     """Whatever fails, everybody is served to the end or leaves by its own will, and no KV leaks."""
     outages = []
