@@ -100,7 +100,7 @@ def judge(outcomes: Outcomes, options: Options) -> Report:
         "from an empty fleet to the plan",
         (
             "Base instance (section 6.2), 16 slots, 0.5 arrivals per second, engine and class. 'fluid' is "
-            "the path of the balance equations under the plan's gates (headgate_papers/fluid/path.py), "
+            "the path of the balance equations under the plan's gates, "
             f"averaged over each stretch of time; the network has {sizes[0]} and {sizes[1]} engines, two "
             "seeds.",
             "Columns: so many engines under the literal gate; with a + under ours, GG-SP+.",
