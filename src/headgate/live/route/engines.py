@@ -63,9 +63,6 @@ class EngineWatch:
         self.engines: dict[int, Upstream] = {}
         self._session, self._changed, self._now = session, changed, now
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._differences: dict[int, deque[int]] = {}
-        self._said: dict[int, int] = {}
-        self._counted: dict[int, tuple[float, int]] = {}
         self._outliers: asyncio.Task[None] | None = None
 
     async def start(self, engines: Iterable[Upstream]) -> None:
@@ -90,8 +87,8 @@ class EngineWatch:
 
     def tell(self, engine: Upstream) -> None:
         slots = engine.slots(self._now())
-        if self._said.get(engine.id) != slots:
-            self._said[engine.id] = slots
+        if engine.said != slots:
+            engine.said = slots
             self._changed(engine)
 
     async def _watch(self, engine: Upstream) -> None:
@@ -129,9 +126,8 @@ class EngineWatch:
         engine.sglang = SGLANG_MARK in metrics
         engine.reads_words = any(mark in metrics for mark in PLUG_IN)
         engine.busy = False
-        recent = self._differences.setdefault(engine.id, deque(maxlen=FOREIGN_WINDOW))
-        recent.append(engine.load.running + engine.load.waiting - engine.legs - engine.peers)
-        engine.foreign = max(min(recent), 0)
+        engine.extra.append(engine.load.running + engine.load.waiting - engine.legs - engine.peers)
+        engine.foreign = max(min(engine.extra), 0)
         self._learn_tokens(engine)
         for name, value in engine.load.alarms.items():
             if "expiry" in name and before.at and value > before.alarms.get(name, 0.0):
@@ -143,10 +139,10 @@ class EngineWatch:
 
     def _learn_tokens(self, engine: Upstream) -> None:
         """Its counter over the events relayed; only while all its requests are ours."""
-        generated, events = self._counted.setdefault(engine.id, (engine.load.generated, engine.events))
+        engine.counted = generated, events = engine.counted or (engine.load.generated, engine.events)
         passed = engine.events - events
         if engine.foreign or engine.peers or engine.load.generated < generated:
-            self._counted.pop(engine.id)
+            engine.counted = None
         elif passed >= ENOUGH_EVENTS:
             engine.tokens_per_event = min(max((engine.load.generated - generated) / passed, 1.0), 100.0)
 
@@ -346,6 +342,9 @@ class Upstream:
     legs: int = 0  # calls of ours that are open there
     peers: int = 0  # requests there of routers with which we share it
     foreign: int = 0  # requests there of neither
+    extra: deque[int] = field(default_factory=lambda: deque(maxlen=FOREIGN_WINDOW))  # newest ones
+    said: int | None = None  # slots that the gate was told
+    counted: tuple[float, int] | None = None  # tokens and events from which on `tokens_per_event` is learned
     load: EngineLoad = field(default_factory=EngineLoad)
     first_token: float = 0.0  # mean of the newest, seconds
     samples: int = 0  # of it since the last check for outliers

@@ -64,8 +64,8 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 async def _serve(
     config: Config, read: Callable[[], Config], path: str | None, say: Callable[[str], None]
 ) -> None:
-    handed = Handed.taken() if HANDED in os.environ else None
-    app = RouterApp(config, read, () if handed is None else handed.sockets)
+    handed = _handed()
+    app = RouterApp(config, read, handed[:2])
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     on_stop(stop.set)
@@ -88,8 +88,8 @@ async def _serve(
         gc.freeze()  # what is there now stays; collections look at the rest only
         gc.set_threshold(NEW_OBJECTS)
         watch = asyncio.create_task(_follow_file(path, reload)) if path is not None else None
-        if handed is not None:
-            await handed.ready(app, stop)
+        if handed:
+            await _ready(handed[2], app, stop)
         await stop.wait()
         if watch is not None:
             watch.cancel()
@@ -133,32 +133,26 @@ READY, REPLACED = b"r", b"d"
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before a process that died is started again
 
 
-class Handed:
-    def __init__(self, sockets: tuple[socket.socket, socket.socket], channel: socket.socket) -> None:
-        self.sockets, self.channel = sockets, channel
+def _handed() -> list[socket.socket]:
+    """Once: a process that this one starts has none of it."""
+    handed = [socket.socket(fileno=int(each)) for each in os.environ.pop(HANDED, "").split()]
+    for each in handed:
+        each.set_inheritable(False)
+        each.setblocking(False)
+    return handed
 
-    @classmethod
-    def taken(cls) -> Handed:
-        """Once: a process that this one starts has none of it."""
-        clients, operator, channel = (
-            socket.socket(fileno=int(each)) for each in os.environ.pop(HANDED).split()
-        )
-        for each in (clients, operator, channel):
-            each.set_inheritable(False)
-            each.setblocking(False)
-        return cls((clients, operator), channel)
 
-    async def ready(self, app: RouterApp, stop: asyncio.Event) -> None:
-        loop = asyncio.get_running_loop()
+async def _ready(channel: socket.socket, app: RouterApp, stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
 
-        def told() -> None:
-            loop.remove_reader(self.channel)
-            with suppress(OSError):
-                app.replaced = self.channel.recv(1) == REPLACED
-            stop.set()
+    def told() -> None:
+        loop.remove_reader(channel)
+        with suppress(OSError):
+            app.replaced = channel.recv(1) == REPLACED
+        stop.set()
 
-        await loop.sock_sendall(self.channel, READY)
-        loop.add_reader(self.channel, told)
+    await loop.sock_sendall(channel, READY)
+    loop.add_reader(channel, told)
 
 
 @dataclass(eq=False)

@@ -27,7 +27,6 @@ GOODBYE = b"HTTP/1.1 408"  # what proxies say before they close an idle connecti
 class Connections:
     def __init__(self, tls: ssl.SSLContext | bool) -> None:
         self._tls = tls
-        self._addresses: dict[str, Address] = {}
         self._pools: dict[str, IdleConnections] = {}
 
     def idle(self, url: str) -> EngineConnection | None:
@@ -36,10 +35,8 @@ class Connections:
     def post(
         self, connection: EngineConnection, url: str, path: str, body: Body, headers: CIMultiDict[str]
     ) -> EngineAnswer:
-        return connection.send(_asked(self._address(url), path, headers, len(body)), body, self._pool(url))
-
-    def _address(self, url: str) -> Address:
-        return self._addresses.get(url) or self._addresses.setdefault(url, _address(url))
+        pool = self._pool(url)
+        return connection.send(_asked(pool.address, path, headers, len(body)), body, pool)
 
     def _pool(self, url: str) -> IdleConnections:
         return self._pools.get(url) or self._pools.setdefault(url, IdleConnections(url))
@@ -51,7 +48,7 @@ class Connections:
                 pool.idle.popleft().close()
 
     async def connected(self, url: str, limit: float) -> EngineConnection:
-        address, loop = self._address(url), asyncio.get_running_loop()
+        address, loop = self._pool(url).address, asyncio.get_running_loop()
         if address.secure and self._tls is True:
             self._tls = ssl.create_default_context()
         try:
@@ -413,7 +410,7 @@ class IdleConnections:
     def __init__(self, url: str) -> None:
         self.idle: deque[EngineConnection] = deque()
         self.trusted = True
-        self._url = url
+        self.address, self._url = _address(url), url
 
     def distrust(self) -> None:
         if self.trusted:
