@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
@@ -125,6 +124,7 @@ async def _serve(frames: Frames, engine: EngineView, url: str, page: str) -> Non
 
     from headgate.live.route.config import address
     from headgate.live.route.view.feed import Feed, only_own_page
+    from headgate.live.tasks import listen
 
     try:
         host, port = address(page)
@@ -136,15 +136,11 @@ async def _serve(frames: Frames, engine: EngineView, url: str, page: str) -> Non
     application.router.add_get("/", feed.page)
     application.router.add_get("/events", feed.events)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
-        print(f"headgate top: {url} is shown on http://{host}:{runner.addresses[0][1]}/", flush=True)
+        port = await listen(runner, host, port)
+        print(f"headgate top: {url} is shown on http://{host}:{port}/", flush=True)
         async for frame in follow(frames):
             engine.lost = frame.lost
-    except OSError as error:
-        why = os.strerror(error.errno or 0)
-        raise InputError(f"cannot listen on {page}: {why}; choose another port") from None
     finally:
         await runner.cleanup()
 

@@ -6,12 +6,16 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 from aiohttp import ClientPayloadError, ClientSession, StreamReader, web
 
+from headgate.core.errors import InputError
+
 LOG = logging.getLogger("headgate")
+BACKLOG = 1024  # connections that wait to be accepted
 SHOWN = 160  # characters of a server's error
 Tasks = set[asyncio.Task[None]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -41,6 +45,19 @@ async def until_stopped() -> None:
     stop = asyncio.Event()
     on_stop(stop.set)
     await stop.wait()
+
+
+async def listen(runner: web.BaseRunner, host: str, port: int, open: socket.socket | None = None) -> int:
+    """The port; `open` is a socket that listens there already."""
+    await runner.setup()
+    try:
+        if open is None:
+            await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
+        else:
+            await web.SockSite(runner, open, backlog=BACKLOG).start()
+    except OSError as error:
+        raise InputError(f"cannot listen on {host}:{port}: {why(error)}; choose another port") from None
+    return int(runner.addresses[0][1])
 
 
 def why(error: BaseException) -> str:

@@ -26,7 +26,7 @@ from headgate.live.route.view.counters import (
     parsed,
 )
 from headgate.live.scaling import WatchOptions
-from headgate.live.tasks import fetched, until_stopped, why
+from headgate.live.tasks import fetched, says, until_stopped, why
 from headgate.methods.scaling import Seen
 
 LOG = logging.getLogger("headgate.watch")
@@ -77,8 +77,11 @@ class Watch:
         self.missed, self._looked = 0, False  # looks in a row; whether one ever told anything
         self._failing: set[str] = set()  # engines whose failure was told
         self.app = web.Application()
-        self.app.router.add_get("/metrics", self._show)
-        self.app.router.add_get("/healthz", self._health)
+        health = says(
+            lambda: 503 if self.missed >= STALE else 200, lambda status: web.Response(status=status)
+        )
+        self.app.router.add_get("/metrics", says(self._text, lambda text: web.Response(text=text)))
+        self.app.router.add_get("/healthz", health)
 
     async def look(self) -> None:
         try:
@@ -130,12 +133,8 @@ class Watch:
         limit = aiohttp.ClientTimeout(total=TIMEOUT)
         return await fetched(self._session, url, MOST_BYTES, params=params, timeout=limit)
 
-    async def _show(self, request: web.Request) -> web.Response:
-        known = self._looked and self.missed < STALE
-        return web.Response(text=self.scaling.text() if known else "", content_type="text/plain")
-
-    async def _health(self, request: web.Request) -> web.Response:
-        return web.Response(status=503 if self.missed >= STALE else 200)
+    def _text(self) -> str:
+        return self.scaling.text() if self._looked and self.missed < STALE else ""
 
 
 def _reading(counts: Counts) -> dict[str, float]:

@@ -34,7 +34,7 @@ from headgate.live.engine.reload import LOOK_EVERY, Reload, Renewals
 from headgate.live.engine.settings import read_settings
 from headgate.live.engine.trace import Trace
 from headgate.live.files import more_files
-from headgate.live.tasks import Handler, end_all, on_stop, says
+from headgate.live.tasks import BACKLOG, Handler, end_all, listen, on_stop, says
 from headgate.settings_base import checked
 
 LOOK = 10.0  # seconds between two looks at the lateness
@@ -102,7 +102,6 @@ async def warn_when_late(running: Emulators, say: Callable[[str], None], every: 
 
 PATIENCE = 30.0  # seconds until a new connection must have sent its first request
 KEEP_ALIVE = 75.0
-BACKLOG = 1024
 TASKS: deque[asyncio.Task[None]] = deque(maxlen=64)  # so that they are not collected while they run
 
 
@@ -132,12 +131,7 @@ class Emulators(Sequence[str]):
 
     async def open_admin(self, host: str, port: int) -> None:
         self._admin = web.AppRunner(admin_application(self), access_log=None)
-        await self._admin.setup()
-        try:
-            await web.TCPSite(self._admin, host, port).start()
-        except OSError as error:
-            raise InputError(f"cannot listen on {host}:{port}: {error.strerror}; choose another") from None
-        self.admin_url = f"http://{host}:{self._admin.addresses[0][1]}"
+        self.admin_url = f"http://{host}:{await listen(self._admin, host, port)}"
 
     def __getitem__(self, index: Any) -> Any:
         return [port.url for port in self.ports][index]

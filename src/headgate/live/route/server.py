@@ -33,7 +33,7 @@ from headgate.live.route.replicas import ReplicaStore
 from headgate.live.route.request import BodyBytes, RefusedError, Shares, request_id
 from headgate.live.route.view.counters import RouterView
 from headgate.live.scaling import ANY, PoolScaling
-from headgate.live.tasks import Tasks, end_all, keep
+from headgate.live.tasks import Tasks, end_all, keep, listen
 from headgate.methods.scaling import DECODE, PREFILL, Seen, read_scaling
 
 app_log = logging.getLogger("headgate.route")
@@ -100,9 +100,7 @@ class RouterApp:
             trust_env=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.config.limits.connect),
         )
-        self.gate = Gate(
-            self.policy.router, config.kinds, limits=config.class_limits, clock=self.now, on_fall=self._fell
-        )
+        self.gate = Gate(self.policy.router, config.kinds, limits=config.class_limits, clock=self.now)
         self.watch = EngineWatch(self.session, config.health, self.set_room, self.now)
         self.legs = Legs(self.connections, config, self.metrics, self.watch.tell, self.now, self.upstreams)
         self.service = Service(self.gate, self.upstreams, self.legs, self.now)
@@ -112,25 +110,12 @@ class RouterApp:
     async def _listen(self) -> None:
         front = self.config.front
         runner = web.ServerRunner(self.server, shutdown_timeout=LAST_WORDS)
-        await self._bind(runner, front.host, front.port)
         self.admin = Admin(self)
         admin = web.AppRunner(self.admin.application(), access_log=None, shutdown_timeout=LAST_WORDS)
-        await self._bind(admin, *address(front.admin))
-        self.port = runner.addresses[0][1]
-        self.admin_port = admin.addresses[0][1]
-
-    async def _bind(self, runner: web.BaseRunner, host: str, port: int) -> None:
-        await runner.setup()
-        self._runners.append(runner)
-        try:
-            if self._sockets:
-                await web.SockSite(runner, self._sockets.pop(0), backlog=1024).start()
-            else:
-                await web.TCPSite(runner, host, port, backlog=1024).start()
-        except OSError as error:
-            raise InputError(
-                f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; choose another port"
-            ) from None
+        self._runners += [runner, admin]
+        own, operator = self._sockets or (None, None)
+        self.port = await listen(runner, front.host, front.port, own)
+        self.admin_port = await listen(admin, *address(front.admin), operator)
 
     # -- engines
 
@@ -317,9 +302,6 @@ class RouterApp:
         """The fields that engines hand to the plug-in: which engine a request will have is not known yet."""
         kinds = {engine.sglang for engine in self.upstreams.values()}
         return [name for name, kind in (("vllm_xargs", False), ("custom_params", True)) if kind in kinds]
-
-    def _fell(self, reason: str) -> None:
-        app_log.error("router %s is disabled, least-loaded goes on: %s", self.config.router.name, reason)
 
     def wrote(self, job: RoutedRequest) -> None:
         now, kind, kept = self.now(), job.kind.name, None

@@ -72,7 +72,6 @@ class Gate:
         clock: Callable[[], float] = time.monotonic,
         loop: Scheduler | None = None,
         draw: Callable[[], float] = random.random,
-        on_fall: Callable[[str], None] = lambda reason: None,
     ) -> None:
         """`kinds` are the classes, the default one first; engines get the numbers 0, 1, 2, ..."""
         if not kinds:
@@ -88,7 +87,6 @@ class Gate:
         self._patience = watchdog
         self._watchdog: Any = None  # a timer, while requests wait
         self._stuck_since = inf  # since when requests have waited and none was moved
-        self._on_fall = on_fall
         self._number = 0
         self._soon = False
         self.closed = False  # no request is let in or placed any more
@@ -324,7 +322,6 @@ class Gate:
             self.fallen = reason
             self.counts["disabled"] += 1
             log.error("router %s is disabled, least-loaded takes over: %s", name, reason)
-            self._on_fall(reason)
         else:
             self.counts["fallback_failed"] += 1
             log.error("router %s failed as a fall-back: %s", name, reason)

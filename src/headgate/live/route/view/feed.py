@@ -137,23 +137,19 @@ def only_own_page(own: str) -> Middleware:
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         host, origin = request.headers.get("Host", "localhost"), request.headers.get("Origin")
-        if not _is_served(host, own):
+        (named, is_address), here = _host_of(host), address(own)[0]
+        if not named or not (named == here or not is_loopback(here) or is_loopback(named)):
             error = "this host name is not served; use the address itself, such as 127.0.0.1"
             return web.json_response({"error": error}, status=403)
         site = request.headers.get("Sec-Fetch-Site", "none")
         is_link = request.path == "/" and request.headers.get("Sec-Fetch-Dest") == "document"
-        is_ours = origin is None or (origin == f"http://{host}" and _host_of(host)[1])
+        is_ours = origin is None or (origin == f"http://{host}" and is_address)
         if not is_ours or (site not in SITES and not is_link):
             error = "requests of web pages are not served; use curl, or open this address itself"
             return web.json_response({"error": error}, status=403)
         return await handler(request)
 
     return check
-
-
-def _is_served(host: str, own: str) -> bool:
-    named, here = _host_of(host)[0], address(own)[0]
-    return bool(named) and (named == here or not is_loopback(here) or is_loopback(named))
 
 
 def _host_of(host: str) -> tuple[str, bool]:
