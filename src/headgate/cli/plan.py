@@ -411,7 +411,7 @@ def fluid(
     outside = (
         outside_said(words, MIXED, sum(flow.rate for flow in found.plan.instance.flows)) if described else ""
     )
-    page, lost = fluid_page(found, levels.frontier, sys.argv[1:]), found.demand.lost
+    page, lost = fluid_page(found, sys.argv[1:]), found.demand.lost
     tell(page, found.as_dict(), Outputs(json, report), setup, lost, [outside])
 
 

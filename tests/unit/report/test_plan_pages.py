@@ -100,10 +100,10 @@ def test_a_fluid_plan_has_the_frontier():
     steps = StepSettings(mixed_fixed="17.4ms", mixed_per_token="6.2e-5", solo_step="22ms")
     levels = LevelSettings(frontier="prefill-fairness")
     answer = make_fluid_plan(experiment({"patience": 10.0}), fleet, steps, levels)
-    found = both(fluid_page(answer, "prefill-fairness", ["plan", "fluid"]))
+    found = both(fluid_page(answer, ["plan", "fluid"]))
     assert "What the service level costs" in found.text
-    frontier = next(each for each in found.data if "series" in each)["series"][0]["y"]
-    assert len(frontier) >= 2 and all(a <= b + 1e-6 for a, b in pairwise(frontier))
+    revenue = [point.revenue for point in answer.points if point.plan]
+    assert len(revenue) >= 2 and all(a <= b + 1e-6 for a, b in pairwise(revenue))
 
 
 def test_a_reproduction_has_tables_and_a_scatter():

@@ -5,25 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import isfinite
 
-import numpy as np
-
 from headgate.advisor.fluid_plan import FluidAnswer
 from headgate.methods.fluid.plan import NOTHING, FluidPlan
-from headgate.methods.fluid.planner import Point
 from headgate.report import document as doc
-from headgate.report.charts import Axis, Chart, Series
 
-FRONTIERS = {
-    "prefill-fairness": Axis("largest difference of prefill shares", "share of an engine"),
-    "decode-fairness": Axis("largest difference of solo decodes", "slots per engine"),
-    "tpot": Axis("cap on the time per token", "ms"),
-}
 LEVELS = {"prefill_fairness": "prefill fairness", "decode_fairness": "decode fairness"}
 LEVELS |= {"tpot": "time per token", "prefilling": "engines that prefill"}
 CHANCE = "A fluid has no randomness: real fleets earn a little less."
 
 
-def fluid_page(answer: FluidAnswer, level: str | None, command: Sequence[str]) -> doc.Page:
+def fluid_page(answer: FluidAnswer, command: Sequence[str]) -> doc.Page:
     plan, engines = answer.plan, answer.engines
     revenue = (
         f"Revenue: {doc.number(plan.revenue * engines)} /s, {doc.number(plan.revenue)} per engine; time per "
@@ -41,11 +32,7 @@ def fluid_page(answer: FluidAnswer, level: str | None, command: Sequence[str]) -
         doc.Section("", tuple(filter(None, (*said, *_levels(answer))))),
     ]
     if answer.points:
-        frontier: list[doc.Block] = [_frontier(answer)]
-        if level is not None:
-            axis = FRONTIERS[level.replace("_", "-")]
-            frontier.append(doc.Drawn(lambda: (_curve(answer.points, axis),)))
-        sections.append(doc.Section("What the service level costs", tuple(frontier)))
+        sections.append(doc.Section("What the service level costs", (_frontier(answer),)))
     about = f"{answer.costs}, {answer.demand.source}, {doc.plural(engines, 'engine')}"
     return doc.plan_page("Fluid plan", about, _split(answer), sections, answer.notes, command, CHANCE)
 
@@ -165,15 +152,3 @@ def _frontier(answer: FluidAnswer) -> doc.Grid:
 
 def _zero(value: float, tiny: float = 1e-9) -> float:
     return 0.0 if abs(value) < tiny else float(value)
-
-
-def _curve(points: Sequence[Point], axis: Axis) -> doc.Figure:
-    scale = 1000.0 if axis.unit == "ms" else 1.0
-    kept = [point for point in points if point.plan is not None]
-    x = np.array([point.value * scale for point in kept])
-    y = np.array([point.revenue for point in kept])
-    chart = Chart(axis, Axis("revenue", "per s and engine"), [Series("Pareto frontier", x, y, 0, "linked")])
-    lost = len(points) - len(kept)
-    note = f"{lost} tighter caps cannot be kept at all." if lost else ""
-    look = "Where the curve is steep, a little slack earns a lot."
-    return chart.figure("Revenue along the service level", look, note)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
 from headgate.advisor.situation import Situation
 from headgate.advisor.threshold import WITHIN_ERROR, ThresholdPlan
-from headgate.methods.eb.prediction import exclusive_rate, mixed_rate
 from headgate.report import document as doc
 from headgate.report.charts import LOG, Axis, Chart, Mark, Series
 
@@ -27,7 +25,7 @@ def threshold_page(plan: ThresholdPlan, command: Sequence[str]) -> doc.Page:
     sections = (
         doc.Section("", (_facts(plan),)),
         doc.Section("Thresholds", (_thresholds(plan), doc.Drawn(lambda: (_curve(plan),)))),
-        doc.Section("Both modes at this load", (_modes(plan), doc.Drawn(lambda: (_crossing(plan),)))),
+        doc.Section("Both modes at this load", (_modes(plan),)),
     )
     verdict = " ".join(filter(None, (choice(plan), crossing(plan), _gap(plan))))
     about = f"{plan.situation.source}, {plan.situation.workload}"
@@ -188,21 +186,3 @@ def _curve(plan: ThresholdPlan) -> doc.Figure:
     look = "Extra time per request due to the threshold. θ* is the optimum, θ0 the base share."
     teeth = "Teeth stand where many outputs have nearly the same length."
     return chart.figure("Threshold curve", look, teeth)
-
-
-def _crossing(plan: ThresholdPlan) -> doc.Figure:
-    about, chosen = plan.situation, plan.thresholds.chosen
-    slots = min(about.slots, plan.memory.mixed)
-    top = max(chosen.slots, slots)
-    running = np.unique(np.geomspace(2, max(top, 3), 60).astype(np.int64)).tolist()
-    part = min(chosen.refill / chosen.slots, SHARES[1])
-    mixed = [mixed_rate(about.cost, about.lengths, min(each, slots), about.budget) for each in running]
-    rate = partial(exclusive_rate, about.cost, about.lengths, budget=about.budget)
-    alone = [rate(min(each, chosen.slots), part) for each in running]
-    x, here = np.array(running, float), plan.concurrent
-    series = [Series("mixed", x, np.array(mixed)), Series("exclusive", x, np.array(alone), 1)]
-    marks = [Mark(f"this load: {here:,}", float(here))] if here <= top else []
-    across = Axis("requests in the engine at once", "requests")
-    look = f"Differences below about {100 * WITHIN_ERROR:.0f} % are within the error of these predictions."
-    chart = Chart(across, Axis("predicted", "requests/s"), series, marks)
-    return chart.figure("Mixed or exclusive, by load", look)

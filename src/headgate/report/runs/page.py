@@ -191,8 +191,9 @@ def made(runs: Sequence[Run], command: Sequence[str] = ()) -> Facts:
         "Seeds": _each(one.get("seed") for one in meta),
         "Driver": _each(one.get("driver") for one in meta),
         "Outcome": _each(one.get("outcome") for one in meta),
-        "Versions": _each(f"headgate {one['headgate']}" for one in meta if one.get("headgate")),
-        "Made with": _each(_plain(one, "versions") for one in meta),
+        "Versions": _each(
+            f"headgate {one['headgate']}, {_plain(one, 'versions')}" for one in meta if one.get("headgate")
+        ),
         "Figures": f"95 % intervals; drawn by headgate {VERSION}, nothing is loaded from elsewhere",
     }
     return tuple((name, value) for name, value in facts.items() if value)
