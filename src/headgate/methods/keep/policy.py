@@ -86,7 +86,7 @@ class Keep(BatchPolicy):
         self.patience, self.watermark = patience, watermark
         self.fill, self.reserve = fill, reserve
         self.trust = Trust(trust, late, learn)
-        self._ttft, self._tbt = ttft, tbt
+        self._tbt = tbt
         self._prices = StepPrices(cost)
         self._chooser = Chooser(self._prices, trust)
         self._waiting = Waiting(ttft)

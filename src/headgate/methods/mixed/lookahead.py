@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headgate.core.errors import InputError
 from headgate.core.plan import ALL, Plan, Until
@@ -17,8 +17,6 @@ from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.orders import share
 
 REMEMBERED = 500  # completions from which the expected output comes
-
-Counts = NDArray[np.int64]
 
 
 class LookAhead(Mixed):
@@ -66,67 +64,44 @@ class LookAhead(Mixed):
         return Plan(ALL, (*halves, *entering), self.budget)
 
     def _entering(self, view: View, slots: int, room: int) -> tuple[list[int], Until]:
+        """Prompts run one behind the other, so the later ones have their first token some steps later.
+
+        Each that is done turns into a decode and takes its token from the room of the next step.
+        """
         memory = (1 - self.watermark) * view.kv_total
-        steps, held = self._stays(view.decoding.values(), view)
-        line = _Line(room, view.limits.decode_width)
-        for half in view.prefilling.values():
-            steps, held = self._joined(steps, held, half, line, view)
+        stays = [self._stay(request, view) for request in view.decoding.values()]
         entering: list[int] = []
-        for request in view.waiting.values():
-            if len(entering) == slots or line.full:
+        tokens, later = 0, room
+        for request in chain(view.prefilling.values(), view.waiting.values()):
+            new = request.id in view.waiting
+            if new and (len(entering) == slots or tokens >= room):
                 break
-            steps, held = self._joined(steps, held, request, line, view)
-            blocked = _blocked(steps, held, memory)
-            if blocked and len(steps) > 1:  # an empty engine takes any
+            tokens += request.todo
+            late = -(-max(0, tokens - room) // max(1, later))
+            later -= view.limits.decode_width
+            stays.append(self._stay(request, view, late))
+            blocked = _blocked(stays, memory) if new else 0
+            if blocked and len(stays) > 1:  # an empty engine takes any
                 wait = max(1, int(blocked / view.limits.tokens_per_step))  # stays are in tokens
                 return entering, Until(steps=wait, finishes=1)
-            entering.append(request.id)
+            if new:
+                entering.append(request.id)
         return entering, Until(finishes=1)
 
-    def _joined(
-        self, steps: Counts, held: Counts, request: Request, line: _Line, view: View
-    ) -> tuple[Counts, Counts]:
-        its_steps, its_held = self._stays([request], view)
-        return np.append(steps, its_steps + line.delay(request.todo)), np.append(held, its_held)
-
-    def _stays(self, requests: Collection[Request], view: View) -> tuple[Counts, Counts]:
-        """For how many steps each brings tokens, and the KV it holds now, in whole blocks."""
-        unknown = round(self._expected)
-        rows = [
-            (r.prompt + r.generated, r.generated, min(r.limit, unknown if r.guess is None else r.guess))
-            for r in requests
-        ]
-        known, generated, output = np.array(rows, np.int64).reshape(-1, 3).T
-        return np.maximum(1, output - generated), known + view.limits.block - 2
+    def _stay(self, request: Request, view: View, late: int = 0) -> tuple[int, int]:
+        """For how many steps it brings tokens, and the KV it holds now, in whole blocks."""
+        output = min(request.limit, round(self._expected) if request.guess is None else request.guess)
+        known = request.prompt + request.generated
+        return max(1, output - request.generated) + late, known + view.limits.block - 2
 
 
-class _Line:
-    """Prompts one behind the other: how many steps later than at once each has its first token, at most.
-
-    Each that is done turns into a decode and takes its token from the room of the next step.
-    """
-
-    def __init__(self, room: int, width: int) -> None:
-        self._room, self._later, self._width = room, room, width
-        self._tokens = 0
-
-    @property
-    def full(self) -> bool:
-        return self._tokens >= self._room
-
-    def delay(self, todo: int) -> int:
-        self._tokens += todo
-        late = -(-max(0, self._tokens - self._room) // max(1, self._later))
-        self._later -= self._width
-        return late
-
-
-def _blocked(steps: Counts, held: Counts, memory: float) -> int:
+def _blocked(stays: list[tuple[int, int]], memory: float) -> int:
     """For how many steps, at least, they would not all fit; 0 where they do.
 
     A request that enters a step later is a token shorter then, so an excess lasts as long as it is large,
     or until the moment itself has passed.
     """
+    steps, held = np.array(stays, np.int64).T
     order = np.argsort(-steps, kind="stable")  # the longest stay first: the others are gone by then
     ends = steps[order]
     excess = np.cumsum(held[order]) + np.arange(1, len(ends) + 1) * ends - memory
