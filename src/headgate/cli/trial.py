@@ -186,13 +186,11 @@ def _block(text: str | None) -> float | None:
 def _judged(settings: Any) -> dict[str | None, Slo]:
     from headgate.core.request import Slo
 
+    whole = settings.model_copy(update={"delivery": 0.0})  # as clients see them
     judged: dict[str | None, Slo] = {}
-    common = promised(settings)
     for name, own in settings.classes.items():
-        slo = promised(own)
-        between = slo if slo.between_tokens is not None else common
-        judged[name] = Slo() if own.background else between._replace(first_token=own.ttft or settings.ttft)
-    if common != Slo():
+        judged[name] = Slo() if own.background else whole.promise(own)
+    if (common := promised(settings)) != Slo():
         judged[None] = common
     return judged
 

@@ -33,39 +33,56 @@ def bench_result(run: Run | Measured, detailed: bool = False) -> dict[str, Any]:
     finished = np.where(np.isnan(requests["finished"]), run.span()[1], requests["finished"])
     came, gone = np.floor(requests["arrival"] - begin), np.floor(finished - begin) + 1
     present = _by_second([came, gone], [np.ones(len(came)), -np.ones(len(gone))])
-    meta, seconds = run.meta, duration if duration > 0 else math.nan
-    result = {
+    meta = run.meta
+    about = {
         "date": meta.get("date"),
         "endpoint_type": BACKEND,
         "backend": BACKEND,
         "label": meta.get("label"),
         "model_id": meta.get("model"),
         "tokenizer_id": meta.get("tokenizer", meta.get("model")),
-        "num_prompts": len(requests["id"]),
         "request_rate": meta.get("rate") or "inf",
         "burstiness": meta.get("burstiness", 1.0),
         "max_concurrency": meta.get("clients"),
-        "duration": duration,
-        "completed": int(done.sum()),
-        "failed": int(np.sum(~done)),
-        "total_input_tokens": prompts,
-        "total_output_tokens": outputs,
-        "request_throughput": float(done.sum()) / seconds,
-        "request_goodput": None if promises is None else float(promises.met.sum()) / seconds,
-        "output_throughput": outputs / seconds,
-        "total_token_throughput": (prompts + outputs) / seconds,
-        "max_output_tokens_per_s": _most_tokens(run, gaps, begin),
-        "max_concurrent_requests": int(np.cumsum(present).max(initial=0)),
     }
+    kept = None if promises is None else float(promises.met.sum())
+    result = totals(about, (len(done), int(done.sum())), (prompts, outputs), kept, duration)
+    result["max_output_tokens_per_s"] = _most_tokens(run, gaps, begin)
+    result["max_concurrent_requests"] = int(np.cumsum(present).max(initial=0))
     sample = gaps.sample(done)
     for name, values in (("ttft", latencies.ttft), ("tpot", latencies.tpot), ("e2el", latencies.e2e)):
-        result |= _latency(name, figures(values[done & ~np.isnan(values)]))
-    result |= _latency("itl", figures(sample.values, weights=sample.weights))
+        result |= latency(name, figures(values[done & ~np.isnan(values)]))
+    result |= latency("itl", figures(sample.values, weights=sample.weights))
     plain: dict[str, Any] = without_nan(result)
     return plain | _lists(run, gaps, latencies, done) if detailed else plain
 
 
-def _latency(name: str, latency: Figures) -> dict[str, float]:
+def totals(
+    about: dict[str, Any],
+    requests: tuple[int, int],
+    tokens: tuple[int, int],
+    kept: float | None,
+    duration: float,
+) -> dict[str, Any]:
+    """`requests`: all, and those served to their end; `tokens`: theirs; `kept` is None without promises."""
+    every, served = requests
+    seconds = duration if duration > 0 else math.nan
+    return {
+        **about,
+        "num_prompts": every,
+        "duration": duration,
+        "completed": served,
+        "failed": every - served,
+        "total_input_tokens": tokens[0],
+        "total_output_tokens": tokens[1],
+        "request_throughput": served / seconds,
+        "request_goodput": None if kept is None else kept / seconds,
+        "output_throughput": tokens[1] / seconds,
+        "total_token_throughput": sum(tokens) / seconds,
+    }
+
+
+def latency(name: str, latency: Figures) -> dict[str, float]:
     values = {"mean": latency.mean.value, "median": latency.median, "std": latency.std}
     values |= {"p90": latency.p90, "p95": latency.p95, "p99": latency.p99}
     return {f"{which}_{name}_ms": value * MILLISECONDS for which, value in values.items()}

@@ -16,6 +16,8 @@ import numpy as np
 from headgate.core.policy import COMPLETE, End, Observer, Steps
 from headgate.core.request import GAP, MEAN, NO_SLO, Request, Slo
 from headgate.live.engine.tally import Envelope, Envelopes, envelope_of
+from headgate.stats.figures import figures
+from headgate.stats.metrics import without_nan
 from headgate.stats.switchback import (
     ALLOWED,
     BINS,
@@ -36,6 +38,7 @@ from headgate.stats.switchback import (
     quantile,
     state_of,
 )
+from headgate.stats.vllm_bench import latency, totals
 
 
 @dataclass(eq=False, slots=True)
@@ -327,7 +330,6 @@ def _promise(seen: SeenRequest) -> float:
 # -- findings: each arm beside the baseline, overall and by class
 
 BACKEND = "headgate-trial"
-MILLISECONDS = 1000.0
 MORE_DIGITS = 6
 
 
@@ -467,51 +469,21 @@ def bench_result(
     seconds = sum(block.sums().seconds for block in blocks)
     done = [record for record in records if record.complete]
     tokens_in, tokens_out = (sum(getattr(r, what) for r in done) for what in ("prompt", "output"))
-    result: dict[str, Any] = {
+    about = {
         "date": date,
         "endpoint_type": BACKEND,
         "backend": BACKEND,
         "label": name,
         "model_id": model,
         "tokenizer_id": model,
-        "num_prompts": len(records),
         "request_rate": rate or "inf",
-        "duration": seconds,
-        "completed": len(done),
-        "failed": len(records) - len(done),
-        "total_input_tokens": tokens_in,
-        "total_output_tokens": tokens_out,
-        "request_throughput": _per(len(done), seconds),
-        "request_goodput": _per(sum(r.kept for r in records), seconds) if book.promises else None,
-        "output_throughput": _per(tokens_out, seconds),
-        "total_token_throughput": _per(tokens_in + tokens_out, seconds),
     }
-    result |= _latencies("ttft", [r.ttft for r in done if r.ttft is not None])
-    result |= _latencies("tpot", [r.tpot for r in done if r.tpot is not None])
-    result |= _latencies("e2el", [r.seconds for r in done])
+    kept = float(sum(r.kept for r in records)) if book.promises else None
+    result = totals(about, (len(records), len(done)), (tokens_in, tokens_out), kept, seconds)
+    for what, of in (("ttft", "ttft"), ("tpot", "tpot"), ("e2el", "seconds")):
+        values = [value for record in done if (value := getattr(record, of)) is not None]
+        result |= latency(what, figures(np.array(values)))
     gaps = sum((block.sums().gap_bins for block in blocks), np.zeros(BINS))
-    result |= _latencies("itl", middle_of(np.arange(float(BINS))), gaps)
-    return result
-
-
-def _per(amount: float, seconds: float) -> float | None:
-    return amount / seconds if seconds > 0 else None
-
-
-def _latencies(name: str, values: Any, weights: Any = None) -> dict[str, float | None]:
-    values = np.asarray(values, np.float64)
-    weights = np.ones(len(values)) if weights is None else weights
-    fields = ("mean", "median", "std", "p90", "p95", "p99")
-    if not weights.sum():
-        return {f"{which}_{name}_ms": None for which in fields}
-    order = np.argsort(values)
-    reached = np.cumsum(weights[order]) / weights.sum()
-    sorted_values = values[order]
-
-    def at(share: float) -> float:
-        return float(sorted_values[int(np.searchsorted(reached, share - 1e-12))])
-
-    mean = float(np.average(values, weights=weights))
-    spread = float(np.sqrt(np.average((values - mean) ** 2, weights=weights)))
-    numbers = (mean, at(0.5), spread, at(0.9), at(0.95), at(0.99))
-    return {f"{which}_{name}_ms": value * MILLISECONDS for which, value in zip(fields, numbers, strict=True)}
+    result |= latency("itl", figures(middle_of(np.arange(float(BINS))), weights=gaps.astype(np.int64)))
+    plain: dict[str, Any] = without_nan(result)
+    return plain
