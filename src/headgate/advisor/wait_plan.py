@@ -39,7 +39,6 @@ class Nested:
     miss: float
     overflow: float  # δ that the card's memory gives
     slots: int
-    tried: list[nesting.Segmentation]
 
     @property
     def active(self) -> float:
@@ -48,7 +47,6 @@ class Nested:
         return sum(size * part.stages for size, part in zip(self.thresholds.sizes, parts, strict=True))
 
     def as_dict(self) -> dict[str, Any]:
-        totals = {len(choice.segments.ends): choice.bound and choice.bound.total for choice in self.tried}
         return {
             "ends": self.segments.ends,
             "reach": self.segments.reach,
@@ -58,7 +56,6 @@ class Nested:
             "bound": {**self.bound._asdict(), "total": self.bound.total},
             "miss": self.miss,
             "overflow": self.overflow,
-            "tried": totals,
         }
 
 
@@ -219,7 +216,7 @@ def _nested(
     best = nesting.best_choice(tried)
     assert best.thresholds and best.bound
     overflow = nesting.chance_of_overflow(best.bound, wishes.miss, engine.kv_tokens)
-    return Nested(best.segments, best.thresholds, best.bound, wishes.miss, overflow, engine.running, tried)
+    return Nested(best.segments, best.thresholds, best.bound, wishes.miss, overflow, engine.running)
 
 
 # -- the traffic, as WAIT's planners want it

@@ -87,7 +87,7 @@ def _nested(plan: WaitPlan) -> list[doc.Block]:
     nested = plan.nested
     if nested is None:
         return [f"None: {plan.why_not_nested}."]
-    found: list[doc.Block] = [_segments(nested), _bound(plan, nested), _tried(nested)]
+    found: list[doc.Block] = [_segments(nested), _bound(plan, nested)]
     if nested.active > nested.slots:
         found.append(
             f"Full segments hold {nested.active:,.0f} requests, there are {nested.slots} slots: cohorts that "
@@ -119,19 +119,6 @@ def _bound(plan: WaitPlan, nested: Nested) -> str:
     if nested.overflow >= 1:
         return f"{enough}; for the card's {plan.capacity:,} nothing is promised: the memory guard may evict."
     return f"{enough}; the card's {plan.capacity:,} with probability {1 - nested.overflow:.6g}."
-
-
-def _tried(nested: Nested) -> str:
-    found: dict[int, float] = {}
-    for choice in nested.tried:
-        if choice.bound is not None:
-            count = len(choice.segments.ends)
-            found[count] = min(found.get(count, inf), choice.bound.total)
-    if len(found) < 2:
-        some = sum(choice.bound is not None for choice in nested.tried)
-        return f"Ways to cut that keep up: {some} of {len(nested.tried)} tried."
-    each = ", ".join(f"{count}: {doc.number(total)}" for count, total in sorted(found.items()))
-    return f"Memory by number of segments: {each}."
 
 
 def _commands(plan: WaitPlan) -> doc.Code:
