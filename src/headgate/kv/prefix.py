@@ -297,18 +297,17 @@ def _found(parts: list[tuple[BlockRun, int, int]], blocks: int) -> CachedPrefix:
 class FreeQueue:
     """Free runs, the next to be evicted first. A ring around a sentinel."""
 
-    __slots__ = ("_ring", "blocks")
+    __slots__ = ("_ring",)
 
     def __init__(self) -> None:
         self._ring = BlockRun(Node(None, (0, 0)), 0, 0, 0)
-        self.blocks = 0
 
     def append(self, run: BlockRun) -> None:
         self._insert(run, self._ring)
 
     def remove(self, run: BlockRun) -> None:
-        self._unlink(run)
-        self.blocks -= run.hi - run.lo
+        run.before.after, run.after.before = run.after, run.before
+        run.before = run.after = run
 
     def cut(self, run: BlockRun, at: int) -> BlockRun:
         """The blocks from `at` on become a run of their own, evicted before the rest."""
@@ -316,16 +315,12 @@ class FreeQueue:
         tail.rest, run.rest, tail.used = run.rest, tail, run.used
         copies = run.node.copies
         copies.insert(copies.index(run) + 1, tail)
-        queued = run.before is not run
-        if queued:
-            self.blocks -= tail.hi - at
         run.hi = at
-        if queued:
+        if run.before is not run:  # it is in the queue
             self._insert(tail, run)
         return tail
 
     def evict(self, count: int) -> None:
-        self.blocks -= count
         while count:
             run = self._ring.after
             length = run.hi - run.lo
@@ -333,7 +328,7 @@ class FreeQueue:
                 run.hi -= count
                 return
             count -= length
-            self._unlink(run)
+            self.remove(run)
             run.node.copies.remove(run)
             run.node.prune()
 
@@ -344,11 +339,6 @@ class FreeQueue:
             run = run.after
         return count
 
-    def _unlink(self, run: BlockRun) -> None:
-        run.before.after, run.after.before = run.after, run.before
-        run.before = run.after = run
-
     def _insert(self, run: BlockRun, behind: BlockRun) -> None:
         run.before, run.after = behind.before, behind
         run.before.after = run.after.before = run
-        self.blocks += run.hi - run.lo

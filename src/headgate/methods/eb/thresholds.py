@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from headgate.core.errors import InputError
 from headgate.estimators.hazard import Survival
-from headgate.methods.eb.costs import Lengths, PhaseCosts, checked_costs, checked_lengths
+from headgate.methods.eb.costs import Lengths, PhaseCosts
 
 LOWEST, HIGHEST = 0.01, 0.80  # bounds of the share in the paper's public code
 
@@ -162,9 +162,8 @@ def stationary_plan(costs: PhaseCosts, lengths: Lengths, survival: Survival, bou
 
     `least` slots above what fits break the promise, and the gate must hold.
     """
-    share = stationary_share(survival, checked_costs(costs).overhead).share
+    share = stationary_share(survival, costs.overhead).share
     clipped = settle(share, bounds.most).share
-    checked_lengths(lengths)
     if clipped >= 1:  # one slot: no other request to wait for
         return settle(share, 1)
     ending, (capacity, most, least, miss, block) = 1 / lengths.output, bounds
