@@ -21,7 +21,7 @@ from headgate.live.calibrate.campaign import StepLog, WantedEngine, about, start
 from headgate.sim.engine.engine import Engine
 from studies.fidelity.scenes import MIDDLE, SCENES, Demand, Scene, demand
 from studies.h200.arms import PLAIN, checked, fallen
-from studies.h200.calibrate import ENVIRONMENT, SHAPES
+from studies.h200.calibrate import ENVIRONMENT, SHAPES, step_times
 from studies.h200.scenes import Session
 
 BETWEEN = 2.0  # seconds to empty the engine and to write, for each scene
@@ -163,7 +163,7 @@ class Stage:
             token_of=(ids - first).astype(np.int32),
         )
         self.log.table().save(self.asked.out / f"{name}.steps.npz")
-        np.savez_compressed(self.asked.out / f"{name}.times.npz", **self.log.times())
+        np.savez_compressed(self.asked.out / f"{name}.times.npz", **step_times(self.log))
         served = sum(len(each.ids) for each in tokens if each.time - begin > scene.seconds / 2)
         line = {
             "scene": asdict(scene),

@@ -10,12 +10,13 @@ import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from headgate.core.errors import InputError
 from headgate.cost.fit.fit import fit
-from headgate.live.calibrate.campaign import Campaign, WantedEngine, about, start
+from headgate.live.calibrate.campaign import Campaign, StepLog, WantedEngine, about, start
 from headgate.live.calibrate.probe import Ground
 from studies.h200 import models
 
@@ -33,6 +34,14 @@ SHAPES = {
     "tiny-moe": models.TINY_MOE,
 }
 SAY_EVERY = 5.0  # seconds
+
+
+def step_times(log: StepLog) -> dict[str, Any]:
+    """When each step that counts was composed and ended, beside its shape."""
+    rows = [row for row in log.rows if row.kept]
+    times = {name: [getattr(row, name) for row in rows] for name in ("composed", "start", "end")}
+    times |= {name: [getattr(row.held, name) for row in rows] for name in ("decodes", "prefill")}
+    return {name: np.array(column) for name, column in times.items()}
 
 
 def options(argv: list[str]) -> argparse.Namespace:
@@ -119,7 +128,7 @@ def main(argv: list[str]) -> None:
         print(f"{said}\npools: {campaign.walk.pools}; {campaign.each} cells a pass", flush=True)
         table = campaign.run(said)
     print(f"{len(table)} steps in {campaign.steps_file}: {campaign.outcome}", flush=True)
-    np.savez_compressed(asked.out / f"{written}.times.npz", **campaign.log.times())
+    np.savez_compressed(asked.out / f"{written}.times.npz", **step_times(campaign.log))
     (asked.out / f"{written}.about.json").write_text(json.dumps(asdict(said), indent=2) + "\n")
     if asked.drafts:
         print("a card needs steps without drafts, too: headgate calibrate --from-steps A --from-steps B ...")

@@ -307,7 +307,7 @@ def _measured(model: str, card: Path, **how: Any) -> _MeasuredSteps:
         def report(done: float, total: float, doing: str) -> None:
             progress(round(1000 * done / max(1, total)))
 
-        table, about, outcome, failed = measured(model, passes=3, steps_file=file, report=report, **how)
+        table, about, outcome, failed = measured(model, steps_file=file, report=report, **how)
     card.with_suffix(".about.json").write_text(json_module.dumps(asdict(about), indent=2) + "\n")
     notes = (f"{len(table)} steps in {file}: {outcome}",)
     return _MeasuredSteps(table, about, notes, outcome if failed else None)

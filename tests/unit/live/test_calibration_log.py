@@ -145,12 +145,13 @@ def test_the_table_has_a_part_for_each_label() -> None:
     assert table.part.tolist() == [0, 1, 0]
 
 
-def test_times_for_studies_say_when_a_step_was_composed() -> None:
+def test_rows_say_when_a_step_was_composed() -> None:
     engine, step = Scheduler(), output(old=DECODE)
     engine.compose(1.0, step)
     engine.end(1.5, step)
-    times = {name: column.tolist() for name, column in engine.log.times().items()}
-    assert times == {"composed": [1.0], "start": [1.0], "end": [1.5], "decodes": [1], "prefill": [0]}
+    (row,) = engine.log.rows
+    assert row.kept and (row.composed, row.start, row.end) == (1.0, 1.0, 1.5)
+    assert (row.held.decodes, row.held.prefill) == (1, 0)
 
 
 def test_drafts_are_rejected_unless_it_is_said_how_they_are_sampled() -> None:

@@ -196,7 +196,6 @@ def measured(
     *,
     ground: tuple[int, int, int, bool],
     seconds: float,
-    passes: int,
     seed: int,
     dummy: bool,
     more: dict[str, Any],
@@ -208,14 +207,14 @@ def measured(
     if "speculative_config" in more:
         more = {**more, "speculative_config": drafting(more["speculative_config"])}
     width = 1 + more.get("speculative_config", {}).get("num_speculative_tokens", 0)
-    wide = Ground(slots, budget, ANY_KV, longest, min(passes, FEWEST_PASSES), quick, width)
+    wide = Ground(slots, budget, ANY_KV, longest, FEWEST_PASSES, quick, width)
     grid(wide)  # refuse before the engine is started
     wanted = WantedEngine(model, wide.slots, budget, longest, dummy, more=more)
     llm = start(wanted)
     said = about(llm, wanted, steps_file.name, slots)
     heat = 1.0 if "experts" in said.model_shape and said.settings["weights"] == "made up" else 0.0
     known = replace(wide, kv_tokens=said.kv_tokens)
-    campaign = Campaign(llm, known, steps_file, seconds, passes, seed, heat, report)
+    campaign = Campaign(llm, known, steps_file, seconds, seed=seed, temperature=heat, report=report)
     table = campaign.run(said)
     return table, said, campaign.outcome, campaign.cut_short
 
@@ -362,23 +361,11 @@ class StepLog:
         labels = tuple(dict.fromkeys(row.label for row in rows)) or ("all",)
         place = {label: number for number, label in enumerate(labels)}
         columns: dict[str, Any] = {
-            name: np.array([getattr(row.held, name) for row in rows], dtype=np.float64)
-            for name in Composition._fields
+            name: [getattr(row.held, name) for row in rows] for name in Composition._fields
         }
-        columns |= {
-            "seconds": np.array([row.end - row.start for row in rows]),
-            "before": np.array([row.before for row in rows], dtype=np.int8),
-            "busy": np.array([row.ahead for row in rows], dtype=bool),
-            "part": np.array([place[row.label] for row in rows], dtype=np.int32),
-        }
+        columns |= {"seconds": [row.end - row.start for row in rows], "before": [row.before for row in rows]}
+        columns |= {"busy": [row.ahead for row in rows], "part": [place[row.label] for row in rows]}
         return StepTable.from_columns(columns, labels)
-
-    def times(self) -> dict[str, Any]:
-        """When each step that counts was composed and ended, beside its shape: for studies."""
-        rows = [row for row in self.rows if row.kept]
-        times = {name: [getattr(row, name) for row in rows] for name in ("composed", "start", "end")}
-        times |= {name: [getattr(row.held, name) for row in rows] for name in ("decodes", "prefill")}
-        return {name: np.array(column) for name, column in times.items()}
 
     def _scheduled(self, *args: Any, **words: Any) -> Any:
         composed = self._clock()
