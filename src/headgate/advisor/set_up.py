@@ -23,6 +23,7 @@ from headgate.sim.engine.engine import Engine
 
 INSTANT = 1e9  # requests per second that no engine serves
 AS_RECORDED = "a trace as recorded is one sample of traffic: no interval"
+BY_TENANT = "no level is judged by tenant; the trace's tenants matter to keep and to order=fair alone"
 
 
 class Asked(NamedTuple):
@@ -93,7 +94,8 @@ class SetUp:
     def notes(self, fleet: bool) -> list[str]:
         """What the runs have less of than an engine and its traffic."""
         alone = "" if self.traffic.drawn else AS_RECORDED
-        read = self.traffic.trace.remarks if self.traffic.trace else []
+        trace = self.traffic.trace
+        read = [*trace.remarks, *([BY_TENANT] if len(trace.tenants) > 1 else [])] if trace else []
         said = filter(None, (self.traffic.sharing_said(self.engine), alone, self.traffic.background_said))
         drafts = speculation_notes(self.engine, self.card, self.settings)
         return [*error_bar(self.card), *partly(self.settings, self.card, fleet), *drafts, *read, *said]

@@ -16,7 +16,7 @@ from headgate.advisor.capacity.beside import (
 )
 from headgate.advisor.capacity.plan import choose, plan_capacity
 from headgate.advisor.capacity.traffic import make_traffic, parse_levels, promise
-from headgate.advisor.set_up import Asked, set_up
+from headgate.advisor.set_up import BY_TENANT, Asked, set_up
 from headgate.advisor.settings import SearchSettings
 from headgate.core.errors import InputError
 from headgate.core.request import Slo
@@ -193,4 +193,6 @@ def test_a_trace_keeps_its_tenants_when_rows_are_drawn(tmp_path):
     engine = make_engine(words(), load_card("cal-h200-qwen3-8b"))
     settings = experiment({"trace": str(path)})
     drawn = make_traffic(settings, parse_levels(["ttft=1s@p95"]), None, 200, False, engine).at(5.0, 3)
+    asks = Asked(parse_levels(["ttft=1s@p95"]), SearchSettings(seeds=1))
+    assert BY_TENANT in set_up(settings, asks, 200).notes(fleet=False)
     assert drawn.tenants == ("a", "b") and np.array_equal(drawn.tenant, (drawn.prompt - 100) % 2)
