@@ -87,11 +87,10 @@ def nested_pace(lines: Lines, segments: Segments, slack: float, capacity: float)
         raise InputError(f"{error}; that is for {cut}, as (10) wants; less --slack needs less") from None
 
 
-def walks(segments: Segments, sizes: Sequence[float]) -> list[ResidueWalk]:
-    return [
-        ResidueWalk(before, after, stay)
-        for before, after, stay in zip(sizes, sizes[1:], segments.stays, strict=False)
-    ]
+def decays(segments: Segments, sizes: Sequence[float]) -> list[float]:
+    """θ of each queue between segments; condition (10) wants a ratio n_k / n_{k-1} above p_{k-1}."""
+    pairs = zip(sizes, sizes[1:], segments.stays, strict=False)
+    return [decay(after / before, stay) for before, after, stay in pairs]
 
 
 def memory_bound(
@@ -102,12 +101,12 @@ def memory_bound(
     Infinite where a ratio does not exceed its p. `sizes` may be real.
     """
     full = filled(lines, segments.parts(), sizes).kv
-    between = walks(segments, sizes)
+    between = decays(segments, sizes)
     likely = log(max(1.0, len(between) * iterations / miss)) if between else 0.0
     waiting = tail = 0.0
-    for number, walk in enumerate(between, 1):
-        paused, rate = segments.paused(number), walk.decay
-        waiting += paused * walk.size
+    for number, rate in enumerate(between, 1):
+        paused = segments.paused(number)
+        waiting += paused * sizes[number]
         tail += paused * likely / rate if rate else inf
     return MemoryBound(full, waiting, tail, iterations, len(segments.ends))
 
@@ -207,29 +206,10 @@ def check_ends(ends: tuple[int, ...]) -> None:
 LARGE = 30.0  # above this exp(θ) is taken apart, or it would lose the small term
 
 
-class ResidueWalk(NamedTuple):
-    """The residue of segment k: a batch of segment k-1 adds Binomial(before, stay), n_k leave when they can.
-
-    Z ← Z + Y - n·1{Z + Y ≥ n}.
-    """
-
-    before: float  # n_{k-1}
-    size: float  # n_k
-    stay: float  # p_{k-1}: of the requests that leave segment k-1, the share that goes on
-
-    @property
-    def ratio(self) -> float:
-        """n_k / n_{k-1}; condition (10) wants it above `stay`."""
-        return self.size / self.before
-
-    @property
-    def decay(self) -> float:
-        return decay(self.ratio, self.stay)
-
-
 def decay(ratio: float, stay: float) -> float:
     """θ > 0 with -θ r + ln(1 - p + p e^θ) = 0: zero where r ≤ p, infinite where r ≥ 1.
 
+    A batch of segment k-1 adds Binomial(n_{k-1}, p) to the residue of segment k; n_k leave when they can.
     The paper's lower bound (18) divides by n_k; only 8(r - p), divided by n_{k-1}, is one. It
     is where the search begins.
     """

@@ -7,7 +7,7 @@ from math import inf, isfinite
 
 from headgate.advisor.wait_plan import Nested, WaitPlan
 from headgate.methods.wait.inventory import offered
-from headgate.methods.wait.nested import walks
+from headgate.methods.wait.nested import decays
 from headgate.report import document as doc
 
 WIDE = 78  # columns of a command
@@ -98,9 +98,9 @@ def _nested(plan: WaitPlan) -> list[doc.Block]:
 
 def _segments(nested: Nested) -> doc.Grid:
     segments, sizes = nested.segments, nested.thresholds.sizes
-    decays = ["-", *(f"{walk.decay:.4g}" for walk in walks(segments, sizes))]
+    rates = ["-", *(f"{rate:.4g}" for rate in decays(segments, sizes))]
     stays = [*(f"{stay:.3f}" for stay in segments.stays), "-"]
-    columns = zip(segments.begins, segments.ends, segments.reach, stays, sizes, decays, strict=True)
+    columns = zip(segments.begins, segments.ends, segments.reach, stays, sizes, rates, strict=True)
     rows = []
     for begin, end, reach, stay, size, theta in columns:
         cells = (doc.valued(text, inf) for text in (stay, f"{size:.4g}", theta))

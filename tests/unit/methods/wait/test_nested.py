@@ -20,18 +20,17 @@ from headgate.methods.wait.inventory import (
     with_slack,
 )
 from headgate.methods.wait.nested import (
-    ResidueWalk,
     Segments,
     best_choice,
     chance_of_overflow,
     choices,
     decay,
+    decays,
     equal_shares,
     even_ends,
     memory_bound,
     nested_pace,
     segments_from,
-    walks,
 )
 from headgate_papers.kv_linear import kv_linear
 from headgate_papers.wait.rules import least_nested
@@ -67,9 +66,9 @@ THETA = [
 
 @pytest.mark.parametrize(("before", "after", "stay", "theta", "least"), THETA)
 def test_decay(before, after, stay, theta, least):
-    walk = ResidueWalk(before, after, stay)
-    assert walk.decay == pytest.approx(theta, abs=1e-8)
-    assert 8 * (walk.ratio - stay) == pytest.approx(least, abs=1e-4) and walk.decay >= least * (1 - 1e-6)
+    found = decay(after / before, stay)
+    assert found == pytest.approx(theta, abs=1e-8)
+    assert 8 * (after / before - stay) == pytest.approx(least, abs=1e-4) and found >= least * (1 - 1e-6)
 
 
 def test_the_printed_bound_of_decay_is_none():
@@ -78,7 +77,7 @@ def test_the_printed_bound_of_decay_is_none():
     printed[66, 45, 43 / 66] = 0.355556
     for (before, after, stay), said in printed.items():
         assert 8 * (after - before * stay) / after == pytest.approx(said, abs=1e-4)
-        assert said > ResidueWalk(before, after, stay).decay
+        assert said > decay(after / before, stay)
     # Small gaps: theta is nearly 2(r - p) / (p(1 - p)).
     assert decay(0.401, 0.4) == pytest.approx(2 * 0.001 / 0.24, rel=0.01)
 
@@ -92,23 +91,24 @@ def test_decay_solves_its_equation(stay, share):
     assert theta >= 8 * (ratio - stay) * (1 - 1e-6)
 
 
-def tail(walk, at_least):
+def tail(before, size, stay, at_least):
     """A bound on the probability that so many are left over: exp(-θ(c - n))."""
-    if walk.decay == inf:
-        return 0.0 if at_least > walk.size - 1 else 1.0
-    return min(1.0, exp(-walk.decay * (at_least - walk.size)))
+    theta = decay(size / before, stay)
+    if theta == inf:
+        return 0.0 if at_least > size - 1 else 1.0
+    return min(1.0, exp(-theta * (at_least - size)))
 
 
 def test_decay_at_its_ends():
     assert decay(0.5, 0.3) == pytest.approx(2 * log(0.7 / 0.3))
     assert (decay(0.4, 0.4), decay(0.3, 0.4)) == (0.0, 0.0)
     assert (decay(1.0, 0.9), decay(0.5, 0.0)) == (inf, inf)
-    assert tail(ResidueWalk(5, 5, 0.9), 5) == 0.0 and tail(ResidueWalk(5, 5, 0.9), 4) == 1.0
+    assert tail(5, 5, 0.9, 5) == 0.0 and tail(5, 5, 0.9, 4) == 1.0
 
 
 def test_residue_stays_within_its_bounds():
     """6.3: 10, 6, 0.5 has mean 3.03 (bound 7.25), P(Z>=8) 0.0182 (0.193), P(Z>=11) 0.0015 (0.0164)."""
-    walk, draws = ResidueWalk(10, 6, 0.5), np.random.default_rng(0).binomial(10, 0.5, 200_000)
+    draws = np.random.default_rng(0).binomial(10, 0.5, 200_000)
     seen, residue = np.empty(len(draws), dtype=np.int64), 0
     for step, more in enumerate(draws.tolist()):
         residue += more
@@ -117,9 +117,9 @@ def test_residue_stays_within_its_bounds():
     mean = 6 + 10 * 0.5 * 0.5 / (2 * (6 - 10 * 0.5))  # n_k + n_{k-1} p(1-p) / (2(n_k - n_{k-1} p)), a bound
     assert seen.mean() == pytest.approx(3.03, abs=0.1) and seen.mean() <= mean == 7.25
     for at_least, simulated, bound in ((8, 0.0182, 0.193), (11, 1.5e-3, 0.0164)):
-        assert tail(walk, at_least) == pytest.approx(bound, rel=5e-3)
+        assert tail(10, 6, 0.5, at_least) == pytest.approx(bound, rel=5e-3)
         assert np.mean(seen >= at_least) == pytest.approx(simulated, rel=0.4)
-        assert np.mean(seen >= at_least) <= tail(walk, at_least)
+        assert np.mean(seen >= at_least) <= tail(10, 6, 0.5, at_least)
 
 
 def test_segments_from_types_and_samples():
@@ -176,11 +176,9 @@ def test_slack_makes_condition_10_hold():
         for (before, after), stay in zip(pairwise(found.sizes), LMSYS.stays, strict=True):
             assert after / before == pytest.approx((1 + slack) * stay)
     sizes = [along_the_ray(LINES, LMSYS.parts(slack), 1.0).sizes for slack in (0.1, 0.05)]
-    steep, rising = ([round(walk.decay, 4) for walk in walks(LMSYS, each)] for each in sizes)
+    steep, rising = ([round(rate, 4) for rate in decays(LMSYS, each)] for each in sizes)
     assert steep == [0.6183, 0.9232, 0.9529, 0.7749, 0.6087, 0.5868, 0.4818, 0.4027, 0.4027]
-    rising = [
-        round(walk.decay, 4) for walk in walks(LMSYS, along_the_ray(LINES, LMSYS.parts(0.05), 1.0).sizes)
-    ]
+    rising = [round(rate, 4) for rate in decays(LMSYS, along_the_ray(LINES, LMSYS.parts(0.05), 1.0).sizes)]
     assert rising == [0.2966, 0.4202, 0.4315, 0.3618, 0.2924, 0.283, 0.2365, 0.2003, 0.2003]
     with pytest.raises(
         InputError, match=r"M\* <= C = 30,000.* 4 segments with 0.05 slack each, as \(10\) wants"
@@ -192,7 +190,7 @@ def test_memory_bounds():
     bound = memory_bound(LINES, SMALL, (5, 3, 2), 0.01, T / D0)
     assert (bound.full, bound.waiting, bound.tail) == (378, 64, pytest.approx(296.758, abs=1e-3))
     four = memory_bound(LINES, FOUR, (8, 8, 7, 5), 0.1, T / D0)
-    assert [walk.decay for walk in walks(FOUR, (8, 8, 7, 5))] == [
+    assert decays(FOUR, (8, 8, 7, 5)) == [
         inf,
         pytest.approx(0.31448, abs=1e-5),
         pytest.approx(0.45363, abs=1e-5),
