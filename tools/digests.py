@@ -11,7 +11,6 @@ from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
 from headgate.cost.laws.terms import HostTerms
 from headgate.cost.laws.work import WorkCost, WorkTerms
-from headgate.experiment.laws import COST, World, world
 from headgate.methods.balance.balance import LeastLoaded, RoundRobin
 from headgate.methods.make import make_policy
 from headgate.methods.mixed.mixed import Mixed
@@ -21,6 +20,7 @@ from headgate.record.recorder import FleetRecorder, Recorder
 from headgate.sim.engine.simulator import Simulator
 from headgate.sim.fleet.fleet import FleetSimulator
 from headgate.sim.fleet.kv_handover import Transfer
+from headgate_leaderboard.laws import COST, World, world
 
 HOSTED = WorkCost(
     WorkTerms(constant=0.4, per_token=0.01, per_decode=0.02, per_context=0.001, switch=0.1),

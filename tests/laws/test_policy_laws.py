@@ -13,7 +13,7 @@ from headgate.core.plan import check
 from headgate.core.policy import End
 from headgate.sim.engine.replica import VirtualEngine
 from headgate.sim.engine.simulator import Simulator
-from headgate.sim.engine.stingy_engine import serve_stingily
+from headgate_leaderboard.stingy_engine import serve_stingily
 from worlds import POLICIES, TESTING, Log, Relay, engines, run, workloads
 
 ALL_NAMES = [*POLICIES, *TESTING]

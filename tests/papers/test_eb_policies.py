@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
-from headgate.experiment.laws import try_laws
 from headgate.experiment.library import card_engine, simulate
 from headgate.methods.make import make_policy
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
+from headgate_leaderboard.laws import try_laws
 from headgate_papers.eb.policies import PaperExclusive, PaperPlus
 
 SLOTS, BUDGET, PROMPT = 256, 2048, 100

@@ -49,12 +49,11 @@ COMMANDS = {
 
 
 # Packages of their own bring these by an entry point; where they are in a clone.
-PLUGGED_IN = {"reproduce": "papers", "leaderboard": "leaderboard"}
+PLUGGED_IN = {"reproduce": "papers", "leaderboard": "leaderboard", "check": "leaderboard"}
 # A command's module has its name, but for these.
 HOMES = {
     "advise": "plan",
     "calibrate": "card",
-    "check": "doctor",
     "trace": "report",
     "top": "route",
 }

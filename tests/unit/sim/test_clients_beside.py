@@ -11,13 +11,13 @@ from headgate.core.errors import InputError
 from headgate.core.request import Slo
 from headgate.cost.card import load_card
 from headgate.experiment.build import make_engine, make_workload, ran_out, too_long
-from headgate.experiment.laws import fleet_world, try_laws, world
 from headgate.experiment.library import simulate, simulate_fleet
 from headgate.experiment.run import Prepared, arrivals_said, carry_out, warning
 from headgate.experiment.settings import experiment
 from headgate.sim.engine.engine import Engine
 from headgate.stats.flow import choose
 from headgate.workloads.workload import Kind, Workload
+from headgate_leaderboard.laws import fleet_world, try_laws, world
 from worlds import PRICES, Line
 
 CHAT, BATCH, EVAL = Kind("chat", Slo(1.0)), Kind("batch", Slo(background=True)), Kind("eval")

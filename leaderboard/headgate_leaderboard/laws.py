@@ -24,9 +24,9 @@ from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import VirtualEngine
 from headgate.sim.engine.simulator import Simulator
-from headgate.sim.engine.stingy_engine import serve_stingily
 from headgate.sim.fleet.kv_handover import Transfer
 from headgate.workloads.workload import OPEN_LOOP, Kind, Workload
+from headgate_leaderboard.stingy_engine import serve_stingily
 
 Make = Callable[[], BatchPolicy]  # a fresh policy for the world in hand
 Progress = Callable[[int], None]  # worlds done so far
