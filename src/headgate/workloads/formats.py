@@ -123,7 +123,7 @@ def _number(value: object, what: str) -> float:
 
 # -- the formats
 
-VLLM, AIPERF, GUIDELLM = "vllm-bench", "aiperf", "guidellm"
+TOOLS = VLLM, AIPERF, GUIDELLM = "vllm-bench", "aiperf", "guidellm"  # whose files are no rows of columns
 COLUMNS, TENANT = "--columns", "tenant"
 
 
@@ -221,7 +221,7 @@ def fitting(text: str) -> list[str]:
     return [
         known
         for known, format in FORMATS.items()
-        if format.json == is_json and all(need in columns for need in format.required())
+        if format.json == is_json and known not in TOOLS and {*format.required()} <= {*columns}
     ]
 
 

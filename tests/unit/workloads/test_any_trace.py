@@ -132,6 +132,11 @@ def test_usual_names_need_no_columns_and_what_is_not_read_is_said(tmp_path):
         read_trace(written(tmp_path, "when,in,outs\n1,2,3\n"))
 
 
+def test_a_log_with_the_names_of_a_tool_is_a_log(tmp_path):
+    line = '{"start_time": 5.0, "prompt_tokens": 3, "output_tokens": 4}\n'
+    assert read_trace(written(tmp_path, line, "mine.jsonl"))[0].prompt.tolist() == [3]
+
+
 def test_times_with_and_without_a_zone_are_not_mixed(tmp_path):
     rows = "2024-01-01T00:00:00+02:00,5,6\n2024-01-01 00:00:01,7,8\n"
     path = written(tmp_path, "arrival,prompt,output\n" + rows)
