@@ -137,7 +137,7 @@ def test_a_client_that_has_gone_is_no_error(caplog, monkeypatch):
 
 
 def test_a_share_of_the_requests_fails_and_always_the_same_ones():
-    faults = Faults(0.25, "503")
+    faults = Faults(rate=0.25, kind="503")
     assert [faults.of(None) is not None for _ in range(8)] == [False, False, False, True] * 2
 
     async def test(client, urls):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BeforeValidator, InstanceOf
 
 from headgate.core.errors import InputError, unknown
+from headgate.settings_base import SettingsModel, Share, Switch, checked
 
 HEADER = "x-emulate-fault"
 # What a fault may be, and what its number means.
@@ -46,50 +49,45 @@ def read_fault(text: str) -> EmulatedFault:
     return EmulatedFault(kind, at)
 
 
+def _read(value: object) -> object:
+    return read_fault(value) if isinstance(value, str) else value
+
+
+Fault = Annotated[InstanceOf[EmulatedFault], BeforeValidator(_read)]
+
+
+class FaultSettings(SettingsModel):
+    rate: Share = 0.0
+    kind: Fault = EmulatedFault("error", 500.0)
+    always: Fault | None = None
+    by_header: Switch = True
+
+
 class Faults:
     """A request that names its own fault gets it. Otherwise all get `always`, if there is one, and a share
     `rate` gets `kind`: spread evenly, without chance, so that a rerun fails the same ones.
     """
 
-    def __init__(self, rate: float = 0.0, kind: str = "500") -> None:
-        self.by_header, self.seen, self.failed = True, 0, 0
-        self.rate, self.kind = 0.0, read_fault(kind)
-        self.always: EmulatedFault | None = None
-        self.set({"rate": rate})
+    def __init__(self, **words: Any) -> None:
+        self.seen = self.failed = 0
+        self.settings = checked(FaultSettings, words)
 
     def set(self, words: dict[str, Any]) -> None:
-        known = {"rate", "kind", "always", "by_header"}
-        for word in words:
-            if word not in known:
-                raise unknown("fault setting", word, known)
-        rate = words.get("rate", self.rate)
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
-            raise InputError(f"fault rate {str(rate)[:20]} is not allowed; give a share from 0 to 1")
-        kind = read_fault(str(words["kind"])) if "kind" in words else self.kind
-        always = words.get("always", self.always)
-        if isinstance(always, str):
-            always = read_fault(always)
-        elif always is not None and not isinstance(always, EmulatedFault):
-            raise InputError("fault always is not a text; give a fault such as drop=5, or null")
-        by_header = words.get("by_header", self.by_header)
-        if not isinstance(by_header, bool):
-            raise InputError("fault by_header is not true or false")
-        self.rate, self.kind, self.always, self.by_header = float(rate), kind, always, by_header
+        self.settings = checked(FaultSettings, {**dict(self.settings), **words})
 
     def of(self, header: str | None) -> EmulatedFault | None:
-        if header is not None and self.by_header:
+        now = self.settings
+        if header is not None and now.by_header:
             return read_fault(header)
-        if self.always is not None:
-            return self.always
-        if not self.rate:
+        if now.always is not None:
+            return now.always
+        if not now.rate:
             return None
         self.seen += 1
-        if int(self.seen * self.rate) > self.failed:
+        if int(self.seen * now.rate) > self.failed:
             self.failed += 1
-            return self.kind
+            return now.kind
         return None
 
     def shown(self) -> dict[str, Any]:
-        text = None if self.always is None else f"{self.always.kind}={self.always.at:g}"
-        kind = f"{self.kind.kind}={self.kind.at:g}"
-        return {"rate": self.rate, "kind": kind, "always": text, "by_header": self.by_header}
+        return {name: f"{it[0]}={it[1]:g}" if isinstance(it, tuple) else it for name, it in self.settings}

@@ -394,10 +394,9 @@ class PortState:
                 engine.begun.clear()
             self.engines.append(engine)
         self.exports = [Exports(engine, options.kv_lease) for engine in self.engines]
-        self.faults = Faults(options.fail_rate, options.fault)
-        self.faults.by_header = options.fault_header
-        if options.stall_at is not None:
-            self.faults.always = EmulatedFault("stall", options.stall_at)
+        always = None if options.stall_at is None else EmulatedFault("stall", options.stall_at)
+        words = {"rate": options.fail_rate, "kind": options.fault, "by_header": options.fault_header}
+        self.faults = Faults(always=always, **words)
         self.port = 0
         self.renewals = [0] * len(self.engines)  # policies that took over, since the settings were read again
         self.inside = 0  # requests being answered

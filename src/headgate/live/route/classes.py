@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+
+from pydantic import ValidationError
 
 from headgate.core.errors import InputError
-from headgate.live.route.config import Class, GateConfig, Match, read_text
+from headgate.live.route.config import Addresses, Class, GateConfig, Match, read_text
 
 # -- API keys
 
@@ -22,6 +23,7 @@ LINE = re.compile(
 WORD = re.compile(r"(?P<name>tokens|inflight|requests|queue)=(?P<value>[0-9]{1,15}(?:\.[0-9]{1,6})?)")
 LONGEST = 512  # characters of a key a client shows
 LONGEST_TENANT = 64  # characters of a tenant that a header names
+NO_LIMITS = Addresses()
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,7 @@ class Key:
     name: str
     digest: bytes
     choose: bool = False
-    tokens: int | None = None  # a minute
-    requests: float | None = None  # a second
-    inflight: int | None = None
-    queue: float | None = None  # share of the queue of a class
+    limits: Addresses = NO_LIMITS
 
 
 class Keys:
@@ -80,27 +79,20 @@ def read_keys(path: str | Path | None) -> Keys:
                 f"key file {path}:{number}: write NAME SHA256 [choose] [tokens=N] [requests=N] [inflight=N] "
                 "[queue=SHARE]; see headgate route --new-key"
             )
-        keys.append(Key(parts["name"], bytes.fromhex(parts["digest"]), "choose" in words, **limits))
+        keys.append(Key(parts["name"], bytes.fromhex(parts["digest"]), "choose" in words, limits))
     if not keys:
         raise InputError(f"key file {path}: no keys in it; add a line with headgate route --new-key NAME")
     return Keys(keys)
 
 
-def _limits(words: list[str]) -> dict[str, Any] | None:
-    """Each word once and above 0, tokens and inflight in whole numbers, queue up to 1; None: not so."""
-    found: dict[str, Any] = {}
-    for word in words:
-        limit = WORD.fullmatch(word)
-        if limit is None or limit["name"] in found or not float(limit["value"]):
-            return None
-        fraction = limit["name"] in ("requests", "queue")
-        if not fraction and not limit["value"].isdigit():
-            return None
-        if limit["name"] == "queue" and float(limit["value"]) > 1:
-            return None
-        kind = float if fraction else int
-        found[limit["name"]] = kind(limit["value"])
-    return found
+def _limits(words: list[str]) -> Addresses | None:
+    """Each word once; None where they do not limit a key."""
+    found = {match["name"]: match["value"] for word in words if (match := WORD.fullmatch(word))}
+    numbers = {name: int(text) if text.isdigit() else float(text) for name, text in found.items()}
+    try:
+        return Addresses.model_validate(numbers) if len(found) == len(words) else None
+    except ValidationError:
+        return None
 
 
 def tenant_of(key: Key | None, keyed: bool, shown: Sequence[str]) -> str:

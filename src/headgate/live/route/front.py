@@ -168,7 +168,7 @@ class Front:
         if self.app.by_address:
             job.client = origin
         if key is not None:
-            job.queue_share = key.queue
+            job.queue_share = key.limits.queue
         elif bounds.queue is not None and not job.tenant:
             job.queues_as, job.queue_share = origin, bounds.queue
 

@@ -270,12 +270,12 @@ class RouterApp:
 
     def _set_limits(self) -> None:
         every = (*self.config.classes, self.config.default)
-        tenants, addresses = self.config.tenants, self.config.address_bounds
+        addresses = self.config.address_bounds
         self.address_bounds, self.by_address = addresses, addresses != Addresses()
         self.limits.set(
-            {key.name: TenantBounds(key.requests, key.tokens, key.inflight) for key in self.keys.all},
-            TenantBounds(tenants.requests, tenants.tokens, tenants.inflight),
-            TenantBounds(addresses.requests, addresses.tokens, addresses.inflight),
+            {key.name: TenantBounds.of(key.limits) for key in self.keys.all},
+            TenantBounds.of(self.config.tenants),
+            TenantBounds.of(addresses),
             {each.name: each.tokens for each in every if each.tokens},
         )
 

@@ -19,7 +19,7 @@ from headgate.core.fleet import Move, RoutePolicy, Routing, Stage
 from headgate.core.policy import End
 from headgate.core.request import Slo
 from headgate.live.route.classes import Key, new_key, read_keys, tenant_of
-from headgate.live.route.config import Class, ClassLimits, checked, read_config
+from headgate.live.route.config import Addresses, Class, ClassLimits, checked, read_config
 from headgate.live.route.deliver.legs import MOST_TENANTS, TenantBounds, TenantLimits, TenantUse
 from headgate.live.route.gate.gate import EngineState, Gate, Refused, Ticket, TicketState
 from headgate.live.route.gate.policy import LivePolicy
@@ -346,7 +346,7 @@ def test_a_key_file_says_what_a_key_may_have(tmp_path: Path) -> None:
     file, (_, line) = tmp_path / "keys", new_key("alice")
     file.write_text(f"{line} tokens=5000 requests=0.5 choose inflight=8\n")
     (key,) = read_keys(file).all
-    assert (key.tokens, key.requests, key.inflight, key.choose) == (5000, 0.5, 8, True)
+    assert key.limits == Addresses(tokens=5000, requests=0.5, inflight=8) and key.choose
     for wrong in (
         "requests=0",
         "requests=-1",

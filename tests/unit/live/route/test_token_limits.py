@@ -51,7 +51,7 @@ def test_a_reload_keeps_levels_that_it_does_not_change() -> None:
 def test_a_key_file_says_tokens(tmp_path: Path) -> None:
     file, (_, line) = tmp_path / "keys", new_key("alice")
     file.write_text(f"{line} choose tokens=5000\n")
-    assert [(key.name, key.tokens) for key in read_keys(file).all] == [("alice", 5000)]
+    assert [(key.name, key.limits.tokens) for key in read_keys(file).all] == [("alice", 5000)]
     for wrong in ("tokens=0", "tokens=1 tokens=2", "tokens=x", "tokens=-3"):
         file.write_text(f"{line} {wrong}\n")
         with pytest.raises(InputError, match="tokens=N"):

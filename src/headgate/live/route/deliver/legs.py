@@ -15,7 +15,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from headgate.core.request import MOST_TENANTS
-from headgate.live.route.config import Class, Config
+from headgate.live.route.config import Addresses, Class, Config
 from headgate.live.route.deliver.connections import Connections, Fault, LegError
 from headgate.live.route.deliver.relay import Leg
 from headgate.live.route.engines import BreakerState, Upstream
@@ -377,6 +377,10 @@ class TenantBounds(NamedTuple):
     requests: float | None = None  # a second
     tokens: int | None = None  # a minute
     inflight: int | None = None
+
+    @classmethod
+    def of(cls, words: Addresses) -> TenantBounds:
+        return cls(words.requests, words.tokens, words.inflight)
 
 
 NO_BOUNDS = TenantBounds()
