@@ -14,12 +14,6 @@ from headgate.core.build import quick
 from headgate.core.errors import InputError
 
 
-class _Lives(NamedTuple):
-    last: NDArray[np.int64]
-    known: NDArray[np.bool_]
-    first: NDArray[np.int64]
-
-
 class _Point(NamedTuple):
     tokens: int
     finished: bool
@@ -71,26 +65,29 @@ class OutputHazard:
         In a steady state it is the mean output for every law, because each ending costs that many iterations
         in the long run. `running` are the ages of requests that decode now.
         """
-        lives = self._lives(running, at)
-        rate = int(lives.known.sum()) / int((lives.last - lives.first).sum()) if lives.known.any() else 0.0
+        last, known, first = self._lives(running, at)
+        rate = int(known.sum()) / int((last - first).sum()) if known.any() else 0.0
         return 1 / rate if rate else None
 
     def survival(self, running: Sequence[int] = (), at: int | None = None) -> Survival | None:
-        lives = self._lives(running, at)
-        return life_table(lives.last, lives.known, lives.first) if lives.known.any() else None
+        last, known, first = self._lives(running, at)
+        return life_table(last, known, first) if known.any() else None
 
-    def _lives(self, running: Sequence[int], at: int | None) -> _Lives:
+    def _lives(
+        self, running: Sequence[int], at: int | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
+        """Of each: the age at which it was last seen, whether it ended then, from when it was watched."""
         alive = [] if self._forgot and self._opened is None else list(running)
         last = np.array([point.tokens for point in self._points] + alive, dtype=np.int64)
         known = np.array([point.finished for point in self._points] + [False] * len(alive), dtype=np.bool_)
         opened = self._opened
         if opened is None:
-            return _Lives(last, known, np.zeros_like(last))
+            return last, known, np.zeros_like(last)
         now = at if at is not None else self._now
         assert now is not None  # set with `opened`
         ended = [now if point.at is None else point.at for point in self._points] + [now] * len(alive)
         first = np.maximum(opened - (np.array(ended, dtype=np.int64) - last), 0)
-        return _Lives(last, known, np.minimum(first, last - known))  # an ending needs an iteration to end in
+        return last, known, np.minimum(first, last - known)  # an ending needs an iteration to end in
 
 
 # -- survival curves

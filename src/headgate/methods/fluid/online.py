@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, inf
-from typing import NamedTuple
 
 from headgate.core.errors import InputError, unknown
 from headgate.core.fleet import ANY, CLOSED, MIXED, STAY, Fleet, Move, RoutePolicy, Routing
@@ -33,13 +32,6 @@ ANYWAY = 6  # looks after which a plan is made although nothing has moved
 DRIFT = 0.1  # relative change of an estimate after which a plan is made at once
 HALF = 0.5  # the same for patience
 HALF_LIFE = 60.0  # seconds, of the estimates
-KEPT = 256  # plans that are remembered
-
-
-class Planned(NamedTuple):
-    time: float
-    engines: int
-    plan: FluidPlan
 
 
 class Online(RoutePolicy):
@@ -73,8 +65,7 @@ class Online(RoutePolicy):
         self.sends_at_once, self.hands_over = self.inner.sends_at_once, self.inner.hands_over
         self.engines = engines
         self.share = 1.0  # of what the engines take, for this router; several may stand before them
-        self.plan = plan
-        self.plans: deque[Planned] = deque([Planned(0.0, engines, plan)], maxlen=KEPT)
+        self.plan, self.planned = plan, 0.0  # and when it was made
         self.failed = 0  # plans that could not be made
         self.traffic = TrafficEstimator(assumed(plan.instance, engines), half_life)
         self._roles, self._probes = RoleSteps(2 * half_life), Probes()
@@ -190,8 +181,7 @@ class Online(RoutePolicy):
             inner.admission.scale(self.share)
         inner.adopt(fleet, self.inner)
         self.inner, self.plan, self.engines = inner, plan, engines
-        self.plans.append(Planned(fleet.now, engines, plan))
-        self._made = fleet.now
+        self.planned = self._made = fleet.now
         self._probes.follow(plan, engines, fleet.now)
 
 

@@ -1,7 +1,6 @@
 """Online gate-and-route: what it learns, when it plans again, how roles move, and that it gets there."""
 
 from dataclasses import replace
-from itertools import pairwise
 from math import log
 from types import SimpleNamespace
 
@@ -67,14 +66,15 @@ def test_a_wrong_start_is_corrected():
     gauges = router.gauges()
     assert gauges["rate_class0"] == pytest.approx(20.0, rel=0.15)
     assert gauges["plan_revenue"] == router.plan.revenue * 20
-    assert all(later.time > earlier.time for earlier, later in pairwise(router.plans))
 
 
 def test_quiet_traffic_is_planned_once_a_minute():
     steady = instance(0.3, 0.3)
-    router = Online(plan_fluid(steady), 50, draws(0))
+    router, plans = Online(plan_fluid(steady), 50, draws(0)), []
+    inner = router.make
+    router.make = lambda plan, *rest: plans.append(plan) or inner(plan, *rest)
     Network(steady, 50, router, Poisson(steady, 50, 1)).run(600.0)
-    assert 10 <= len(router.plans) <= 25  # looked at sixty times; every sixth look plans anyway
+    assert 9 <= len(plans) <= 24  # looked at sixty times; every sixth look plans anyway
 
 
 def test_roles_move_one_engine_per_look():

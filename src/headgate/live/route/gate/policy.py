@@ -51,22 +51,22 @@ class LivePolicy:
     def described(self, now: float) -> dict[str, Any] | None:
         if not isinstance(self.router, Online):
             return None
-        newest, plan = self.router.plans[-1], self.router.plan
+        plan, engines = self.router.plan, self.router.engines
         columns = zip(plan.instance.flows, plan.served, plan.shadows.arrival, strict=True)
         return {
-            "age_s": round(now - newest.time, 1),
-            "engines": newest.engines,
+            "age_s": round(now - self.router.planned, 1),
+            "engines": engines,
             "failed": self.router.failed,
-            "revenue": plan.revenue * newest.engines,
+            "revenue": plan.revenue * engines,
             "prefilling": plan.prefilling,
             "classes": {
                 flow.name: {
-                    "rate": flow.rate * newest.engines,
+                    "rate": flow.rate * engines,
                     "prompt": flow.prompt,
                     "output": flow.output,
                     "cached": flow.cached,
                     "impatience": flow.impatience,
-                    "served": served * newest.engines,
+                    "served": served * engines,
                     "worth": worth,
                 }
                 for flow, served, worth in columns
