@@ -373,8 +373,8 @@ def fleet_figures(runs: Mapping[str, Run]) -> Iterator[Figure]:
         decodes = []
         for engine in engines:
             rows = run.steps["replica"] == engine
-            columns = (run.steps[word][rows].astype(float) for word in ("start", "seconds", "decodes"))
-            decodes.append(over_time(*columns, edges).mean)
+            start, seconds = (run.steps[word][rows].astype(float) for word in ("start", "seconds"))
+            decodes.append(over_time(start, seconds, run.steps["decodes"][rows].astype(float), edges).mean)
         low, mean, high = (getattr(np, name)(decodes, axis=0) for name in ("min", "mean", "max"))
         slots += [Series(name, middle, mean, colour, "band", low, high), Series(name, middle, mean, colour)]
     if slots:
