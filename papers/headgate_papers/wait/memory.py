@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from math import nan
 
-from headgate.methods.wait.inventory import filled
-from headgate.methods.wait.nested import (
+from headgate_papers.report import LIMIT, Cell, Count, Report, Row, Section
+from headgate_papers.serving import Options, Outcomes
+from headgate_papers.wait.balance import filled
+from headgate_papers.wait.rules import least_nested
+from headgate_papers.wait.runs import FOR_EVER, Machine, Mix, Served, WaitJob, kind, segments_of, serve
+from headgate_papers.wait.segments import (
     Segmentation,
     Segments,
     best_choice,
@@ -13,10 +17,6 @@ from headgate.methods.wait.nested import (
     even_ends,
     memory_bound,
 )
-from headgate_papers.report import LIMIT, Cell, Count, Report, Row, Section
-from headgate_papers.serving import Options, Outcomes
-from headgate_papers.wait.rules import least_nested
-from headgate_papers.wait.runs import FOR_EVER, Machine, Mix, Served, WaitJob, kind, segments_of, serve
 
 NAME = "wait-memory"
 ABOUT = "Nested WAIT's memory: bound (15) by number of segments, and how often simulated runs exceed (12)"

@@ -6,16 +6,9 @@ from collections.abc import Sequence
 from math import ceil, floor
 
 from headgate.core.errors import InputError
-from headgate.methods.wait.inventory import (
-    ROUNDING,
-    FilledSizes,
-    Lines,
-    MixPart,
-    filled,
-    keeping_up,
-    with_slack,
-)
-from headgate.methods.wait.nested import Segments
+from headgate.methods.wait.inventory import Lines, MixPart, keeping_up, with_slack
+from headgate_papers.wait.balance import ROUNDING, FilledSizes, filled
+from headgate_papers.wait.segments import Segments
 
 MOST_ROUNDS = 100_000  # of the search for least thresholds; each raises at least one of them
 

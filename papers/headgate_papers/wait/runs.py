@@ -12,14 +12,15 @@ import numpy as np
 
 from headgate.experiment.library import simulate
 from headgate.methods.make import make_policy
-from headgate.methods.wait.inventory import Lines, MixPart, kv_work, lines_of
-from headgate.methods.wait.nested import Segments, check_ends
+from headgate.methods.wait.inventory import Lines, MixPart, lines_of
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.streams import stream
 from headgate.workloads.workload import Kind, Workload
 from headgate_papers.kv_linear import kv_linear
 from headgate_papers.serving import Key
+from headgate_papers.wait.balance import kv_work
+from headgate_papers.wait.segments import Segments, check_ends
 
 WINDOW = (0.3, 0.8)  # of the horizon: what is measured
 NO_LIMIT = 1_000_000

@@ -8,9 +8,10 @@ from math import inf, isfinite, nan
 from typing import Any, NamedTuple
 
 from headgate.core.errors import InputError
-from headgate.methods.wait.inventory import keeping_up, most_rate, offered
+from headgate.methods.wait.inventory import keeping_up, offered
 from headgate_papers.report import Cell, Count, Report, Row, Section, sign
 from headgate_papers.serving import Options, Outcomes
+from headgate_papers.wait.balance import most_rate
 from headgate_papers.wait.rules import printed_rule, work_share
 from headgate_papers.wait.runs import FOR_EVER, Machine, Mix, WaitJob, segments_of
 

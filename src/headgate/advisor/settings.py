@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from headgate.experiment.settings import Experiment
 from headgate.experiment.workers import ON, Workers
-from headgate.settings_base import Count, Seconds, SettingsModel, Switch, declared
+from headgate.settings_base import Count, SettingsModel, Switch, declared
 
 COSTS, LEVELS, FLEET = "Step costs as numbers, instead of a card", "Service levels", "Fleet"
-PLAN, SEARCH = "Plan", "Search"
+SEARCH = "Search"
 MOST_SEEDS = 100  # of one search
 FAIRNESS = "largest difference of"
 
@@ -64,17 +64,6 @@ class LevelSettings(SettingsModel):
     tpot_over: str = declared(LEVELS, "--tpot caps the mean over tokens or, as published, slots", "tokens")
     serve: tuple[str, ...] = declared(LEVELS, "CLASS=SHARE, at least; repeated", ())
     frontier: str | None = declared(LEVELS, "revenue along prefill-fairness, decode-fairness, tpot")
-
-
-class WaitSettings(SettingsModel):
-    """What `plan wait` can be told. In the paper's letters: slack is ε, miss δ and horizon T."""
-
-    load: float | None = declared(PLAN, "the rate as a share of what the card can carry", gt=0, lt=1)
-    types: int | None = declared(PLAN, "split requests by output length into so many types", ge=2)
-    segments: Count | None = declared(PLAN, "so many segments (default: as need least memory)")
-    slack: float = declared(PLAN, "by how much each segment's threshold exceeds what reaches it", 0.05, ge=0)
-    miss: float = declared(PLAN, "accepted chance that memory is not enough", 0.01, gt=0, lt=1)
-    horizon: Seconds = declared(PLAN, "over which time (default: 1h)", 3600.0)
 
 
 class SearchSettings(SettingsModel):

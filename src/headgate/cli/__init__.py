@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from headgate.cli.help import Application, GroupPage, built
+from headgate.cli.help import PLUGGED_IN, Application, GroupPage, built, plugged_in
 from headgate.core.errors import InputError, RunError, RunInterruptedError
 from headgate.core.version import VERSION
 
@@ -48,8 +48,6 @@ COMMANDS = {
 }
 
 
-# Packages of their own bring these by an entry point; where they are in a clone.
-PLUGGED_IN = {"reproduce": "papers", "leaderboard": "leaderboard", "check": "leaderboard"}
 # A command's module has its name, but for these.
 HOMES = {
     "advise": "plan",
@@ -63,17 +61,10 @@ HOMES |= dict.fromkeys(("compare", "sweep"), "simulate")
 
 @cache
 def command_of(name: str) -> Any:
-    if name not in PLUGGED_IN:
-        module = import_module(f"headgate.cli.{HOMES.get(name, name)}")
-        return built(getattr(module, name.replace("-", "_")))
-    from importlib import metadata  # slow to import
-
-    for point in metadata.entry_points(group="headgate.commands", name=name):
-        return built(point.load())
-    folder = PLUGGED_IN[name]
-    raise InputError(
-        f"headgate {name} is in package headgate-{folder}; install it: pip install ./{folder} in a clone"
-    )
+    if name in PLUGGED_IN:
+        return plugged_in(name)
+    module = import_module(f"headgate.cli.{HOMES.get(name, name)}")
+    return built(getattr(module, name.replace("-", "_")))
 
 
 class Commands(GroupPage):

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from headgate.core.errors import InputError
+
 VERBATIM = "Examples:\n"  # begins a paragraph that is not filled
 EXAMPLE = re.compile(r"  headgate .*")
 CONTINUED = re.compile(r"\n {4,}")
@@ -45,6 +47,30 @@ def built(command: Application | Callable[..., Any]) -> Any:
         alone.command(context_settings=getattr(command, "context", None))(command)
         command = alone
     return typer.main.get_command(command)
+
+
+# Packages of their own bring these by an entry point; where they are in a clone.
+PLUGGED_IN = {
+    "reproduce": "papers",
+    "plan wait": "papers",
+    "leaderboard": "leaderboard",
+    "check": "leaderboard",
+}
+
+
+def offered(name: str) -> Any:
+    from importlib import metadata  # slow to import
+
+    return metadata.entry_points(group="headgate.commands", name=name)
+
+
+def plugged_in(name: str) -> Any:
+    for point in offered(name):
+        return built(point.load())
+    folder = PLUGGED_IN[name]
+    raise InputError(
+        f"headgate {name} is in package headgate-{folder}; install it: pip install ./{folder} in a clone"
+    )
 
 
 class CommandPage(TyperCommand):

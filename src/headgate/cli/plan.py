@@ -1,4 +1,4 @@
-"""Commands that plan: `plan threshold`, `flags`, `speculation`, `capacity`, `fluid`, `wait`, and `advise`."""
+"""Commands that plan: `plan threshold`, `flags`, `speculation`, `capacity`, `fluid`, and `advise`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,10 +18,9 @@ from headgate.advisor.settings import (
     LevelSettings,
     SearchSettings,
     StepSettings,
-    WaitSettings,
 )
 from headgate.cli.flags import takes_settings
-from headgate.cli.help import Application, Number, Text, Texts, panelled
+from headgate.cli.help import Application, GroupPage, Number, Text, Texts, offered, panelled, plugged_in
 from headgate.cli.output import Json, Outputs, Report, bar, resting_on, said_to, save_page, tell, write_json
 from headgate.core.durations import duration
 from headgate.core.errors import InputError, RunInterruptedError, unknown
@@ -33,7 +32,18 @@ if TYPE_CHECKING:
     from headgate.report.document import Page
 
 
-plan = Application(help="Plan thresholds, flags of vLLM or SGLang, capacity and fleets.")
+class Plans(GroupPage):
+    """`headgate plan wait` is plugged in."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *(["wait"] if offered(WAIT) else [])]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return plugged_in(WAIT) if cmd_name == "wait" else super().get_command(ctx, cmd_name)
+
+
+WAIT = "plan wait"
+plan = Application(Plans, help="Plan thresholds, flags of vLLM or SGLang, capacity and fleets.")
 
 
 @plan.command()
@@ -373,7 +383,7 @@ def _goes_on(asks: Asked) -> Iterator[None]:
         raise RunInterruptedError(kept if asks.folder else "interrupted") from None
 
 
-# -- plan fluid, plan wait
+# -- plan fluid
 
 
 @plan.command()
@@ -413,32 +423,6 @@ def fluid(
     )
     page, lost = fluid_page(found, sys.argv[1:]), found.demand.lost
     tell(page, found.as_dict(), Outputs(json, report), setup, lost, [outside])
-
-
-@plan.command()
-@takes_settings
-def wait(words: Experiment, wishes: WaitSettings, json: Json = None, report: Report = None) -> None:
-    """Thresholds of WAIT and Nested WAIT, and the memory they need.
-
-    Prints the fluid equilibrium, fractional thresholds per stage, segments for outputs that cannot be
-    predicted, and the memory that is enough with probability 1 - MISS. Types are the classes of a mix. Needs
-    a rate: --rate, a trace's own times, or --load.
-
-    Examples:
-      headgate plan wait --card pub-a100-llama-7b --prompt 60 --output 200 --rate 20
-      headgate plan wait --trace azure-conv --scale-rate 2 --types 3
-      headgate plan wait --prompt 512 --output 256 --load 0.8 --segments 4
-    """
-    from headgate.advisor.wait_plan import plan_wait
-    from headgate.experiment.run import MIXED, arrivals_said, assumed, outside_said
-    from headgate.report.plans.wait import wait_page
-
-    outputs = Outputs(json, report)
-    found = plan_wait(words, wishes)
-    setup = assumed(words, arrivals_said(words, "a share of what the card carries"), run=False)
-    outside = outside_said(words, MIXED, min(found.mix.rate, found.most))
-    page = wait_page(found, sys.argv[1:])
-    tell(page, found.as_dict(), outputs, setup, found.lost, [outside, found.alarm])
 
 
 # -- advise

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from headgate.cli import PLUGGED_IN, command_of
+from headgate.cli import command_of
+from headgate.cli.help import PLUGGED_IN
 
 SMALL = ("--requests", 40, "--rate", 20, "--prompt", 60, "--output", 20, "--slots", 8, "--engines", 2)
 MODULE = '''
@@ -249,4 +250,4 @@ def test_a_broken_law_is_named_with_its_world(headgate, name, law):
 def test_a_command_of_a_package_that_is_not_installed_says_how_to_install_it(refused, monkeypatch, command):
     command_of.cache_clear()
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **wanted: ())
-    refused([command, "--help"], f"pip install ./{PLUGGED_IN[command]} in a clone")
+    refused([*command.split(), "--help"], f"pip install ./{PLUGGED_IN[command]} in a clone")

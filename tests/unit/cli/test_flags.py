@@ -14,10 +14,9 @@ from headgate.advisor.settings import (
     LevelSettings,
     SearchSettings,
     StepSettings,
-    WaitSettings,
 )
 from headgate.cli.flags import takes_settings
-from headgate.cli.plan import capacity, fluid, wait
+from headgate.cli.plan import capacity, fluid
 from headgate.cli.serve import serve
 from headgate.cli.simulate import compare, simulate, sweep
 from headgate.core.errors import InputError
@@ -33,6 +32,8 @@ from headgate.settings_base import (
     declared,
     parameters,
 )
+from headgate_papers.wait.command import wait
+from headgate_papers.wait.plan import WaitSettings
 
 TABLES = [
     (simulate, Experiment),

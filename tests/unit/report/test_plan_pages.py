@@ -17,11 +17,9 @@ from headgate.advisor.settings import (
     LevelSettings,
     SearchSettings,
     StepSettings,
-    WaitSettings,
 )
 from headgate.advisor.situation import situation
 from headgate.advisor.threshold import plan_threshold
-from headgate.advisor.wait_plan import plan_wait
 from headgate.experiment.settings import experiment
 from headgate.report.document import Chapter, Drawn, Facts, Grid, Page, Section
 from headgate.report.html.page import render
@@ -29,10 +27,11 @@ from headgate.report.plans.capacity import capacity_page, engines_page
 from headgate.report.plans.flags import flags_page
 from headgate.report.plans.fluid import fluid_page
 from headgate.report.plans.threshold import threshold_page
-from headgate.report.plans.wait import wait_page
 from headgate_papers.page import published_page
 from headgate_papers.report import Cell, Count, Report, Row
 from headgate_papers.report import Section as Table
+from headgate_papers.wait.page import wait_page
+from headgate_papers.wait.plan import WaitSettings, plan_wait
 
 
 def both(page: Page) -> Reader:

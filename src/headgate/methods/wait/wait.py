@@ -13,8 +13,7 @@ from headgate.core.policy import BatchPolicy, End, Steps
 from headgate.core.request import Request, uncached
 from headgate.core.view import View
 from headgate.cost.model import StepCost
-from headgate.methods.wait.inventory import MixPart, with_slack
-from headgate.methods.wait.nested import compound
+from headgate.methods.wait.inventory import MixPart, compound, with_slack
 from headgate.methods.wait.tracks import WHOLE, Track, TrackSegment
 from headgate.methods.wait.traffic import Census, SeenType, cuts, running_pace
 

@@ -11,21 +11,23 @@ from headgate.cost.card import load_card
 from headgate.cost.model import Shape, StepCost
 from headgate.methods.wait.inventory import (
     Line,
-    along_the_ray,
-    equilibrium,
     keeping_up,
-    kv_work,
     lines_of,
     mean_seconds,
-    most_rate,
     offered,
-    pace_within,
     seconds,
-    seen_kind,
     with_slack,
 )
 from headgate.methods.wait.traffic import best_pace, mean_latency, queue
 from headgate_papers.kv_linear import kv_linear
+from headgate_papers.wait.balance import (
+    along_the_ray,
+    equilibrium,
+    kv_work,
+    most_rate,
+    pace_within,
+    seen_kind,
+)
 from headgate_papers.wait.rules import least_thresholds, printed_rule, work_share
 from headgate_papers.wait.runs import kind
 

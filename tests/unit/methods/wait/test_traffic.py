@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from headgate.estimators.hazard import Survival, sample_survival
-from headgate.methods.wait.inventory import keeping_up, kv_work, lines_of, offered
+from headgate.methods.wait.inventory import keeping_up, lines_of, offered
 from headgate.methods.wait.traffic import SeenType, cuts, running_pace
 from headgate_papers.kv_linear import kv_linear
+from headgate_papers.wait.balance import kv_work
 from headgate_papers.wait.runs import kind, segments_of
 
 CARD, KV = kv_linear(0.008, 3e-7), 100_000

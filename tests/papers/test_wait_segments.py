@@ -11,15 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import InputError
-from headgate.methods.wait.inventory import (
-    along_the_ray,
-    filled,
-    kv_work,
-    lines_of,
-    offered,
-    with_slack,
-)
-from headgate.methods.wait.nested import (
+from headgate.methods.wait.inventory import lines_of, offered, with_slack
+from headgate_papers.kv_linear import kv_linear
+from headgate_papers.wait.balance import along_the_ray, filled, kv_work
+from headgate_papers.wait.rules import least_nested
+from headgate_papers.wait.runs import kind, segments_of
+from headgate_papers.wait.segments import (
     Segments,
     best_choice,
     chance_of_overflow,
@@ -32,9 +29,6 @@ from headgate.methods.wait.nested import (
     nested_pace,
     segments_from,
 )
-from headgate_papers.kv_linear import kv_linear
-from headgate_papers.wait.rules import least_nested
-from headgate_papers.wait.runs import kind, segments_of
 
 KV, T, D0 = 100_000, 200.0, 0.008
 LINES = lines_of(kv_linear(D0, 3e-7), [kind(1, 1, 1)], KV)

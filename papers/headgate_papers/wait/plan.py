@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headgate.advisor.settings import WaitSettings
 from headgate.advisor.situation import drawn_workload, named_after, prefix_hits, served_lengths
 from headgate.core.errors import InputError
 from headgate.cost.card import load_card
@@ -17,11 +16,13 @@ from headgate.cost.likeness import error_bar
 from headgate.experiment.build import ALL_FIT, Unservable, make_engine, refuse_speculation, unservable
 from headgate.experiment.settings import Experiment
 from headgate.methods.wait import inventory
-from headgate.methods.wait import nested as nesting
 from headgate.methods.wait.traffic import best_pace, mean_latency
+from headgate.settings_base import Count, Seconds, SettingsModel, declared
 from headgate.sim.engine.engine import Engine
 from headgate.stats.metrics import without_nan
 from headgate.workloads.workload import Workload
+from headgate_papers.wait import balance
+from headgate_papers.wait import segments as nesting
 
 WHOLE_PROMPTS = (
     "The prefix cache is not counted: it would find {:.0f} % of the prompt tokens, but every prompt is "
@@ -29,12 +30,24 @@ WHOLE_PROMPTS = (
     "the thresholds with headgate simulate."
 )
 Floats = NDArray[np.float64]
+PLAN = "Plan"
+
+
+class WaitSettings(SettingsModel):
+    """What `plan wait` can be told. In the paper's letters: slack is ε, miss δ and horizon T."""
+
+    load: float | None = declared(PLAN, "the rate as a share of what the card can carry", gt=0, lt=1)
+    types: int | None = declared(PLAN, "split requests by output length into so many types", ge=2)
+    segments: Count | None = declared(PLAN, "so many segments (default: as need least memory)")
+    slack: float = declared(PLAN, "by how much each segment's threshold exceeds what reaches it", 0.05, ge=0)
+    miss: float = declared(PLAN, "accepted chance that memory is not enough", 0.01, gt=0, lt=1)
+    horizon: Seconds = declared(PLAN, "over which time (default: 1h)", 3600.0)
 
 
 @dataclass(frozen=True)
 class Nested:
     segments: nesting.Segments
-    thresholds: inventory.FilledSizes
+    thresholds: balance.FilledSizes
     bound: nesting.MemoryBound
     miss: float
     overflow: float  # δ that the card's memory gives
@@ -78,9 +91,9 @@ class WaitPlan:
     mix: Mix
     lines: inventory.Lines
     most: float  # requests/s that the card can carry
-    fluid: inventory.Equilibrium
+    fluid: balance.Equilibrium
     pace: inventory.PaceRange
-    thresholds: inventory.FilledSizes
+    thresholds: balance.FilledSizes
     latency: float
     nested: Nested | None
     why_not_nested: str
@@ -145,7 +158,7 @@ def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
     workload, remarks = drawn_workload(settings)
     mix = gathered_mix(settings, wishes, workload, engine)
     lines = inventory.lines_of(engine.cost, mix.parts, engine.kv_tokens)
-    most = mix.rate * inventory.most_rate(lines, mix.parts, engine.kv_tokens, engine.running)
+    most = mix.rate * balance.most_rate(lines, mix.parts, engine.kv_tokens, engine.running)
     if wishes.load is not None:
         mix = scaled(mix, wishes.load * most / mix.rate)
     try:
@@ -158,7 +171,7 @@ def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
             _pace(inventory.lines_of(engine.cost, uncut.parts, engine.kv_tokens), uncut, engine)
         raise
     chosen = _chosen(lines, mix.parts, pace, settings.tpot)
-    thresholds = inventory.along_the_ray(lines, mix.parts, chosen)
+    thresholds = balance.along_the_ray(lines, mix.parts, chosen)
     nested, why_not = None, ""
     cuts = candidates(mix, wishes)
     try:
@@ -173,7 +186,7 @@ def plan_wait(settings: Experiment, wishes: WaitSettings) -> WaitPlan:
         mix=mix,
         lines=lines,
         most=most,
-        fluid=inventory.equilibrium(lines, mix.parts),
+        fluid=balance.equilibrium(lines, mix.parts),
         pace=pace,
         thresholds=thresholds,
         latency=mean_latency(lines, mix.parts, thresholds.sizes),
@@ -195,7 +208,7 @@ def _cached(workload: Workload, engine: Engine) -> float:
 
 def _pace(lines: inventory.Lines, mix: Mix, engine: Engine) -> inventory.PaceRange:
     spare = sum(part.peak for part in mix.parts)
-    return inventory.pace_within(lines, mix.parts, engine.kv_tokens, engine.running, spare)
+    return balance.pace_within(lines, mix.parts, engine.kv_tokens, engine.running, spare)
 
 
 def _chosen(
@@ -204,7 +217,7 @@ def _chosen(
     if tpot is not None and tpot < pace.shortest:
         raise InputError(
             f"--tpot {tpot:g}s: need t >= DT*, the shortest iteration that keeps up; promise "
-            f"{inventory.rounded(pace.shortest, up=True):g}s or more, or serve less"
+            f"{balance.rounded(pace.shortest, up=True):g}s or more, or serve less"
         )
     return best_pace(lines, parts, pace, tpot or inf)
 
@@ -243,7 +256,7 @@ def gathered_mix(settings: Experiment, wishes: WaitSettings, workload: Workload,
     for number in present:
         theirs = kind == number
         own = rate * float(np.mean(theirs))
-        parts.append(inventory.seen_kind(own, prompts[theirs], decodes[theirs], engine.block))
+        parts.append(balance.seen_kind(own, prompts[theirs], decodes[theirs], engine.block))
     prompt = float(prompts.mean()) + (engine.block - 1) / 2
     shown = tuple(names[number] for number in present)
     return Mix(shown, parts, split, prompt, decodes.astype(np.float64), rate)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf, isfinite
 
-from headgate.advisor.wait_plan import Nested, WaitPlan
 from headgate.methods.wait.inventory import offered
-from headgate.methods.wait.nested import decays
 from headgate.report import document as doc
+from headgate_papers.wait.plan import Nested, WaitPlan
+from headgate_papers.wait.segments import decays
 
 WIDE = 78  # columns of a command
 LIGHT = (

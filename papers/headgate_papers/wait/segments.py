@@ -11,16 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from headgate.core.errors import InputError
-from headgate.methods.wait.inventory import (
-    ROUNDING,
-    FilledSizes,
-    Lines,
-    MixPart,
-    PaceRange,
-    along_the_ray,
-    filled,
-    pace_within,
-)
+from headgate.methods.wait.inventory import Lines, MixPart, PaceRange, compound
+from headgate_papers.wait.balance import ROUNDING, FilledSizes, along_the_ray, filled, pace_within
 
 STEP = 1.05  # of the shortest iteration: the pace to run at where memory allows it
 
@@ -165,13 +157,6 @@ def best_choice(found: Sequence[Segmentation]) -> Segmentation:
 
 
 # -- segments from types or lengths
-
-MOST = 1e100  # times as many as come: a full batch never holds them
-
-
-def compound(slack: float, times: int) -> float:
-    """(1 + ε)^times, at most so much that whatever is multiplied by it is still a number."""
-    return MOST if times * log1p(slack) > log(MOST) else float((1 + slack) ** times)
 
 
 def segments_from(prompt: float, lengths: ArrayLike, rate: float, ends: Sequence[int]) -> Segments:

@@ -8,14 +8,13 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from headgate.advisor.settings import WaitSettings
-from headgate.advisor.wait_plan import plan_wait
 from headgate.cli import app, main
-from headgate.cli.plan import wait
 from headgate.core.errors import InputError
 from headgate.experiment.settings import experiment
-from headgate.methods.wait.inventory import kv_work
 from headgate.settings_base import checked
+from headgate_papers.wait.balance import kv_work
+from headgate_papers.wait.command import wait
+from headgate_papers.wait.plan import WaitSettings, plan_wait
 
 CARD = {"card": "pub-a100-llama-7b", "block": 1, "slots": 4096}
 FOUR = CARD | {
