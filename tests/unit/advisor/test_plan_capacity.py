@@ -136,7 +136,7 @@ def test_a_trace_as_recorded_keeps_its_bursts():
 def test_a_mix_brings_its_own_classes():
     mix = [
         {"name": "chat", "share": 1, "prompt": 50, "output": 20, "tpot": 0.2},
-        {"name": "code", "share": 3},
+        {"name": "code", "share": 3, "prompt": 500, "output": 500},
     ]
     levels = parse_levels(["ttft=1s@p50:code"])
     traffic = make_traffic(experiment({"classes": mix}), levels, None, 100, False, ENGINE)

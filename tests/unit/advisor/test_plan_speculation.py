@@ -17,9 +17,10 @@ from headgate.experiment.settings import experiment, refuse_conflicts
 from headgate.report.plans.flags import answer, drafts_page
 from headgate.stats.measured import Measured
 
+LENGTHS = {"prompt": 512, "output": 512}
 CLASSES = [
-    {"name": "code", "share": 1.0, "accept": 0.9},
-    {"name": "chat", "share": 1.0, "accept": 0.2, "accept_spread": 5.0},
+    LENGTHS | {"name": "code", "share": 1.0, "accept": 0.9},
+    LENGTHS | {"name": "chat", "share": 1.0, "accept": 0.2, "accept_spread": 5.0},
 ]
 
 
@@ -78,7 +79,7 @@ def test_what_it_refuses(words, fault):
 def test_acceptance_needs_drafts():
     with pytest.raises(InputError, match="accept is about drafts"):
         refuse_conflicts(experiment({"rate": 5.0, "classes": CLASSES}))
-    without = [{"name": "a", "share": 1.0}, CLASSES[0]]
+    without = [LENGTHS | {"name": "a", "share": 1.0}, CLASSES[0]]
     words = experiment({"speculate": "3", "rate": 5.0, "classes": without})
     with pytest.raises(InputError, match="needs the share of drafts"):
         make_engine(words, load_card(words.card))

@@ -100,7 +100,7 @@ def test_a_small_difference_cannot_be_told(headgate):
             assert abs(percent["value"]) <= 10
     assert verdicts["request throughput"][0] == "cannot tell"
     assert "Cannot tell: eb:refill=32 serves" in " ".join(derived.err.split())
-    assert "the card was derived, not measured" in " ".join(json.loads(derived.out)["notes"])
+    assert "The card was derived, not measured" in " ".join(json.loads(derived.out)["notes"])
     measured = headgate("compare", "--card", "cal-h200-qwen3-8b", *settings)
     assert "cannot tell" not in measured.out
 
