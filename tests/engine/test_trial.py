@@ -14,7 +14,7 @@ import psutil
 import pytest
 from http_server import START, Server, environment, eventually, plugged_in
 
-from headgate.live.trial.load import TraceLoad, model_of
+from headgate.live.trial.load import TraceLoad, served_model
 from headgate.record.live_trace import read_live_trace
 from headgate.workloads.workload import Workload
 
@@ -37,7 +37,7 @@ def traffic(url: str, over: threading.Event) -> TraceLoad:
 
     async def send() -> TraceLoad:
         load = TraceLoad(requests, url, {}, 1)
-        load.model = await model_of(url)
+        load.model = (await served_model(url))[0]
         await load.start()
         while not over.is_set():
             await asyncio.sleep(0.1)

@@ -251,7 +251,7 @@ async def _own_load(sent: Sent, workload: Workload) -> tuple[Any, Any]:
         raise InputError("--rate, --clients and --trace send requests; say where, --url http://HOST:PORT")
     if url and plan.arms[0].url:
         raise InputError("the arms are URLs already; drop --url")
-    models = [await load.model_of(each, key) for each in urls]
+    models = [(await load.served_model(each, key))[0] for each in urls]
     metrics = None if plan.arms[0].url else load.PlugInMetrics(urls[0], key)
     if metrics is not None:
         await metrics.require()

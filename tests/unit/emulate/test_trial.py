@@ -184,12 +184,12 @@ CLIENT = """
 import asyncio, sys, headgate
 from headgate.experiment.build import make_workload
 from headgate.experiment.settings import experiment
-from headgate.live.trial.load import TraceLoad, model_of
+from headgate.live.trial.load import TraceLoad, served_model
 
 async def send(url, speed):
     load = experiment({"rate": 2.4, "prompt": 100.0, "output": 90.0, "requests": 5000})
     source = TraceLoad(make_workload(load)[0], url, {}, 1, speed)
-    source.model = await model_of(url)
+    source.model = (await served_model(url))[0]
     await source.start()
     while not source.trouble():
         await asyncio.sleep(0.1)

@@ -211,11 +211,8 @@ class TraceLoad:
         return tokens, done and tokens > 0
 
 
-async def model_of(url: str, key: str = "") -> str:
-    return (await served_model(url, key))[0]
-
-
 async def served_model(url: str, key: str = "") -> tuple[str, int]:
+    """Its name, and the tokens of its longest request."""
     try:
         about = json.loads(await _get(f"{url}/v1/models", key))["data"][0]
         return str(about["id"]), int(about.get("max_model_len") or SHORTEST_MODEL)
