@@ -100,7 +100,7 @@ def test_what_clients_saw_gives_back_most_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "document, told",
     [
-        ("nonsense", "not JSON"),
+        ("nonsense", "not valid JSON"),
         ("{}", "has no input_lens"),
         ('{"input_lens": [1], "ttfts": [0.1], "itls": [[0.1]]}', "has no start_times"),
         ('{"input_lens": [1, 2], "ttfts": [0.1], "itls": [[0.1]], "start_times": [0.5]}', "of one length"),
