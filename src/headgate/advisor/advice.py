@@ -302,7 +302,7 @@ def _counted(each: Advised, settings: Experiment, asks: Asked, routers: Sequence
     if not each.found.rate.value:
         return each
     fleet = settings.model_copy(update={"slots": each.slots, "budget": each.budget})
-    if settings.requests and settings.rate:  # runs of a fleet last as long as those of one engine did
+    if settings.requests and settings.rate and not asks.options.as_recorded:  # as long as of one engine
         many = ceil(settings.rate / each.found.rate.value)
         fleet = fleet.model_copy(update={"requests": min(capacity.MOST, settings.requests * many)})
     for router in routers:

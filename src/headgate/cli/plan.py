@@ -380,7 +380,7 @@ def _goes_on(asks: Asked) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         kept = f"interrupted; what was found is kept in {asks.folder}: the same command goes on from there"
-        raise RunInterruptedError(kept if asks.folder else "interrupted") from None
+        raise RunInterruptedError(kept if asks.folder and asks.folder.is_dir() else "interrupted") from None
 
 
 # -- plan fluid

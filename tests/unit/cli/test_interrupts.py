@@ -45,10 +45,26 @@ def _stop_half_way(self):
 
 
 def test_a_search_for_capacity_says_what_it_knew(headgate, monkeypatch):
-    interrupt_after(monkeypatch, "headgate.advisor.capacity.trials.simulate", 2)
-    words = ["--slo", "ttft=1s@p50", "--policy", "mixed", "--seeds", 1, "--jobs", 1, "--precision", 0.01]
+    interrupt_after(
+        monkeypatch, "headgate.advisor.capacity.trials.simulate", 3
+    )  # one looks at an idle engine
+    words = [
+        "--cache",
+        "kept",
+        "--slo",
+        "ttft=1s@p50",
+        "--policy",
+        "mixed",
+        "--seeds",
+        1,
+        "--jobs",
+        1,
+        "--precision",
+        0.01,
+    ]
     said = headgate("plan", "capacity", *words, "--requests", 80, "--prompt", 60, "--output", 20)
     assert said.code == 130 and "Interrupted with 1 of 1 searches unfinished" in " ".join(said.out.split())
+    assert said.err.endswith("what was found is kept in kept: the same command goes on from there\n")
 
 
 def test_a_search_that_knew_nothing_is_just_interrupted(headgate, monkeypatch):
