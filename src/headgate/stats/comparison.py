@@ -66,6 +66,8 @@ class MetricRow:
 
 @dataclass(frozen=True)
 class Whole:
+    """From the first arrival to the last finish, of all seeds."""
+
     served: int
     seconds: float
 
@@ -78,6 +80,15 @@ class Whole:
     @property
     def rate(self) -> float:
         return self.served / self.seconds if self.seconds > 0 else math.nan
+
+    @classmethod
+    def rates(cls, own: Sequence[Measured]) -> dict[str, Estimate]:
+        """By the names of `METRICS`; tokens of requests that were served to their end."""
+        whole, tokens = cls.of(own), 0.0
+        for one in own:
+            requests, done = one.run.requests, one.run.completed()
+            tokens += float((requests["prompt"] + requests["output"])[done].sum())
+        return {REQUESTS: Estimate(whole.rate), TOKENS: Estimate(tokens / max(whole.seconds, 1e-9))}
 
 
 @dataclass(frozen=True)
@@ -135,6 +146,9 @@ def compare(
     every = {name: spreads_of(own) for name, own in measured.items()}
     errors = CardErrors.of(measured)
     doubts = _doubts(measured, bound)
+    for name in doubts:  # the order of service decides what ends in the window
+        rates = Whole.rates(measured[name])
+        every[name] |= {metric: Spread(rate.value, np.empty(0)) for metric, rate in rates.items()}
     rows = tuple(
         row
         for metric in METRICS
@@ -160,7 +174,7 @@ def _doubts(measured: Mapping[str, Sequence[Measured]], bound: float | None) -> 
         unsettled = [one for one in own if not one.trend.stationary]
         served = sum(one.metrics.request_rate.value for one in own) / len(own)
         if len(unsettled) > CHANCE * len(own):
-            doubts[name] = GROWS if any(one.trend.growth > 0 for one in unsettled) else UNSETTLED
+            doubts[name] = GROWS if any(one.trend.growing for one in unsettled) else UNSETTLED
         elif bound is not None and served > EDGES * bound:
             doubts[name] = ABOVE
     return doubts
@@ -308,9 +322,10 @@ TAILS = "by what each batch of arrivals adds to the percentile"
 ALONE = "not at all for the longest gap (one seed: no interval)"
 
 
+REQUESTS, TOKENS = "request throughput", "total token throughput"
 METRICS = (
-    Metric("request throughput", "requests/s", True, lambda run: run.request_rate.value, SHARES),
-    Metric("total token throughput", "tokens/s", True, lambda run: run.total_rate.value, SHARES),
+    Metric(REQUESTS, "requests/s", True, lambda run: run.request_rate.value, SHARES),
+    Metric(TOKENS, "tokens/s", True, lambda run: run.total_rate.value, SHARES),
     Metric("mean TTFT", "s", False, lambda run: run.ttft.mean.value, MEANS),
     Metric("p99 TTFT", "s", False, lambda run: run.ttft.p99, TAILS),
     Metric("mean TPOT", "s", False, lambda run: run.tpot.mean.value, MEANS),

@@ -42,7 +42,7 @@ class Stationarity(NamedTuple):
     stationary: bool
     reason: str
     said: str
-    growth: float = 0.0  # of the backlog in an overload, requests/s
+    growing: bool = False  # the backlog, in an overload
 
 
 def judge(run: Run) -> Stationarity:
@@ -110,10 +110,10 @@ def _verdict(run: Run, times: Floats) -> Stationarity:
         stay = float(left.mean()) if len(left) else 0.0
         if trend.change > 0 and seconds < STAYS * stay and not Trend.of(waiting(run, times)).seen:
             return Stationarity(False, reason, f"Too short to be steady: {FILLS.format(seconds, stay)}")
-        said = "Overloaded: the backlog grows" if trend.change > 0 else "Not stationary: the backlog shrinks"
+        grows = trend.change > 0
+        said = "Overloaded: the backlog grows" if grows else "Not stationary: the backlog shrinks"
         where = "" if part == "window" else f" in the {part}"
-        slope = min(trend.change / span, offered(run))  # of a line, which arrivals in bursts make steeper
-        return Stationarity(False, reason, f"{said} by {_two(abs(slope))} requests/s{where}", max(0.0, slope))
+        return Stationarity(False, reason, f"{said}{where}", grows)
     level = "neither the queue nor the number in the system grows or shrinks over the window"
     later = "filled up at first, and neither grows nor shrinks in the second half of the window"
     return _judged(True, later if settled else level)

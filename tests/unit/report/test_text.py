@@ -81,7 +81,7 @@ def test_an_empty_run_has_figures():
 def test_an_overload_is_called_that():
     runs = {name: [open_run(1000, rate=9.0, service=service)] for name, service in (("a", 0.2), ("b", 0.21))}
     text = " ".join(compared(runs).split())
-    assert "Overloaded: the backlog grows by " in text and "Mind" not in text
+    assert "Overloaded: the backlog grows" in text and "Mind" not in text
 
 
 def wide(columns: int, **more) -> Grid:

@@ -33,7 +33,7 @@ from headgate.report.document import (
     valued,
     whole,
 )
-from headgate.report.runs.scenes import compared, served_rate
+from headgate.report.runs.scenes import compared, served_rates, unsteady
 from headgate.settings_base import BETWEEN_SHOWN
 from headgate.stats.comparison import BETTER, WORSE, Comparison
 from headgate.stats.comparison import MetricRow as Compared
@@ -129,12 +129,15 @@ def latencies(metrics: Mapping[str, Metrics]) -> Grid:
 def run_facts(found: Measured) -> Facts:
     metrics = found.metrics
     engine, counts, why = metrics.engine, metrics.counts, found.trend.said.removeprefix("Not stationary: ")
-    rates = {"Requests": served_rate(found), "Output tokens": metrics.output_rate}
-    rates |= {"All tokens": metrics.total_rate}
-    rows = {name: f"{number(rate.value)} /s {interval(rate)}".rstrip(" -") for name, rate in rates.items()}
+    rates, whole = served_rates(found), " over the whole run" if unsteady(found) else ""
+    rows = {
+        name: f"{number(rate.value)} /s {interval(rate)}".rstrip(" -") + whole for name, rate in rates.items()
+    }
     if metrics.goodput is not None:
-        good = f"{number(metrics.goodput.rate.value)} requests/s with every promise kept"
-        rows["Goodput"] = f"{percent(metrics.goodput.share.value)}: {good}"
+        good = f": {number(metrics.goodput.rate.value)} requests/s with every promise kept"
+        rows["Goodput"] = percent(metrics.goodput.share.value) + (
+            " of the requests measured" if whole else good
+        )
     shares = ", ".join(f"{percent(part)} {name}" for name, part in engine.time.items())
     measured = f"{number(metrics.seconds)} s measured of {number(metrics.duration)} s"
     again = f"{percent(engine.wasted_share)} of all tokens computed again"

@@ -20,7 +20,7 @@ from headgate.report.runs.scenes import (
     comparable,
     distributions,
     load_grid,
-    served_rate,
+    served_rates,
     what_differs,
 )
 from headgate.report.runs.timeline import ROWS, gauge_blocks, timeline
@@ -125,7 +125,7 @@ def _numbers(scene: Scene) -> list[doc.Block]:
 
 
 def _bounded(scene: Scene, bound: float) -> str:
-    best = max(served_rate(found).value for found in scene.first.values())
+    best = max(served_rates(found)["Requests"].value for found in scene.first.values())
     where = f" and {scene.engines} engines" if scene.engines > 1 else ""
     edges = " Above 100 %: requests at the edges of the window were partly served outside it."
     return (
@@ -154,19 +154,17 @@ def alarms(scene: Scene) -> tuple[str, ...]:
 
 
 def _overload(scene: Scene) -> str:
-    growing = []
-    for name, one in scene.first.items():
-        if one.trend.growth > 0:
-            rate, grows = served_rate(one).value, doc.number(one.trend.growth)
-            said = f"{doc.number(rate)} over the whole run, and its backlog grows by {grows} requests/s"
-            growing.append(f"{name} serves {said}")
+    above = bool(scene.bound and scene.load.value > scene.bound.rate)
+    growing = {name: one for name, one in scene.first.items() if above or one.trend.growing}
     if scene.load.kind != RATE or not growing:
         return ""
+    rates = {name: doc.number(served_rates(one)["Requests"].value) for name, one in growing.items()}
+    served = doc.listed([f"{name} serves {rate}" for name, rate in rates.items()])
     offered = f"{doc.number(scene.load.value)} requests/s are offered"
     most = f" No policy serves more than {doc.number(scene.bound.rate)}." if scene.bound else ""
     return (
-        f"Overloaded: {offered}. {'; '.join(growing)}.{most} Latencies and kept promises get worse the "
-        "longer the run: lower the rate or add engines before comparing them."
+        f"Overloaded: {offered}; over the whole run {served}.{most} Latencies and kept promises get worse "
+        "the longer the run: lower the rate or add engines before comparing them."
     )
 
 

@@ -152,9 +152,19 @@ class Scene:
             return None
 
 
-def served_rate(found: Measured) -> Estimate:
-    """In an overload over the whole run: there the order of service decides what ends in the window."""
-    return Estimate(Whole.of([found]).rate) if found.trend.growth > 0 else found.metrics.request_rate
+def served_rates(found: Measured) -> dict[str, Estimate]:
+    """Requests and tokens. Of a run that is not steady over the whole run, and those of outputs are not told:
+    there the order of service decides what ends in the window.
+    """
+    if unsteady(found):
+        return dict(zip(("Requests", "All tokens"), Whole.rates([found]).values(), strict=True))
+    metrics = found.metrics
+    rates = {"Requests": metrics.request_rate, "Output tokens": metrics.output_rate}
+    return rates | {"All tokens": metrics.total_rate}
+
+
+def unsteady(found: Measured) -> bool:
+    return found.run.sending == "open" and not found.trend.stationary
 
 
 def what_differs(scenes: Sequence[Scene]) -> Compared:

@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from headgate.report.document import listed, number, percent, timed
-from headgate.report.runs.scenes import POLICIES, RATE, Compared, Scene, served_rate, what_differs
+from headgate.report.runs.scenes import POLICIES, RATE, Compared, Scene, served_rates, unsteady, what_differs
 from headgate.stats.comparison import (
     ABOVE,
     BETTER,
@@ -50,9 +50,9 @@ def run_verdict(name: str, found: Measured) -> str:
         ended = f"The run ended early ({outcome}); these are its results so far. "
     if not metrics.counts.completed:
         return f"{ended}No request of {metrics.counts.total:,} was served to its end."
-    rate = served_rate(found)
+    rate = served_rates(found)["Requests"]
     said = f"{name} serves {number(rate.value)} requests/s{_span(rate.low, rate.high)}"
-    said += " over the whole run" if found.trend.growth > 0 else ""
+    said += " over the whole run" if unsteady(found) else ""
     first, last = timed(metrics.ttft.mean.value), timed(metrics.ttft.p99)
     said += f": a first token after {first} on average (p99 {last})"
     if not math.isnan(metrics.tpot.mean.value):
