@@ -34,7 +34,7 @@ output = 30
 """
 FLUID = ["--engines", "20", "--mixed-fixed", "17.4ms", "--mixed-per-token", "6.2e-5", "--solo-step", "22ms"]
 FLUID += ["--patience", "10s", "--class", "code:prompt=300,output=1000,rate=10"]
-FLUID += ["--class", "paper:prompt=3000,output=400,rate=10", "--frontier", "prefill-fairness"]
+FLUID += ["--class", "paper:prompt=3000,output=400,rate=10"]
 
 
 def headgate(*args: str, folder: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import nan
 
-from headgate.methods.fluid.planner import Point, frontier, plan_fluid
+from headgate.methods.fluid.planner import plan_fluid
+from headgate_papers.fluid.frontier import Point, frontier
 from headgate_papers.fluid.network_runs import NetworkJob
 from headgate_papers.fluid.published import (
     FIG8_AXES,

@@ -10,7 +10,8 @@ from typing import Any
 
 from headgate.core.errors import unknown
 from headgate.methods.fluid.flows import Instance
-from headgate.methods.fluid.planner import Point, plan_fluid
+from headgate.methods.fluid.planner import plan_fluid
+from headgate_papers.fluid.frontier import Point
 from headgate_papers.fluid.network_runs import NetworkJob
 from headgate_papers.fluid.published import FIG9_ALPHA_REVENUE, FIG9_SATURATES, LIKELY_SLOTS, two_classes
 from headgate_papers.report import Cell, Count, Report, Row, Section

@@ -42,7 +42,6 @@ from headgate.record.tables import ENDS, Run
 from headgate.sim.engine.engine import Engine
 from headgate.stats.metrics import without_nan
 
-FRONTIER_POINTS = 8
 MOST_CLUSTERS = 50
 MOST_ENGINES = 1_000_000  # beyond, shares of them come near the solver's tolerance
 NO_LEVELS_HERE = ("ttft", "abort")
@@ -69,7 +68,6 @@ class FluidAnswer:
     gains: tuple[float, float]  # revenue per second of one engine more, and of one fewer (negative)
     next_mixed: bool  # whether the next engine takes prompts
     full: float  # engines that would serve every request, as a fluid
-    points: tuple[planner.Point, ...]
     notes: tuple[str, ...]
     per_second: dict[str, float]  # what a full engine earns with each class alone, best first; from cards
 
@@ -81,10 +79,6 @@ class FluidAnswer:
         plan, pace, shadows = self.plan, self.plan.instance.pace, self.plan.shadows
         more = {"adds": self.gains[0], "role": "mixed" if self.next_mixed else "solo"}
         slots = {"prefill": shadows.prefill, "mixed_slot": shadows.mixed, "solo_slot": shadows.solo}
-        frontier = [
-            {"value": point.value, "revenue": point.revenue if point.plan else None, "slope": point.slope}
-            for point in self.points
-        ]
         document = {
             "costs_from": self.costs,
             "classes_from": self.demand.source,
@@ -104,7 +98,6 @@ class FluidAnswer:
             "one_more_engine": more,
             "one_engine_less": {"adds": self.gains[1]},
             "engines_to_serve_all": self.full,
-            "frontier": frontier,
             "value_per_engine_second": self.per_second,
             "notes": list(self.notes),
         }
@@ -150,7 +143,6 @@ def make_fluid_plan(
         gains=(more, less),
         next_mixed=staff(grown, engines + 1).mixed > staff(plan, engines).mixed,
         full=fluid_bound(instance) * engines,
-        points=tuple(_frontier(instance, levels, plan, asked.frontier)),
         notes=(*traffic.notes, *notes, *_warnings(plan)),
         per_second={} if steps.costs else _per_second(settings, traffic, prices),
     )
@@ -218,26 +210,6 @@ def _gain(instance: Instance, levels: Levels, plan: planner.FluidPlan, engines: 
         return -plan.revenue
     other = planner.plan_fluid(_with_engines(instance, engines, change), levels)
     return other.revenue * (engines + change) - plan.revenue * engines
-
-
-def _frontier(
-    instance: Instance, levels: Levels, plan: planner.FluidPlan, level: str | None
-) -> list[planner.Point]:
-    if level is None:
-        return []
-    name = level.replace("-", "_")
-    if name not in planner.CAPS:
-        raise unknown("service level", level, [cap.replace("_", "-") for cap in planner.CAPS])
-    free = planner.plan_fluid(instance, replace(levels, **{name: None}))  # type: ignore[arg-type]
-    low, high = 0.0, max(free.prefill) - min(free.prefill)
-    if name == "decode_fairness":
-        high = max(free.solo) - min(free.solo)
-    elif name == "tpot":
-        low = 1.0001 / instance.pace.solo_speed
-        high = free.tpot if levels.tpot_over == "slots" else free.token_tpot
-    steps = range(FRONTIER_POINTS)
-    values = [low + (high - low) * step / (FRONTIER_POINTS - 1) for step in steps] if high > low else [high]
-    return planner.frontier(instance, name, values, levels)
 
 
 def _warnings(plan: planner.FluidPlan) -> Iterator[str]:

@@ -63,7 +63,6 @@ class LevelSettings(SettingsModel):
     decode_fairness: float | None = declared(LEVELS, f"{FAIRNESS} solo decodes, per engine")
     tpot_over: str = declared(LEVELS, "--tpot caps the mean over tokens or, as published, slots", "tokens")
     serve: tuple[str, ...] = declared(LEVELS, "CLASS=SHARE, at least; repeated", ())
-    frontier: str | None = declared(LEVELS, "revenue along prefill-fairness, decode-fairness, tpot")
 
 
 class SearchSettings(SettingsModel):

@@ -408,7 +408,6 @@ def fluid(
           --class paper:prompt=3000,output=400,rate=10
       headgate plan fluid --engines 8 --trace azure-conv --scale-rate 30 --clusters 4
       headgate plan fluid --engines 8 --slots 128 --trace azure-code --scale-rate 20 --tpot 30ms
-          --frontier tpot
       headgate plan fluid --engines 8 --from-log router.jsonl
     """
     from headgate.advisor.fluid_plan import make_fluid_plan

@@ -76,7 +76,7 @@ def test_json_has_the_numbers_of_the_known_plan():
     assert paper["worth_of_one_more"] == pytest.approx(264.460564, rel=1e-5)
     assert (found["mixed_engines"], found["solo_engines"], found["mixed_engines_with_slack"]) == (5, 15, 8)
     assert found["one_more_engine"]["role"] == "solo"
-    assert found["charging"] == "bundled" and found["frontier"] == [] and found["notes"] == []
+    assert found["charging"] == "bundled" and found["notes"] == []
     assert found["levels"]["prefilling"] == 1
 
 
@@ -118,15 +118,13 @@ def test_a_light_load_needs_no_engine_more():
     assert "Router: any; no class has to be held back" in out
 
 
-def test_levels_and_frontiers():
-    out = flat(run(*BASE, *MONEY, "--tpot", "23ms", "--tpot-over", "slots", "--frontier", "tpot"))
+def test_levels():
+    out = flat(run(*BASE, *MONEY, "--tpot", "23ms", "--tpot-over", "slots"))
     assert "Revenue: 3,750 /s, 187.5 per engine" in out
     assert "Level: time per token costs 91.16 per engine and ms" in out
     assert "Router: token-bucket; a gate that fills every free slot would break the levels" in out
-    fair = document(*BASE, *MONEY, "--decode-fairness", "1", "--frontier", "decode-fairness")
+    fair = document(*BASE, *MONEY, "--decode-fairness", "1")
     assert fair["revenue_per_engine"] == pytest.approx(268.040143, rel=1e-6)
-    slopes = [point["slope"] for point in fair["frontier"]]
-    assert slopes[0] == pytest.approx(10.6405, rel=1e-4) and slopes == sorted(slopes, reverse=True)
     assert "Router: service-level" in flat(run(*BASE, "--decode-fairness", "1"))
     bound = document(*BASE, *MONEY, "--prefill-fairness", "0.1", "--serve", "code=50%")
     assert bound["revenue_per_engine"] == pytest.approx(231.459325, rel=1e-6)
@@ -231,7 +229,6 @@ def test_no_crumbs_where_every_engine_prefills():
         ([*BASE, "--serve", "cod=90%"], "unknown class 'cod'; did you mean 'code'?"),
         ([*BASE, "--serve", "code"], "'code' is not CLASS=SHARE"),
         ([*BASE, "--tpot", "30ms", "--tpot-over", "requests"], "unknown average for TPOT 'requests'"),
-        ([*BASE, "--frontier", "tpots"], "unknown service level 'tpots'; did you mean 'tpot'?"),
         ([*BASE, "--decode-fairness", "-1"], "decode fairness is -1"),
         ([*BASE, "--chunk", "0"], "a chunk of 0 tokens"),
         ([*BASE[2:]], "--mixed-fixed is missing"),

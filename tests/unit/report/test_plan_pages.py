@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 from check_html import Reader, read
 
@@ -10,13 +9,9 @@ from headgate.advisor.capacity.plan import plan_capacity
 from headgate.advisor.capacity.traffic import parse_levels
 from headgate.advisor.fewest_engines import make_ways, plan_engines
 from headgate.advisor.flags import plan_flags
-from headgate.advisor.fluid_plan import make_fluid_plan
 from headgate.advisor.set_up import Asked
 from headgate.advisor.settings import (
-    FleetSettings,
-    LevelSettings,
     SearchSettings,
-    StepSettings,
 )
 from headgate.advisor.situation import situation
 from headgate.advisor.threshold import plan_threshold
@@ -25,7 +20,6 @@ from headgate.report.document import Chapter, Drawn, Facts, Grid, Page, Section
 from headgate.report.html.page import render
 from headgate.report.plans.capacity import capacity_page, engines_page
 from headgate.report.plans.flags import flags_page
-from headgate.report.plans.fluid import fluid_page
 from headgate.report.plans.threshold import threshold_page
 from headgate_papers.page import published_page
 from headgate_papers.report import Cell, Count, Report, Row
@@ -91,18 +85,6 @@ def test_a_wait_plan_has_its_thresholds_by_type_and_by_segment():
     assert "WAIT, where output lengths are known by type" in text and "812,144" in text
     assert "Nested WAIT, where they are not known" in text and "--policy nested-wait" in text
     assert f"{plan.nested.thresholds.sizes[-1]:.4g}" in text and "with probability 0.99" in text
-
-
-def test_a_fluid_plan_has_the_frontier():
-    classes = ("code:prompt=300,output=1000,rate=10", "paper:prompt=3000,output=400,rate=10")
-    fleet = FleetSettings(classes=classes, engines=20)
-    steps = StepSettings(mixed_fixed="17.4ms", mixed_per_token="6.2e-5", solo_step="22ms")
-    levels = LevelSettings(frontier="prefill-fairness")
-    answer = make_fluid_plan(experiment({"patience": 10.0}), fleet, steps, levels)
-    found = both(fluid_page(answer, ["plan", "fluid"]))
-    assert "What the service level costs" in found.text
-    revenue = [point.revenue for point in answer.points if point.plan]
-    assert len(revenue) >= 2 and all(a <= b + 1e-6 for a, b in pairwise(revenue))
 
 
 def test_a_reproduction_has_tables_and_a_scatter():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from headgate.core.errors import InputError, unknown
+from headgate.core.errors import InputError
 from headgate.methods.fluid.flows import BUNDLED, SEPARATE, Instance
 from headgate.methods.fluid.levels import WORDS, Levels, add_rows, slot_tpot
 from headgate.methods.fluid.plan import LOST, NO_LEVELS, NOTHING, FluidPlan, Shadows
@@ -216,36 +215,3 @@ def _verdict(instance: Instance, levels: Levels, name: str, answer: Optimum, oth
         shares = ", ".join(f"{kind} {share * value:.4g}" for kind, share in asked.items())
         return f"{said} cannot be kept; lower all of them to {100 * value:.1f} %: {shares}"
     return f"{said} of {asked:g} cannot be kept beside the rest; the nearest possible is {value:.6g}"
-
-
-# -- sweeps of plans
-
-CAPS = ("prefill_fairness", "decode_fairness", "tpot")
-
-
-class Point(NamedTuple):
-    value: float
-    plan: FluidPlan | None
-    slope: float  # dR/d(value) at a service level; 0 in other sweeps
-
-    @property
-    def revenue(self) -> float:
-        return self.plan.revenue if self.plan else 0.0
-
-
-def frontier(
-    instance: Instance, level: str, values: Iterable[float], others: Levels = NO_LEVELS
-) -> list[Point]:
-    """R(η) along one cap, Pareto-optimal by construction; slopes are the caps' shadow prices."""
-    if level not in CAPS:
-        raise unknown("service level", level, CAPS)
-    points = []
-    for value in values:
-        cap: dict[str, Any] = {level: value}
-        try:
-            plan = plan_fluid(instance, replace(others, **cap))
-        except InputError:
-            points.append(Point(value, None, 0.0))
-        else:
-            points.append(Point(value, plan, plan.shadows.levels[level]))
-    return points

@@ -31,8 +31,6 @@ def fluid_page(answer: FluidAnswer, command: Sequence[str]) -> doc.Page:
         doc.Section("By class, whole fleet", (_classes(answer), _held(answer))),
         doc.Section("", tuple(filter(None, (*said, *_levels(answer))))),
     ]
-    if answer.points:
-        sections.append(doc.Section("What the service level costs", (_frontier(answer),)))
     about = f"{answer.costs}, {answer.demand.source}, {doc.plural(engines, 'engine')}"
     return doc.plan_page("Fluid plan", about, _split(answer), sections, answer.notes, command, CHANCE)
 
@@ -137,17 +135,6 @@ def _levels(answer: FluidAnswer) -> Iterator[str]:
         worth, unit = (price / 1000, "ms") if name == "tpot" else (price, "unit")
         costs = f"costs {doc.number(abs(worth))} per engine and {unit}"
         yield f"Level: {what} {costs if abs(price) > 1e-6 else 'does not bind'}."
-
-
-def _frontier(answer: FluidAnswer) -> doc.Grid:
-    most = max(point.revenue for point in answer.points)
-    rows = []
-    for point in answer.points:
-        cap, part = doc.valued(f"{point.value:.5g}", point.value), 100 * point.revenue / (most or 1.0)
-        kept = (point.revenue, doc.valued(f"{part:.1f} %", part), _zero(point.slope))
-        empty = (doc.Cell("cannot be kept"), doc.Cell(""), doc.Cell(""))
-        rows.append(doc.row(cap, *(empty if point.plan is None else kept)))
-    return doc.Grid("", ("cap", "revenue\nper engine", "of the most", "slope"), tuple(rows))
 
 
 def _zero(value: float, tiny: float = 1e-9) -> float:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from fluid_worlds import instance
 from headgate.core.errors import InputError
 from headgate.methods.fluid.levels import Levels
-from headgate.methods.fluid.planner import frontier, plan_fluid
+from headgate.methods.fluid.planner import plan_fluid
 from headgate_papers.fluid.fig9 import sensitivity
+from headgate_papers.fluid.frontier import frontier
 
 
 def near(values):
