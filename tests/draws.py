@@ -43,14 +43,6 @@ def draw_ordered(draw: st.DrawFn, name: str, slots: int, engine: Engine, cost: S
     return BATCH[name](slots=slots, budget=budget, cost=cost, crowded=0.5, **words)
 
 
-def draw_look_ahead(draw: st.DrawFn, slots: int, engine: Engine) -> BatchPolicy:
-    """Expectations that are far too short, or far too long."""
-    budget = draw(st.integers(slots, engine.batch_tokens + slots), label="budget")
-    watermark = draw(st.sampled_from([0.0, 0.3, 0.9]), label="watermark")
-    output = draw(st.sampled_from([1.0, 20.0, 5000.0]), label="output")
-    return BATCH["look-ahead"](slots=slots, budget=budget, watermark=watermark, output=output)
-
-
 def draw_keep(draw: st.DrawFn, slots: int, engine: Engine, cost: StepCost) -> BatchPolicy:
     """Promises of a few steps, impossible ones, one of the two, or none (then it is eb+)."""
     words: dict[str, Any] = {"ttft": draw(st.sampled_from([None, 0.5, 6.0, 60.0]), label="ttft")}

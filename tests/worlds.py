@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from draws import PACED, draw_look_ahead, draw_ordered, draw_paced, draw_rad, draw_sglang
+from draws import PACED, draw_ordered, draw_paced, draw_rad, draw_sglang
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy, Observer, Steps
@@ -296,8 +296,8 @@ def draw_policy(name: str) -> Callable[[st.DrawFn, Engine], BatchPolicy]:
             return draw_ordered(draw, name, slots, engine, PRICES)
         if name in ("wait", "nested-wait"):
             return draw_wait(draw, name, slots)
-        if name in ("sglang", "look-ahead"):
-            return draw_sglang(draw, engine) if name == "sglang" else draw_look_ahead(draw, slots, engine)
+        if name == "sglang":
+            return draw_sglang(draw, engine)
         if name in PACED:
             return draw_paced(draw, name, slots, engine, PRICES)
         return BATCH[name](slots=slots)

@@ -16,7 +16,8 @@ import typer
 from headgate.cli.flags import named_values
 from headgate.cli.help import Texts
 from headgate.cli.output import Json, bar, write_json
-from headgate.core.errors import RunError
+from headgate.core.errors import InputError, RunError
+from headgate.methods.make import policy_class, router_class, split_name
 
 if TYPE_CHECKING:
     from headgate_leaderboard.laws import LawTrial
@@ -48,12 +49,11 @@ def check(
       headgate check my_router.py:MyRouter
       headgate check my_policy.py:MyPolicy --seed 17 --worlds 1
     """
-    from headgate.methods.make import is_router, split_name
     from headgate_leaderboard.laws import try_laws, try_router_laws
 
     name, settings = split_name(policy)
     settings = {**named_values(set or []), **settings}
-    what = "router" if is_router(name) else "policy"
+    what = "router" if _is_router(name) else "policy"
     limit = time_limit(seconds, f"{what} {policy}: one world", "mend a loop without end, or raise --seconds")
     with bar(policy, worlds) as progress, limit as again:
 
@@ -70,6 +70,16 @@ def check(
         _print_trial(trial)
     if not trial.kept:
         raise typer.Exit(1)
+
+
+def _is_router(name: str) -> bool:
+    for is_one, find in ((False, policy_class), (True, router_class)):
+        try:
+            find(name)
+            return is_one
+        except InputError:
+            continue
+    return False  # neither: what is wrong is said of the policy
 
 
 def _print_trial(trial: LawTrial) -> None:

@@ -17,6 +17,7 @@ from headgate.core.policy import BatchPolicy
 from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
+from headgate_papers.wait.lookahead import LookAhead
 from worlds import Batch, Line, batches
 
 FOLDER = Path(__file__).parent
@@ -96,7 +97,7 @@ def make(name: str, engine: Engine) -> BatchPolicy:
         parameters["budget"] = engine.batch_tokens
     if known in ("slai", "wait", "nested-wait", "eb-online", "eb+", "keep", "fairbatching", "qoserve"):
         parameters["cost"] = COST
-    return BATCH[known](**parameters)
+    return (LookAhead if known == "look-ahead" else BATCH[known])(**parameters)
 
 
 def schedule(policy: str, world: str) -> str:

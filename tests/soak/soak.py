@@ -33,7 +33,7 @@ POLICIES: list[dict[str, Any]] = [
     {"policy": "eb+", **CARD},
     {"policy": "slai", **CARD},
     {"policy": "eb", "set": {"refill": 4}},
-    {"policy": "look-ahead"},
+    {"policy": "sarathi"},
     {"policy": "mixed"},
     {"policy": "rad", **CARD},
 ]

@@ -146,16 +146,6 @@ def router_class(name: str) -> type[RoutePolicy]:
     return _class_of("router", name, ROUTE, RoutePolicy)
 
 
-def is_router(name: str) -> bool:
-    for is_one, find in ((False, policy_class), (True, router_class)):
-        try:
-            find(name)
-            return is_one
-        except InputError:
-            continue
-    return False  # neither: what is wrong is said of the policy
-
-
 def typed(about: str, parameter: inspect.Parameter, value: object) -> object:
     written = parameter.annotation
     kind = (written if isinstance(written, str) else getattr(written, "__name__", "")).removesuffix(" | None")

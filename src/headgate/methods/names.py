@@ -42,7 +42,6 @@ BATCH: Names[BatchPolicy] = Names(
         "rad-smooth": "rad:TwoPhaseRad",
         "wait": "wait.wait:Wait",
         "nested-wait": "wait.wait:NestedWait",
-        "look-ahead": "mixed.lookahead:LookAhead",
         "sglang": "sglang:SGLang",
         "keep": "keep.policy:Keep",
         "fairbatching": "slack:FairBatching",

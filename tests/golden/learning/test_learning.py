@@ -21,12 +21,13 @@ from headgate.methods.names import BATCH
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
 from headgate_papers.eb.policies import PaperExclusive, PaperPlus
+from headgate_papers.wait.lookahead import LookAhead
 
 FOLDER = Path(__file__).parent
 COST = load_card("linear-h200-qwen3-8b").cost
 SLOTS, BUDGET, REQUESTS = 128, 2048, 1500
 EVERY = 40
-PRINTED = {"eb-paper": PaperExclusive, "eb-paper+": PaperPlus}
+PRINTED = {"eb-paper": PaperExclusive, "eb-paper+": PaperPlus, "look-ahead": LookAhead}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "eb-online": ("eb-online", {"cost": COST, "warm": 20, "review": 25, "window": 100, "prior": 200.0}),
     "eb-paper": ("eb-paper", {"cost": COST, "warm": 20, "review": 25, "window": 100}),

@@ -25,10 +25,10 @@ from headgate.live.engine.tally import DELIVERIES, Drafts, Tally
 from headgate.live.engine.trace import Trace
 from headgate.live.vllm import VLLM
 from headgate.live.vllm.seams import lockstep
-from headgate.methods.mixed.lookahead import LookAhead
 from headgate.methods.mixed.mixed import Mixed
 from headgate.record.live_trace import read_live_trace
 from headgate.stats.gaps import Gaps
+from headgate_papers.wait.lookahead import LookAhead
 from stub_scheduler import plug_in
 
 WIDTH = 4
@@ -277,7 +277,7 @@ def test_the_trace_says_that_ranks_stepped_together(tmp_path, caplog):
     assert json.loads(path.read_text().splitlines()[0])["lockstep"] == 8
     assert "8 data-parallel ranks step together" in caplog.text
     meta = {"outcome": "finished", "policies": [], "fallbacks": [], "lockstep": 8}
-    assert notes(SimpleNamespace(meta=meta, steps={})) == [
+    assert notes(SimpleNamespace(meta=meta, steps={}, kinds=())) == [
         "8 data-parallel ranks stepped together: prompts of any lengthen gaps of all"
     ]
 

@@ -11,6 +11,7 @@ from headgate.advisor.advice import Advice, Advised
 from headgate.advisor.capacity.beside import BesidePlan
 from headgate.advisor.capacity.plan import apart
 from headgate.advisor.capacity.traffic import promise, promised_gap
+from headgate.advisor.fewest_engines import FULL
 from headgate.advisor.flags import FLAG, WHY, graph_flag, loaded_with, model_of, sglang_words
 from headgate.core.request import Slo
 from headgate.cost.laws.work import WorkCost
@@ -97,6 +98,9 @@ def answer(advice: Advice) -> str:
     if best.fleet and best.fleet.router not in (DEFAULT_ROUTER, advice.start.settings.router):
         needs += f" behind router {best.fleet.router}"
     needs += f", {capacity.engines_range(best.engines, error)}" if error and best.engines else ""
+    size = best.fleet and best.fleet.size(best.engines or 0)
+    if best.engines and size and size.load > FULL:
+        needs += f", at {100 * size.load:.0f} % of λ* with these flags: {best.engines + 1} are safer"
     if best.engines and default.engines == best.engines and default.name != best.name:
         enough = f"Plain {engine.title} at its defaults is enough for your load of {load} requests/s: {needs}"
         return f"{enough}. For more: r{verdict[1:]}."

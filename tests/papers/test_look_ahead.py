@@ -11,10 +11,10 @@ from headgate.core.errors import InputError
 from headgate.core.ledger import Ledger
 from headgate.core.plan import ALL, Plan, Until
 from headgate.core.view import Limits
-from headgate.methods.mixed.lookahead import LookAhead
 from headgate.methods.mixed.mixed import Mixed
 from headgate.sim.engine.engine import Engine
 from headgate.workloads.workload import Workload
+from headgate_papers.wait.lookahead import LookAhead
 from worlds import Line, admitted, engines, run, workloads
 
 
