@@ -170,8 +170,9 @@ EVICTS = ("wait", "nested-wait")
 
 
 # keep weighs all that waits, and the plug-in learns later than the simulator what those behind the head will
-# find: with siblings it may run prompts apart where the simulator runs them beside decodes.
-@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"keep"}))
+# find: with siblings it may run prompts apart where the simulator runs them beside decodes. eb-online with a
+# gap to keep fills a step by the same weights, and may be a token apart.
+@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"keep", "eb-online"}))
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_same_hits_and_steps_of_siblings(name, seed, data):
     engine, workload = siblings(seed)

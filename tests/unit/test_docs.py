@@ -232,7 +232,8 @@ def test_a_wrong_page_is_noticed(shell, tmp_path, monkeypatch):
 
 def test_error_lines_on_the_page_are_those_of_the_code():
     """Every message in the first column of the tables of messages, but for what stands as `...`."""
-    code = "".join(path.read_text() for path in sorted((ROOT / "src").rglob("*.py")))
+    places = (ROOT / "src", ROOT / "leaderboard" / "headgate_leaderboard")
+    code = "".join(path.read_text() for place in places for path in sorted(place.rglob("*.py")))
     code = re.sub(r'"\s*\n\s*f?"', "", code)  # long messages are written as several strings
     page = (ROOT / "docs" / "commands.md").read_text().partition("\n## Messages\n")[2]
     rows = re.findall(r"^\| (`[^|]+) \|", page, re.M)

@@ -146,9 +146,10 @@ def compare(
     every = {name: spreads_of(own) for name, own in measured.items()}
     errors = CardErrors.of(measured)
     doubts = _doubts(measured, bound)
-    for name in doubts:  # the order of service decides what ends in the window
-        rates = Whole.rates(measured[name])
-        every[name] |= {metric: Spread(rate.value, np.empty(0)) for metric, rate in rates.items()}
+    for name in doubts:  # in an open loop the order of service decides what ends in the window
+        if all(one.run.sending == "open" for one in measured[name]):
+            rates = Whole.rates(measured[name])
+            every[name] |= {metric: Spread(rate.value, np.empty(0)) for metric, rate in rates.items()}
     rows = tuple(
         row
         for metric in METRICS

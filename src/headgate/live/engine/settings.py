@@ -43,7 +43,7 @@ MayBe = Literal[
 CLIENTS_MAY: tuple[MayBe, ...] = get_args(MayBe)
 
 PANEL = "headgate"  # in --help
-DEFAULT = "auto (default): keep, which without promises is eb+; vllm or sglang: only watch"
+DEFAULT = "auto (default): keep, which without promises is eb+; the name of the engine: only watch"
 MOST_DELIVERY = 0.2  # of a promise between tokens
 SHORTEST_CLAIM = 0.05  # seconds between tokens, where the operator promises none
 Status = Literal[503, 429]
