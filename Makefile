@@ -155,11 +155,11 @@ $(VLLM_READY): pyproject.toml requirements-vllm.txt
 	touch $(VLLM_READY)
 
 # The wheel of SGLang asks for CUDA and kernels: nothing here needs them.
-$(SGLANG_READY): pyproject.toml requirements-sglang.txt
+$(SGLANG_READY): pyproject.toml papers/pyproject.toml requirements-sglang.txt
 	$(PYTHON) -m venv $(SGLANG_VENV)
 	$(SGLANG_BIN)/pip install --quiet --disable-pip-version-check -r requirements-sglang.txt
 	$(SGLANG_BIN)/pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 xgrammar==0.2.7
-	$(SGLANG_BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(SGLANG_BIN)/pip install --quiet --disable-pip-version-check --no-deps -e . -e papers
 	touch $(SGLANG_READY)
 
 $(RAY_READY): pyproject.toml rayserve/pyproject.toml requirements-dev.txt requirements-ray.txt

@@ -13,7 +13,7 @@ MIXED_CHUNK = "--enable-mixed-chunk"
 # Prompts alone in a step, or decodes alone.
 EXCLUSIVE = frozenset(("eb", "eb-online", "v0", "request-level", "rad"))
 # Decodes beside prompts: without the flag SGLang has no graphs for such steps.
-MIXING = frozenset(("mixed", "sarathi", "sarathi-spf", "eb+", "keep", AUTO))
+MIXING = frozenset(("mixed", "sarathi", "sarathi-spf", "look-ahead", "eb+", "keep", AUTO))
 _NAMED = "names the decodes of a step, and SGLang runs all of them or none"
 UNFIT = {
     "slai": _NAMED,
