@@ -46,13 +46,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         bin = install(wheel, folder).parent
+        packages = [
+            ROOT / name for name in ("leaderboard", "papers")
+        ]  # the laws, and baselines they run over
+        subprocess.run([bin / "pip", "install", "--quiet", "--no-deps", *packages], check=True)
         with ThreadPoolExecutor() as both:
             compiled, pure = both.map(lambda pure: lines(bin / "python", folder, pure), (False, True))
         wrong = differences(compiled, pure)
         pins = ROOT / "requirements-dev.txt"
         subprocess.run([bin / "pip", "install", "--quiet", "--constraint", pins, *NEEDED], check=True)
-        papers = ROOT / "papers"  # the laws of routers run over its baselines, too
-        subprocess.run([bin / "pip", "install", "--quiet", "--no-deps", papers], check=True)
         suites = [str(ROOT / suite) for suite in SUITES]
         pytest: list[str | Path] = [bin / "pytest", "-n", "2", "-c", ROOT / "pyproject.toml"]
         if subprocess.run([*pytest, *suites], cwd=folder).returncode:
