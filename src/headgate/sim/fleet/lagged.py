@@ -51,6 +51,9 @@ class Lagged(BatchPolicy):
         self._began = steps.ends[-2] if len(steps.ends) > 1 else steps.start
         self._left = 0
 
+    def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
+        self.inner.planned(plan, now, gauges)
+
     def adopt(self, view: View) -> None:
         self.inner.adopt(view)
 
