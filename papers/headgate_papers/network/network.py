@@ -8,17 +8,18 @@ phases make this the Markov chain of section 2.3; any other law works too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import inf
 from typing import Any
 
+from headgate.core.dispatch import Dispatch
 from headgate.core.errors import InputError, RunError
-from headgate.core.fleet import CLOSED, STAY, FleetObserver, Move, Room, RoutePolicy, Stage, room
+from headgate.core.fleet import CLOSED, FleetObserver, Move, Room, RoutePolicy, Stage, room
 from headgate.core.policy import End
 from headgate.core.request import Request
-from headgate.core.roster import Member, Roster
+from headgate.core.roster import Member
 from headgate.methods.fluid.flows import Instance
 from headgate.sim.fleet.fleet import Outage, check_outages
 from headgate_papers.network.counts import HANDOFF, MIXED, PREFILLING, SOLO, WAITING, Counts, Page, Window
@@ -47,16 +48,22 @@ class Network:
             raise InputError(f"{slots} slots per engine; give at least 2, one for a prompt beside a decode")
         self.instance, self.engines, self.router = instance, engines, router
         self.kinds = [flow.name for flow in instance.flows]
-        self.fleet = Roster(router.roles(engines), lambda role: room(role, slots), self.kinds)
+        self._dispatch = Dispatch(
+            router,
+            router.roles(engines),
+            self._room,
+            self.kinds,
+            self._send,
+            self._turn_away,
+            self._push_wake,
+        )
+        self.fleet = self._dispatch.roster
         self.books = Counts(len(self.kinds))
         self.events = 0
         self._fast, self._slow = instance.pace.solo_speed, 1 / instance.pace.mixed_step
         self._clocks = [Clock(self.fleet, self._fast) for _ in range(engines)]
         self._heap: list[tuple[float, int, int, Any]] = []
         self._sequence = 0
-        self._asking = AskRouter(
-            router, self.fleet, self._move, self._turn_away, self._push_wake, self._set_role
-        )
         self._source = source
         self._sent = 0
         self._turn_page()
@@ -90,7 +97,7 @@ class Network:
             else:
                 _, _, what, who = heappop(heap)
                 if self._happen(now, what, who):
-                    self._asking.ask(now)
+                    self._dispatch.route(now)
                     if what == PROMPT_DONE and who.state == WAITS_DECODE and who.decode_patience < inf:
                         self._push(now + who.decode_patience, DROPS, who)
         self._end(until)
@@ -122,7 +129,7 @@ class Network:
         self.books.enter(WAITING, kind, now)
         if self._tell_arrived:
             self._tell_arrived(job, now)
-        self._asking.ask(now)
+        self._dispatch.route(now)
         if job.state == WAITS_PROMPT and job.patience < inf:
             self._push(now + job.patience, GIVES_UP, job)
 
@@ -136,7 +143,7 @@ class Network:
             self._outage(now, who)
             return True
         if what == WAKE:
-            self._asking.woken(now)
+            self._dispatch.woken(now)
             return True
         if who.state != (WAITS_PROMPT if what == GIVES_UP else WAITS_DECODE):
             return False
@@ -194,34 +201,22 @@ class Network:
 
     # -- what the router wants -------------------------------------------------------------------------
 
-    def _move(self, move: Move, now: float) -> None:
-        found, member = self.fleet.find(move)
-        job = _job(found)
-        kind, books = job.number, self.books
+    def _send(self, request: Request, move: Move) -> None:
+        job, member, now, books = _job(request), self.fleet.replicas[move.replica], self.fleet.now, self.books
+        kind = job.number
         job.member = member
         if move.stage is Stage.DECODE:
-            self.fleet.start_decode(job, member)
             self._join(job, member, now, HANDOFF)
-        else:
-            self.fleet.start_prompt(job, member, move.stage)
-            books.counts["prompts_started"][kind] += 1
-            books.move(WAITING, PREFILLING, kind, now)
-            job.state, job.whole = IN_PREFILL, move.stage is Stage.WHOLE
-            if member.prompts == 1:
-                books.switch(member.decoding.values(), True, now)
-                self._clocks[member.id].set_speed(now, self._slow)
-                self._schedule(self._clocks[member.id])
-            job.done_at = now + job.seconds
-            self._push(job.done_at, PROMPT_DONE, job)
-        self.router.moved(job, move, now)
-
-    def _set_role(self, engine: int, role: str) -> bool:
-        member = self.fleet.member(engine)
-        if member.role == role:
-            return False
-        self.fleet.set_role(engine, role, CLOSED if member.room == CLOSED else self._room(role))
-        self.router.engines_changed(self.fleet)
-        return True
+            return
+        books.counts["prompts_started"][kind] += 1
+        books.move(WAITING, PREFILLING, kind, now)
+        job.state, job.whole = IN_PREFILL, move.stage is Stage.WHOLE
+        if member.prompts == 1:
+            books.switch(member.decoding.values(), True, now)
+            self._clocks[member.id].set_speed(now, self._slow)
+            self._schedule(self._clocks[member.id])
+        job.done_at = now + job.seconds
+        self._push(job.done_at, PROMPT_DONE, job)
 
     def _room(self, role: str) -> Room:
         return room(role, self.instance.pace.slots)
@@ -288,54 +283,3 @@ def _job(request: Request) -> Job:
     """The roster holds what it was given."""
     assert isinstance(request, Job)
     return request
-
-
-class AskRouter:
-    """Asks a router, and has its moves and refusals carried out by the driver it was made for.
-
-    While no request waits there is nothing to ask. A time at which the router wants to be asked again is
-    handed to the caller once; `woken` says that it may have come.
-    """
-
-    __slots__ = ("_move", "_refuse", "_roster", "_router", "_set_role", "_set_wake", "wakes_at")
-
-    def __init__(
-        self,
-        router: RoutePolicy,
-        roster: Roster,
-        move: Callable[[Move, float], None],
-        refuse: Callable[[Request, float], None],
-        set_wake: Callable[[float], None],
-        set_role: Callable[[int, str], bool],
-    ) -> None:
-        self._router, self._roster = router, roster
-        self._move, self._refuse, self._set_wake, self._set_role = move, refuse, set_wake, set_role
-        self.wakes_at = inf  # the time the router asked for; inf: none
-
-    def ask(self, now: float) -> None:
-        roster, route, move_one = self._roster, self._router.route, self._move
-        while roster.waiting or roster.handoff:
-            routing = route(roster)
-            if routing is STAY:
-                return
-            moves, reject, wake, roles = routing
-            changed = bool(roles) and any([self._set_role(engine, role) for engine, role in roles])
-            for move in moves:
-                move_one(move, now)
-            for id in reject:
-                self._refuse(roster.waiting_one(id), now)
-            if moves or reject or changed:
-                continue
-            if wake >= self.wakes_at:
-                return
-            if wake <= now:
-                raise RunError(f"{type(self._router).__name__} asks to be woken at {wake}, but it is {now}")
-            self.wakes_at = wake
-            self._set_wake(wake)
-            return
-
-    def woken(self, now: float) -> bool:
-        if now < self.wakes_at:
-            return False
-        self.wakes_at = inf
-        return True
