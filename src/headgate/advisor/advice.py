@@ -307,7 +307,7 @@ def _counted(each: Advised, settings: Experiment, asks: Asked, routers: Sequence
         fleet = fleet.model_copy(update={"requests": min(capacity.MOST, settings.requests * many)})
     for router in routers:
         try:
-            plan = plan_engines(fleet, make_ways([router], [each.text], fleet), asks)
+            plan = plan_engines(fleet, make_ways([router], [each.text], fleet), asks, possible=True)
         except InputError:  # more engines than may be
             break
         if plan.interrupted:

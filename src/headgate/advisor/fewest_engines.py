@@ -81,6 +81,12 @@ class FleetFound:
     def size(self, engines: int) -> Size | None:
         return next((size for size in self.sizes if size.engines == engines), None)
 
+    @property
+    def crowded(self) -> float:
+        """The load of the answer, as a share of λ*, where it is too near; else 0."""
+        size = self.size(self.engines or 0)
+        return size.load if size and size.load > FULL else 0.0
+
 
 @dataclass(frozen=True)
 class EnginesPlan(SearchPlan):
@@ -125,9 +131,15 @@ def within_reach(rate: float, bound: Bound, most: int, flag: str = "--most-engin
 
 
 def plan_engines(
-    settings: Experiment, ways: dict[str, Way], asks: Asked, serve: Serve | None = None
+    settings: Experiment,
+    ways: dict[str, Way],
+    asks: Asked,
+    serve: Serve | None = None,
+    possible: bool = False,
 ) -> EnginesPlan:
-    """Search every way for itself, from the bound up, on the same requests."""
+    """Search every way for itself, from the bound up, on the same requests; `possible`: one engine keeps the
+    levels at some rate, as is known.
+    """
     serve = serve or Serving.of(settings)
     names = settings.model_fields_set - set(ManyEngines.model_fields)
     settings = Experiment.model_construct(names, **{name: getattr(settings, name) for name in names})
@@ -137,7 +149,8 @@ def plan_engines(
         raise InputError("--find engines needs a load: give --rate, or a trace with its own times")
     _, bound = start.bounds()
     least = within_reach(rate, bound, asks.options.most_engines)
-    refuse_impossible(start, bound.rate)
+    if not possible:
+        refuse_impossible(start, bound.rate)
     traffic, fixed = start.traffic, bool(settings.requests or start.traffic.recorded)
     if not fixed:  # so many requests that every engine is busy for a while
         traffic = replace(traffic, requests=min(MOST, max(FEWEST, PER_ENGINE * least)))
@@ -273,7 +286,7 @@ def _unfinished(searches: dict[str, Fewest]) -> list[str]:
 
 def _too_short(found: Sequence[FleetFound], seconds: float, rate: float) -> Iterator[str]:
     answers = {fleet.name: size for fleet in found if (size := fleet.size(fleet.engines or 0))}
-    full = {name: size.load for name, size in answers.items() if size.load > FULL}
+    full = {fleet.name: fleet.crowded for fleet in found if fleet.crowded}
     for load in sorted({*full.values()}):
         names = [name for name in full if full[name] == load]
         count = answers[names[0]].engines

@@ -347,7 +347,7 @@ def _engines_at_other_times(
     settings, others, own, shared = question
     # its first requests alone may be faster or slower
     settings = settings.model_copy(update={"rate": found.rate, "scale_rate": None})
-    (again,) = plan_engines(settings, {best.name: ways[best.name]}, others).found
+    (again,) = plan_engines(settings, {best.name: ways[best.name]}, others, possible=True).found
     if again.engines is None:
         return None
     recorded = others.options.as_recorded

@@ -174,7 +174,7 @@ def _drawn(words: Experiment, seed: int) -> Workload:
         lengths: dict[str, Any] = {"name": "mix", "classes": shares}
     else:
         lengths = {which: _law(words, which) for which in ("prompt", "output")} | {"name": words.workload}
-    around = 0 if words.stages else _around(words)
+    around = _around(words)
     rows = requests and requests + 2 * around
     drawn = generate(rows, seed=seed, arrivals=process, clients=clients, stages=stages, **lengths)
     made = _with_sessions(words, drawn, seed)
@@ -189,7 +189,7 @@ def _around(words: Experiment) -> int:
     """Turns to draw before and after those of the run: its conversations are under way when it begins, and so
     the rate is the same from the first second to the last.
     """
-    if not (words.turns and words.rate):
+    if words.stages or not (words.turns and words.rate):
         return 0
     lasts = (words.turns - 1) * (words.think or 0.0)
     rows = LASTING * words.rate * lasts

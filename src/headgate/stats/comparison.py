@@ -82,13 +82,13 @@ class Whole:
         return self.served / self.seconds if self.seconds > 0 else math.nan
 
     @classmethod
-    def rates(cls, own: Sequence[Measured]) -> dict[str, Estimate]:
-        """By the names of `METRICS`; tokens of requests that were served to their end."""
+    def rates(cls, own: Sequence[Measured]) -> tuple[Estimate, Estimate]:
+        """Of requests, and of the tokens of those that were served to their end."""
         whole, tokens = cls.of(own), 0.0
         for one in own:
             requests, done = one.run.requests, one.run.completed()
             tokens += float((requests["prompt"] + requests["output"])[done].sum())
-        return {REQUESTS: Estimate(whole.rate), TOKENS: Estimate(tokens / max(whole.seconds, 1e-9))}
+        return Estimate(whole.rate), Estimate(tokens / max(whole.seconds, 1e-9))
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ def compare(
     doubts = _doubts(measured, bound)
     for name in doubts:  # in an open loop the order of service decides what ends in the window
         if all(one.run.sending == "open" for one in measured[name]):
-            rates = Whole.rates(measured[name])
-            every[name] |= {metric: Spread(rate.value, np.empty(0)) for metric, rate in rates.items()}
+            for metric, rate in zip((REQUESTS, TOKENS), Whole.rates(measured[name]), strict=True):
+                every[name][metric] = Spread(rate.value, np.empty(0))
     rows = tuple(
         row
         for metric in METRICS

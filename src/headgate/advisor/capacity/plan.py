@@ -14,20 +14,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headgate.advisor.capacity.search import LEAST, ROUGH, Search
-from headgate.advisor.capacity.traffic import Level, SearchTraffic, measure, nearest
+from headgate.advisor.capacity.traffic import Level, SearchTraffic, nearest
 from headgate.advisor.capacity.trials import (
     HOPELESS,
     Answers,
     Chosen,
     Contender,
     Race,
+    RateTrial,
     Searches,
     named_policy,
     remembered,
 )
 from headgate.advisor.flags import graphs_said, small_graphs
 from headgate.advisor.set_up import Asked, SearchPlan, SetUp, set_up
-from headgate.core.errors import InputError, RunError
+from headgate.core.errors import InputError
 from headgate.experiment.settings import Experiment
 from headgate.methods.bounds import Bound
 from headgate.methods.make import make_policy, policy_parameters
@@ -279,13 +280,18 @@ def refuse_impossible(start: SetUp, top: float) -> None:
     """Before any search: levels that even requests that are alone on the engine miss by far."""
     if start.traffic.recorded:
         return
-    levels = [level for level in start.traffic.levels if level.statistic]
-    try:
-        run = start.case(start.traffic.at_rate).served(Contender(PLAIN, {}), LEAST * top, start.settings.seed)
-        kept = measure(run, levels)
-    except RunError:
-        return
+    case, levels = start.case(start.traffic.at_rate), start.traffic.levels
+    task, memory = (
+        RateTrial(PLAIN, {}, None, start.settings.seed, LEAST * top),
+        remembered(start.asks.folder, case),
+    )
+    kept = memory.get(task) if memory else None
+    if kept is None:
+        kept = case.run(task)
+        if memory:
+            memory.put(task, kept)
     if isfinite(kept.ratio) and kept.ratio > SURE:
+        levels = tuple(level for level in levels if level.statistic)
         values = dict(zip(map(str, levels), kept.values, strict=True))
         raise InputError(f"one engine that is almost idle cannot keep {nearest(levels, values)}")
 

@@ -11,7 +11,6 @@ from headgate.advisor.advice import Advice, Advised
 from headgate.advisor.capacity.beside import BesidePlan
 from headgate.advisor.capacity.plan import apart
 from headgate.advisor.capacity.traffic import promise, promised_gap
-from headgate.advisor.fewest_engines import FULL
 from headgate.advisor.flags import FLAG, WHY, graph_flag, loaded_with, model_of, sglang_words
 from headgate.core.request import Slo
 from headgate.cost.laws.work import WorkCost
@@ -83,7 +82,7 @@ def answer(advice: Advice) -> str:
         flags = " ".join(sglang_words(best.policy, best.settings, best.slots, best.budget))
     name = f"plain {engine.title}, without a plug-in," if advice.is_plain(best) else best.text
     error = throughput_error(advice.start.card)
-    verdict = f"Run {name} with {flags}: one engine holds {doc.number(rate.value)} requests/s"
+    verdict = f"run {name} with {flags}: one engine holds {doc.number(rate.value)} requests/s"
     if rate.low is not None:
         verdict += f" (95 % interval {doc.number(rate.low)} to {doc.number(rate.high or 0.0)})"
     way = best.found.limited_by
@@ -92,19 +91,18 @@ def answer(advice: Advice) -> str:
         plain = f"plain {engine.title} at its best flags"
         verdict += f". Cannot tell it from {plain}: the card cannot separate them"
     if advice.load is None:
-        return f"{verdict}."
+        return doc.sentence(verdict)
     load, default, many = doc.number(advice.load), advice.default, best.engines or advice.most
     needs = ("" if best.engines else "more than ") + capacity.engines_said(many, advice.start.card)
     if best.fleet and best.fleet.router not in (DEFAULT_ROUTER, advice.start.settings.router):
         needs += f" behind router {best.fleet.router}"
     needs += f", {capacity.engines_range(best.engines, error)}" if error and best.engines else ""
-    size = best.fleet and best.fleet.size(best.engines or 0)
-    if best.engines and size and size.load > FULL:
-        needs += f", at {100 * size.load:.0f} % of λ* with these flags: {best.engines + 1} are safer"
+    if best.engines and best.fleet and best.fleet.crowded:
+        needs += f", at {100 * best.fleet.crowded:.0f} % of λ* with these flags: {best.engines + 1} are safer"
     if best.engines and default.engines == best.engines and default.name != best.name:
         enough = f"Plain {engine.title} at its defaults is enough for your load of {load} requests/s: {needs}"
-        return f"{enough}. For more: r{verdict[1:]}."
-    return f"{verdict}. Your load of {load} requests/s needs {needs}{_also_plain(advice)}."
+        return f"{enough}. For more: {verdict}."
+    return doc.sentence(f"{verdict}. Your load of {load} requests/s needs {needs}{_also_plain(advice)}")
 
 
 def _also_plain(advice: Advice) -> str:

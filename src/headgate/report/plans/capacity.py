@@ -10,7 +10,7 @@ import numpy as np
 from headgate.advisor.capacity.beside import BesidePlan, PolicyBeside
 from headgate.advisor.capacity.plan import CapacityPlan, PolicyRate, apart
 from headgate.advisor.capacity.traffic import Level
-from headgate.advisor.fewest_engines import FULL, EnginesPlan, FleetFound, Size
+from headgate.advisor.fewest_engines import EnginesPlan, FleetFound, Size
 from headgate.advisor.set_up import OtherTimes
 from headgate.cost.card import Card
 from headgate.report import document as doc
@@ -217,10 +217,11 @@ def _fewest(plan: EnginesPlan) -> str:
         most = plan.start.asks.options.most_engines
         return f"{most} engines are too few for these levels: ask for less, or raise --most-engines."
     best = min(each.engines for each in enough if each.engines is not None)
-    names = " or ".join(each.name for each in enough if each.engines == best)
-    over, load = best - plan.least, plan.rate / plan.bound.rate / best
+    answers = [each for each in enough if each.engines == best]
+    names, load = " or ".join(each.name for each in answers), answers[0].crowded
+    over = best - plan.least
     gap = f"{over} more than any fleet must have" if over else "as few as any fleet can have"
-    if load > FULL:
+    if load:
         gap = f"but at {100 * load:.0f} % of λ*, where a backlog may grow unseen: plan {best + 1}"
     off = f"; {engines_range(best, plan.error)}" if plan.error else ""
     many = engines_said(best, plan.start.card)

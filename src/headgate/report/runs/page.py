@@ -25,7 +25,7 @@ from headgate.report.runs.scenes import (
 )
 from headgate.report.runs.timeline import ROWS, gauge_blocks, timeline
 from headgate.report.runs.verdict import load_verdict, scene_verdict
-from headgate.stats.comparison import Comparison
+from headgate.stats.comparison import Comparison, Whole
 from headgate.stats.flow import unservable_rows
 
 MOST_CHAPTERS = 4  # scenes shown in full; of more, the highest loads
@@ -158,7 +158,7 @@ def _overload(scene: Scene) -> str:
     growing = {name: one for name, one in scene.first.items() if above or one.trend.growing}
     if scene.load.kind != RATE or not growing:
         return ""
-    rates = {name: doc.number(served_rates(one)["Requests"].value) for name, one in growing.items()}
+    rates = {name: doc.number(Whole.of([one]).rate) for name, one in growing.items()}
     served = doc.listed([f"{name} serves {rate}" for name, rate in rates.items()])
     offered = f"{doc.number(scene.load.value)} requests/s are offered"
     most = f" No policy serves more than {doc.number(scene.bound.rate)}." if scene.bound else ""

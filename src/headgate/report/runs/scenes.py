@@ -157,7 +157,7 @@ def served_rates(found: Measured) -> dict[str, Estimate]:
     there the order of service decides what ends in the window.
     """
     if unsteady(found):
-        return dict(zip(("Requests", "All tokens"), Whole.rates([found]).values(), strict=True))
+        return dict(zip(("Requests", "All tokens"), Whole.rates([found]), strict=True))
     metrics = found.metrics
     rates = {"Requests": metrics.request_rate, "Output tokens": metrics.output_rate}
     return rates | {"All tokens": metrics.total_rate}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headgate.core.plan import NONE, Plan
-from headgate.core.policy import BatchPolicy, End, Steps
+from headgate.core.policy import BatchPolicy, End, Observer, Steps
 from headgate.core.request import Request
 from headgate.core.view import Limits, View
 
@@ -51,15 +51,6 @@ class Lagged(BatchPolicy):
         self._began = steps.ends[-2] if len(steps.ends) > 1 else steps.start
         self._left = 0
 
-    def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
-        self.inner.planned(plan, now, gauges)
-
-    def adopt(self, view: View) -> None:
-        self.inner.adopt(view)
-
-    def gauges(self) -> Mapping[str, float]:
-        return self.inner.gauges()
-
     def plan(self, view: View) -> Plan:
         idle = view.now > self._ended or not (view.decoding or view.prefilling)
         plan = self.inner.plan(view if idle else self._seen(view))
@@ -74,12 +65,10 @@ class Lagged(BatchPolicy):
         return LateView(view, known, limits)
 
 
-def _passed_on(hook: str) -> Callable[[Lagged, Request, float], None]:
-    def tell(self: Lagged, request: Request, now: float) -> None:
-        getattr(self.inner, hook)(request, now)
-
-    return tell
+def _passed_on(hook: str) -> Callable[..., Any]:
+    return lambda self, *told: getattr(self.inner, hook)(*told)
 
 
-for _hook in ("arrived", "admitted", "prefilled", "held", "resumed", "evicted"):
-    setattr(Lagged, _hook, _passed_on(_hook))
+for _hook in {*vars(BatchPolicy), *vars(Observer)} - {*vars(Lagged)}:
+    if not _hook.startswith("_"):
+        setattr(Lagged, _hook, _passed_on(_hook))
