@@ -6,25 +6,23 @@ Many flags are tried on short runs, the best of each policy on long ones, then e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import ceil, inf
 from typing import Any
 
 from headgate.advisor.capacity import plan as capacity
 from headgate.advisor.capacity.beside import BesidePlan, plan_beside
-from headgate.advisor.capacity.plan import PLAIN, Declined
+from headgate.advisor.capacity.plan import PLAIN
 from headgate.advisor.capacity.traffic import Level, promised_gap
 from headgate.advisor.capacity.trials import HOPELESS, Chosen, Contender, Race, named_policy, remembered
 from headgate.advisor.fewest_engines import FleetFound, make_ways, plan_engines, within_reach
 from headgate.advisor.flags import (
     ENGINES,
-    FILLED,
     LARGE_GPU,
     EngineFlags,
-    Flag,
     gap_budget,
-    graph_flag,
     plan_flags,
     safe_mixed_slots,
     small_graphs,
@@ -42,7 +40,6 @@ from headgate.advisor.set_up import (
 )
 from headgate.advisor.situation import card_situation
 from headgate.core.errors import InputError
-from headgate.experiment.build import ALL_FIT, Unservable
 from headgate.experiment.run import DEFAULT_ROUTER
 from headgate.experiment.settings import Experiment
 from headgate.methods.bounds import Bound
@@ -106,8 +103,7 @@ class Advice:
 
     def is_plain(self, each: Advised) -> bool:
         """Whether it needs no plug-in; what SGLang's policy can be told are flags."""
-        engine = self.served_by
-        return each.policy == engine.policy and (engine.policy != PLAIN or not each.settings)
+        return is_plain(self.served_by.policy, each.policy, each.settings)
 
     @property
     def best(self) -> Advised:
@@ -115,8 +111,9 @@ class Advice:
         counted = [each for each in self.final if each.counted] or self.final
         ranked = sorted(counted, key=lambda each: (each.engines or self.most + 1, -each.found.rate.value))
         first = ranked[0]
-        alike = (each for each in ranked if self.is_plain(each) and each.engines == first.engines)
-        return next((each for each in alike if not capacity.apart(each.found, first.found)), first)
+        plain = next((each for each in ranked if self.is_plain(each)), first)
+        alike = plain.engines == first.engines and not capacity.apart(plain.found, first.found)
+        return plain if alike else first
 
     @property
     def plain(self) -> Advised:
@@ -148,6 +145,10 @@ class Advice:
         if self.other:
             document["other_times"] = {**self.other._asdict(), "engines": self.other_engines}
         return dict(without_nan(document))
+
+
+def is_plain(own: str, policy: str, settings: Mapping[str, Any]) -> bool:
+    return policy == own and (own != PLAIN or not settings)
 
 
 def advise(settings: Experiment, named: Sequence[str], asks: Asked) -> Advice:
@@ -217,7 +218,8 @@ def try_flags(
     capacity.refuse_idle(first, start.traffic.levels)
     kept = {name: chosen[name] for name in _finalists(first, chosen, default, own, fixed)}
     known = {each.policy: each.rate.value for each in first}
-    length = capacity.Lengthening(start, kept, bound.rate, known=known, brief=True, load=load)
+    plain = frozenset(name for name, (policy, values, _) in kept.items() if is_plain(own, policy, values))
+    length = capacity.Lengthening(start, kept, bound.rate, known=known, plain=plain, load=load)
     searched = length.search()
     if searched.left:
         raise KeyboardInterrupt
@@ -254,6 +256,7 @@ def _short(start: SetUp, chosen: Chosen, top: float, fixed: Collection[str]) -> 
     few = traffic if traffic.recorded else replace(traffic, requests=max(300, traffic.requests // SHORT))
     case, one_seed = start.case(few), start.seeds[:1]
     droppable = [name for name, contender in chosen.items() if contender.policy not in fixed]
+    progress = partial(progress, "short runs of all flags")
     race = Race(case, top, COARSE, one_seed, droppable, options.workers, progress, remembered(folder, case))
     searches, answers, dropped = race.run(chosen, {})
     if any(search.next() is not None for (name, _), search in searches.items() if name not in dropped):
@@ -416,72 +419,3 @@ def _budgets(name: str, slots: int, start: SetUp, bound: Bound) -> list[int]:
         wanted = [*(share * formula for share in NEAR), LARGE_GPU[1]]
     least = slots * start.engine.width
     return sorted({max(least, min(most, int(budget) // 256 * 256)) for budget in wanted})
-
-
-# -- flags of plain vLLM for a promise
-
-
-@dataclass(frozen=True)
-class FlagsTried:
-    formula: int  # the budget by the card, at as many slots as the best has
-    gap: float
-    final: tuple[Advised, ...]
-    default: str  # vLLM's own flags
-    flags: tuple[Flag, Flag, Flag]  # slots, budget, graphs
-    notes: tuple[str, ...]
-    declined: Declined | None = None
-    lost: Unservable = ALL_FIT
-
-    @property
-    def best(self) -> Advised:
-        return max(self.final, key=lambda each: each.found.rate.value)
-
-    @property
-    def own(self) -> Advised:
-        return next(each for each in self.final if each.name == self.default)
-
-    def as_dict(self) -> dict[str, Any]:
-        document: dict[str, Any] = {
-            "formula": self.formula,
-            "gap": self.gap,
-            "best": None if self.declined else self.best.name,
-            "default": self.default,
-            "graphs": self.flags[2].value,
-            "tried": [asdict(each) for each in self.final],
-        }
-        declined = {"declined": self.declined._asdict()} if self.declined else {}
-        return dict(without_nan(document | declined))
-
-
-def search_flags(settings: Experiment, asks: Asked) -> FlagsTried:
-    gap = promised_gap(asks.levels)
-    if gap is None:
-        raise InputError("--slo promises no gap; plan flags needs one for the budget, such as tbt=100ms@p99")
-    settings = with_graphs(settings, asks.levels)
-    start = set_up(without_load(settings), asks, REQUESTS)
-    bound, _ = start.bounds()
-    load = offered_rate(settings, start.traffic)
-    _, final, searched, notes = try_flags(start, (PLAIN,), bound, load)
-    best = max(final, key=lambda each: each.found.rate.value)
-    formula, most = formula_budget(best.slots, start, gap, bound), most_slots(start)
-    slots = f"KV memory, --slots or the card are enough for {most:,} such requests 99 % of the time"
-    slots += "." if best.slots == most else "; fewer held more in the search."
-    budget = (
-        f"beside the decodes of a full engine, {formula:,} tokens make a step of {100 * FILLED:.0f} % of the "
-        f"{1000 * gap:g} ms promised between tokens, by the card"
-    )
-    budget += "." if best.budget == formula else f"; {best.budget:,} held more in the search."
-    return FlagsTried(
-        formula=formula,
-        gap=gap,
-        final=tuple(final),
-        default=plain_default(start)[0],
-        flags=(
-            Flag("--max-num-seqs", best.slots, slots),
-            Flag("--max-num-batched-tokens", best.budget, budget),
-            graph_flag(best.budget, settings.graph),
-        ),
-        notes=notes,
-        declined=searched.declined(best.found, load),
-        lost=start.traffic.lost,
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import ceil, inf, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -223,6 +224,7 @@ class CountSearch(NamedTuple):
         _, options, progress, folder = self.start.asks
         memory = remembered(folder, case.serve, case) if isinstance(case.serve, Serving) else None
         keyed, seeds = {(name,): search for name, search in searches.items()}, len(self.start.seeds)
+        progress = partial(progress, "counting engines")
         values = search_all(case.run, keyed, trials, options.workers, progress, memory, seeds)
         return {(*tried.key, tried.value): tried.judged for tried in values.values()}
 

@@ -141,7 +141,7 @@ class Checked(NamedTuple):
 def plan_flags(settings: Experiment, gap: float | None = None) -> FlagsPlan:
     """Slots from memory and the TPOT target, the budget from that target, the queue from the TTFT target.
 
-    A promised `gap` decides SGLang's pieces; for vLLM `advice.search_flags` knows of it.
+    A promised `gap` decides SGLang's pieces; vLLM's budget for one is searched by `headgate advise`.
     """
     refuse_speculation(settings, "plan flags")
     about, card = card_situation(settings)

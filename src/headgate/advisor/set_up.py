@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -189,7 +190,8 @@ def other_rate(question: Question, name: str, rate: float, contender: Contender)
     top, seed = start.bounds()[0].rate, start.settings.seed
     search = Search(top, PRECISION, rate / top)
     case, searches = start.case(), {(name, seed): search}
-    search_rates(case, {name: contender}, searches, Workers(), asks.progress, remembered(asks.folder, case))
+    progress = partial(asks.progress, "the other arrival times")
+    search_rates(case, {name: contender}, searches, Workers(), progress, remembered(asks.folder, case))
     if search.next() is not None:
         raise KeyboardInterrupt
     recorded = asks.options.as_recorded

@@ -23,8 +23,10 @@ from headgate.settings_base import SettingsModel, also, checked, read_toml, seco
 
 PANELS = (POLICY, ENGINE, LENGTHS, LOAD, TRACE, FLEET)  # their order in --help; others as declared
 FILE = "an experiment file (TOML); flags override what it says"
-NO_GAPS = "--tbt promises every gap, which plans do not know; give the mean, --tpot, or --slo tbt=100ms@p99"
-NO_ENVELOPE = "--envelope: plans do not know it; give the mean, --tpot, or --slo ttft=1s,envelope=50ms@p95"
+NO_GAPS = "--tbt promises every gap, which plans do not know: give the mean, --tpot, or ask headgate advise"
+NO_ENVELOPE = (
+    "--envelope: plans do not know it; give the mean, --tpot, or --slo envelope=... of headgate advise"
+)
 MIX = "classes of requests from a TOML file of class tables"
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 Command = Callable[..., None]

@@ -43,6 +43,7 @@ class Plans(GroupPage):
 
 
 WAIT = "plan wait"
+NO_ANSWER = 1  # exit code, as of a question that was answered with no
 plan = Application(Plans, help="Plan thresholds, flags of vLLM or SGLang, capacity and fleets.")
 
 
@@ -116,7 +117,6 @@ Levels = Annotated[Texts, panelled(LEVELS, SEARCH)]
 @takes_settings
 def flags(
     words: Experiment,
-    search: SearchSettings,
     slo: Levels = None,
     check: Annotated[bool, typer.Option(help="simulate the advice and the engine's defaults")] = False,
     json: Json = None,
@@ -125,16 +125,14 @@ def flags(
     """What to set in plain vLLM or SGLang, and why.
 
     Slots come from KV memory and the TPOT target, the token budget from that target, the queue limit from the
-    TTFT target. --slots and --budget, where given, are the most to advise. With --slo the budget is computed
-    from the card for the promised gap, and checked by a search around it. With --engine sglang the flags are
+    TTFT target. --slots and --budget, where given, are the most to advise. With --engine sglang the flags are
     SGLang's: exclusive batches with EB's threshold, or mixed chunks where they serve more; --slo says a gap,
-    which pieces of prompts keep.
+    which pieces of prompts keep. `headgate advise --policy mixed` searches vLLM's flags for a promise.
 
     Examples:
       headgate plan flags --trace azure-conv --tpot 50ms --ttft 500ms
       headgate plan flags --engine sglang --prompt 512 --output 256 --check
       headgate plan flags --prompt 512 --output 256 --tpot 40ms --check
-      headgate plan flags --trace azure-conv --slo ttft=500ms@p95,tbt=100ms@p99
     """
     from headgate.advisor.capacity.traffic import parse_levels, promised_gap
     from headgate.advisor.flags import check_flags, plan_flags
@@ -143,8 +141,9 @@ def flags(
     from headgate.report.terminal import show
 
     if slo and words.engine == "vllm":
-        _promised(words, search, slo, check, Outputs(json, report))
-        return
+        raise InputError(
+            "plan flags takes --slo with --engine sglang; headgate advise --policy mixed searches vLLM's"
+        )
     gap = promised_gap(parse_levels(slo)) if slo else None
     if slo and gap is None:
         raise InputError("--slo promises no gap; give one, such as tbt=100ms@p99, or drop --slo")
@@ -164,26 +163,6 @@ def flags(
         page = flags_page(found, sys.argv[1:], [checked])
     save_page(resting_on(page, setup, alarms), report, say)
     write_json(json, document)
-
-
-def _promised(
-    words: Experiment, search: SearchSettings, slo: list[str], check: bool, outputs: Outputs
-) -> None:
-    from headgate.advisor.advice import search_flags
-    from headgate.advisor.flags import plan_flags
-    from headgate.experiment.run import MIXED, assumed, outside_said, tried_arrivals
-    from headgate.report.plans.flags import promised_page
-
-    if check or words.tpot or words.ttft:
-        raise InputError("--slo is checked by a search and says the targets; drop --check, --tpot and --ttft")
-    asks, _ = asked("plan flags", words, search, slo, cache="none")
-    found = plan_flags(words)
-    tried = search_flags(words, asks)
-    setup = assumed(words, tried_arrivals(search.as_recorded), limits=False)
-    document = {**found.as_dict(), "promise": tried.as_dict()}
-    outside = "" if tried.declined else outside_said(words, MIXED, tried.best.found.rate.value)
-    page = promised_page(found, tried, asks.levels, sys.argv[1:])
-    tell(page, document, outputs, setup, tried.lost, [outside])
 
 
 # -- plan capacity
@@ -275,6 +254,8 @@ def _find_rate(words: Experiment, policies: list[str], asks: Asked, outputs: Out
             other = other_rate(question, best.policy, best.rate.value, chosen[best.policy])
     alarms = apart_said(other, "sustains"), outside
     _tell_search(found, other, capacity_page(found, sys.argv[1:]), outputs, setup, alarms)
+    if found.declined:
+        raise typer.Exit(NO_ANSWER)
 
 
 def _find_batch(
@@ -472,3 +453,5 @@ def advise(
     setup = assumed(words, tried_arrivals(search.as_recorded) + found.start.unshared, limits=False)
     page = advice_page(found, model, sys.argv[1:])
     tell(page, found.as_dict(), Outputs(json, report), setup, found.start.traffic.lost, [other_said(found)])
+    if found.declined:
+        raise typer.Exit(NO_ANSWER)

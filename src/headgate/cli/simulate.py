@@ -91,7 +91,8 @@ def _report(found: Measured, folder: Path, json: str | None, report: str | None,
     from headgate.report.terminal import show
     from headgate.stats.vllm_bench import bench_result
 
-    page, say = runs_page([scene_of({found.run.meta["label"]: [found]})], sys.argv[1:]), output.said_to(json)
+    scene, say = scene_of({found.run.meta["label"]: [found]}), output.said_to(json)
+    page = runs_page([scene], sys.argv[1:])
     show(page.chapters[0], say)
     if extrapolated := warning(found.run):
         show(f"note: {extrapolated}", say)
@@ -102,7 +103,8 @@ def _report(found: Measured, folder: Path, json: str | None, report: str | None,
         print(f"autoscale {scaled['rule']}: {hours:.2f} engine-hours, {least} to {most} engines", file=say)
     print(f"run folder: {folder}", file=say)
     output.save_page(page, report, say)
-    output.write_json(json, {**bench_result(found, detailed), "headgate": found.metrics.as_dict(), **more})
+    figures = {**found.metrics.as_dict(), "bound": scene.bound and scene.bound.rate}
+    output.write_json(json, {**bench_result(found, detailed), "headgate": figures, **more})
 
 
 # -- compare

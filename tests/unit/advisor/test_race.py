@@ -21,7 +21,7 @@ PRECISION = 0.04
 
 
 @contextmanager
-def quiet(label, total):
+def quiet(total):
     yield lambda done: None
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from headgate.advisor.capacity import plan as lengthening
-from headgate.advisor.capacity.plan import at_the_edge, put_together
+from headgate.advisor.capacity.plan import PolicyRate, Searched, at_the_edge, put_together
 from headgate.advisor.capacity.search import Search
 from headgate.advisor.capacity.traffic import parse_levels
 from headgate.advisor.capacity.trials import RateOutcome
 from headgate.cli import app
+from headgate.stats.figures import Spread
 
 WORDS = (
     "plan capacity --prompt 300 --output 30 --slo ttft=200ms@p95 --policy mixed --seeds 2 --jobs 1 "
@@ -22,8 +25,9 @@ WORDS = (
 
 def capacity(*more: str) -> dict:
     result = CliRunner().invoke(app, [*WORDS.split(), "--jobs", "1", *more, "--json", "-"])
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+    found = json.loads(result.stdout)
+    assert result.exit_code == ("declined" in found), result.output
+    return found
 
 
 @pytest.fixture
@@ -72,3 +76,17 @@ def test_a_search_that_ends_at_its_edge_says_so_and_has_no_interval():
     assert found.rate.low is None and found.at_edge == 2
     (note,) = at_the_edge([found])
     assert "ended at λ*, their upper edge: mixed (2 of 2)" in note
+
+
+def test_runs_get_longer_until_the_policy_that_will_be_the_answer_is_known():
+    """Plain vLLM is, unless another is significantly better: here the seeds say nothing of it."""
+
+    def told(policy, *by_seed):
+        return PolicyRate(policy, Spread.of_values(np.array(by_seed)).estimate(), 0.9, by_seed, "p95", {}, 8)
+
+    traffic = SimpleNamespace(requests=300, recorded=False, words=SimpleNamespace(requests=None))
+    length = lengthening.Lengthening(None, {}, 20.0, plain=frozenset({"mixed"}), load=50.0)
+    wide = Searched(traffic, (told("keep", 10.0, 10.1), told("mixed", 7.0, 12.0)), 0, 0.1)
+    assert not length._done(None, wide) and wide.declined(wide.found[0], 50.0) is None
+    narrow = wide._replace(found=(told("keep", 10.0, 10.1), told("mixed", 9.9, 10.0)))
+    assert length._done(None, narrow)

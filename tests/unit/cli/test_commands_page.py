@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from headgate.advisor.settings import SEARCH
 from headgate.cli import app
 
 PAGE = Path(__file__).parents[3] / "docs" / "commands.md"
@@ -46,7 +47,7 @@ def flags(command):
 def page():
     commands = dict(leaves(typer.main.get_command(app)))
     taken = Counter(entry for command in commands.values() for entry in set(flags(command)))
-    shared = [entry for entry in taken if taken[entry] >= SHARED]
+    shared = [entry for entry in taken if taken[entry] >= (2 if entry[0] == SEARCH else SHARED)]
     lines = [TOP, "## Flags of several commands", ""]
     first = [entry for entry in flags(commands["headgate compare"]) if entry in shared]
     order = [*first, *sorted(set(shared) - set(first))]

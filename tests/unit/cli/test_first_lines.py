@@ -27,7 +27,6 @@ def test_requests_that_cannot_be_served_are_no_missed_promises(headgate, trace):
 SEARCH = ("--slo", "ttft=2s@p95,tbt=100ms@p99", "--requests", 60, "--seeds", 1, "--jobs", 1)
 PLANS = {
     "advise": ("advise", "--policy", "mixed", "--slots", 64, "--cache", "none", *SEARCH),
-    "flags for a promise": ("plan", "flags", "--slots", 64, *SEARCH),
     "flags": ("plan", "flags"),
     "capacity": ("plan", "capacity", "--cache", "none", *SEARCH),
     "engines": ("plan", "capacity", "--find", "engines", "--cache", "none", *SEARCH),
@@ -40,7 +39,7 @@ PLANS = {
 @pytest.mark.parametrize("command", PLANS.values(), ids=PLANS)
 def test_what_cannot_be_served_comes_first_everywhere(headgate, trace, command):
     said = headgate(*command, "--trace", trace, "--json", "found.json", "--report", "page.html")
-    assert said.code == 0, said.err
+    assert said.code == ("No answer: " in said.out), said.err
     _, first, *_ = said.out.split("\n\n")
     assert first.startswith("Cannot be served: 20 of 80 requests (25 %)")
     name, lost = next(iter(json.loads(Path("found.json").read_text()).items()))

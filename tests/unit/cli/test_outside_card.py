@@ -27,7 +27,6 @@ SAID = "outside what card cal-h200-qwen3-8b measured"
          "--seeds", 1, "--jobs", 1),
         ("plan", "threshold", "--rate", 0.1),
         ("plan", "flags", "--clients", 8),
-        ("plan", "flags", "--slo", "tbt=2s@p99", "--rate", 0.05, "--requests", 30, "--seeds", 1, "--jobs", 1),
         ("plan", "wait", "--rate", 0.03),
         ("plan", "fluid", "--rate", 0.2, "--engines", 2),
     ],

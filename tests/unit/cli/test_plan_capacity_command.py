@@ -38,8 +38,8 @@ def test_a_table_and_a_verdict(headgate):
 def test_json_and_classes(headgate):
     levels = "ttft=200ms@p50,tbt=1s@p99:paying,tbt=2s:free"
     said = headgate(*WORDS, "--slo", levels, "--classes", "paying=30%,free=70%", "--seeds", 1, "--json", "-")
-    assert said.code == 0, said.err
     found = json.loads(said.out)
+    assert found["declined"]["requests"] > 60 and said.code == 1  # two of 100 requests decide a p99
     assert found["classes"] == {"paying": 30.0, "free": 70.0}
     assert [level["statistic"] for level in found["levels"]] == ["p50", "p99", ""]
     (mixed,) = found["policies"]
@@ -60,7 +60,7 @@ def test_a_second_question_is_answered_from_what_is_known(headgate, monkeypatch)
 def test_tile_cards_show_both_bounds(headgate):
     card = ("--card", "pub-rtx-ada-6000-mistral-7b", "--budget", 512)
     said = headgate(*WORDS, *card, "--slo", "ttft=2s@p50", "--seeds", 1, "--precision", 0.3)
-    assert said.code == 0, said.err
+    assert said.code == ("No answer: " in said.out), said.err
     assert "in steps of at most 512 tokens" in " ".join(said.out.split())
 
 

@@ -64,7 +64,8 @@ def test_two_names_at_once_are_refused(refused):
 
 def test_a_plan_of_means_does_not_drop_a_promise_of_every_gap(refused):
     refused(
-        ["plan", "flags", "--trace", "azure-conv", "--tbt", "50ms"], "give the mean, --tpot, or --slo tbt"
+        ["plan", "flags", "--trace", "azure-conv", "--tbt", "50ms"],
+        "give the mean, --tpot, or ask headgate advise",
     )
 
 

@@ -247,7 +247,7 @@ def _run_all(
     trials = [(name, each, seed) for name, each in chosen.items() for seed in start.seeds]
     work = partial(_run_one, start.case(), rate, engines, batch, start.settings.router or DEFAULT_ROUTER)
     workers, outcomes = start.asks.options.workers, dict[tuple[str, int], BesideOutcome]()
-    with start.asks.progress("simulating", len(trials)) as report, workers.start(work, len(trials)) as pool:
+    with start.asks.progress("beside batch", len(trials)) as report, workers.start(work, len(trials)) as pool:
         for (name, _, seed), outcome in as_they_end(pool, trials):
             outcomes[name, seed] = outcome
             report(len(outcomes))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import ceil, inf, isfinite
 from typing import Any, NamedTuple
 
@@ -64,9 +65,11 @@ class PolicyRate:
 class Declined(NamedTuple):
     why: str
     requests: int
+    remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{self.why}; about {self.requests:,} requests each would: take --requests {self.requests}"
+        remedy = self.remedy or f"take --requests {self.requests}"
+        return f"{self.why}; about {self.requests:,} requests each would: {remedy}"
 
 
 @dataclass(frozen=True)
@@ -281,10 +284,8 @@ def refuse_impossible(start: SetUp, top: float) -> None:
     if start.traffic.recorded:
         return
     case, levels = start.case(start.traffic.at_rate), start.traffic.levels
-    task, memory = (
-        RateTrial(PLAIN, {}, None, start.settings.seed, LEAST * top),
-        remembered(start.asks.folder, case),
-    )
+    task = RateTrial(PLAIN, {}, None, start.settings.seed, LEAST * top)
+    memory = remembered(start.asks.folder, case)
     kept = memory.get(task) if memory else None
     if kept is None:
         kept = case.run(task)
@@ -299,6 +300,8 @@ def refuse_impossible(start: SetUp, top: float) -> None:
 # -- runs long enough for the answer
 
 REQUESTS, MOST = 1500, 24_000  # of the first runs and of the longest, unless told otherwise
+LENGTHENS = "leave out --requests, and runs get longer until there is an answer"
+LONGER_TRACE = "take a longer trace, or leave out --as-recorded"
 TIGHT = 0.02  # half of an interval, and what twice the length may change, as shares of the rate
 
 
@@ -311,7 +314,10 @@ class Searched(NamedTuple):
     def declined(
         self, found: PolicyRate, load: float | None = None, lasting: bool = False
     ) -> Declined | None:
-        return declined(found, self.traffic.requests, self.stay, load, lasting)
+        said = declined(found, self.traffic.requests, self.stay, load, lasting)
+        remedy = LONGER_TRACE if self.traffic.recorded else LENGTHENS
+        given = self.traffic.recorded or self.traffic.words.requests
+        return said._replace(remedy=remedy) if said and given else said
 
 
 @dataclass(frozen=True)
@@ -328,7 +334,8 @@ class Lengthening:
     top: float
     droppable: frozenset[str] = frozenset()
     known: Mapping[str, float] = field(default_factory=dict)  # rates that shorter runs gave
-    brief: bool = False  # no longer than it takes to have an answer at all
+    plain: frozenset[str] = frozenset()  # that are the answer where none is significantly better; runs are
+    # then no longer than it takes to have one
     load: float | None = None  # that the answer is for
 
     def search(self) -> Searched:
@@ -339,13 +346,16 @@ class Lengthening:
             enough = fixed or found.left or traffic.requests >= MOST
             if enough or self._done(before, found):
                 return found
-            wanted = max([2 * traffic.requests, *map(ceil, [] if self.brief else self._stays(found))])
+            wanted = max([2 * traffic.requests, *map(ceil, [] if self.plain else self._stays(found))])
             traffic, before = replace(traffic, requests=min(MOST, wanted)), found
 
     def _done(self, before: Searched | None, found: Searched) -> bool:
-        if self.brief:
+        if self.plain:
             best = max(found.found, key=lambda each: each.rate.value)
-            return found.declined(best, self.load, lasting=True) is None
+            plain = max(
+                (each for each in found.found if each.policy in self.plain), key=lambda each: each.rate.value
+            )
+            return found.declined(best if apart(plain, best) else plain, self.load, lasting=True) is None
         if before is None or self._lacks(found):
             return False
         pairs = zip(before.found, found.found, strict=False)
@@ -357,7 +367,8 @@ class Lengthening:
     def _lacks(self, found: Searched) -> list[str]:
         halves = {each.policy: half_width(each.rate) for each in found.found if not each.dropped}
         wide = [f"{name} ±{100 * half:.1f} %" for name, half in halves.items() if half > TIGHT]
-        lacks = [f"not within ±{100 * TIGHT:.0f} %: {', '.join(wide)}"] if wide else []
+        told = wide and not self.plain  # there the intervals stand beside the rates
+        lacks = [f"not within ±{100 * TIGHT:.0f} %: {', '.join(wide)}"] if told else []
         need = max(self._stays(found), default=0.0)
         if found.traffic.requests < need:
             lacks.append(
@@ -377,6 +388,7 @@ class Lengthening:
         case = self.start.case(traffic)
         precision = options.precision if not before else min(options.precision, TIGHT)
         memory, seeds = remembered(folder, case), self.start.seeds
+        progress = partial(progress, f"runs of {traffic.requests:,} requests")
         race = Race(case, self.top, precision, seeds, self.droppable, options.workers, progress, memory)
         known = {text: each.rate.value for text, each in earlier.items()} if before else self.known
         searches, answers, dropped = race.run(chosen, known)

@@ -25,6 +25,7 @@ NEAR = 0.75
 INSIDE = 0.15  # a guess stays this far, as a share of the bracket, from its ends
 EXPECTED = 7  # values tried by a search, for the progress bar
 Progress = Callable[[str, int], Any]  # a context manager that yields a function to report to
+Bar = Callable[[int], Any]  # one that has its label
 
 
 class Search:
@@ -197,7 +198,7 @@ def search_all(
     searches: Mapping[Key, Search] | Mapping[Key, Fewest],
     tasks: Callable[[Key, Any], Sequence[Task]],
     workers: Workers,
-    progress: Progress,
+    progress: Bar,
     memory: AnswerFile[Task, Any] | None = None,
     seeds: int = 1,
 ) -> Values[Key, Task, Answer]:
@@ -210,7 +211,7 @@ def search_all(
     most = seeds * len(searches)
     try:
         timed = partial(_timed, run)
-        with progress("searching", EXPECTED * most) as report, workers.start(timed, most) as pool:
+        with progress(EXPECTED * most) as report, workers.start(timed, most) as pool:
             for done, _ in enumerate(_Searching(pool, searches, tasks, memory, values).run(), 1):
                 report(min(done, EXPECTED * most - 1))
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headgate.advisor.capacity.memory import AnswerFile, file_of
-from headgate.advisor.capacity.search import START, Progress, Search, search_all
+from headgate.advisor.capacity.search import START, Bar, Search, search_all
 from headgate.advisor.capacity.traffic import SearchTraffic, measure
 from headgate.core.errors import RunError
 from headgate.core.policy import BatchPolicy
@@ -104,7 +104,7 @@ def search_rates(
     chosen: Chosen,
     searches: Searches,
     workers: Workers,
-    progress: Progress,
+    progress: Bar,
     memory: AnswerFile[RateTrial, RateOutcome] | None = None,
 ) -> Answers:
     def tasks(key: tuple[str, int], rate: float) -> list[RateTrial]:
@@ -133,7 +133,7 @@ class Race(NamedTuple):
     seeds: range
     droppable: Collection[str]
     workers: Workers
-    progress: Progress
+    progress: Bar
     memory: AnswerFile[RateTrial, RateOutcome] | None = None
 
     def run(self, chosen: Chosen, known: Mapping[str, float]) -> tuple[Searches, Answers, frozenset[str]]:

@@ -11,6 +11,7 @@ from headgate.advisor.advice import Advice, Advised
 from headgate.advisor.capacity.beside import BesidePlan
 from headgate.advisor.capacity.plan import apart
 from headgate.advisor.capacity.traffic import promise, promised_gap
+from headgate.advisor.fewest_engines import least_engines
 from headgate.advisor.flags import FLAG, WHY, graph_flag, loaded_with, model_of, sglang_words
 from headgate.core.request import Slo
 from headgate.cost.laws.work import WorkCost
@@ -33,6 +34,7 @@ CLASSES = (
     "get the promises of this line."
 )
 OTHER_ROUTERS = "headgate plan capacity --find engines --router NAME, repeated, compares others"
+PLAIN_ROWS = "plain: the engine without headgate, at its best flags; defaults: the same without a flag"
 COUNTED = "engines: counted for the best flags of each policy and for the defaults"
 CARE = (
     "λ* is the rate no policy exceeds. Flags were chosen on short runs of one seed; rates and intervals are "
@@ -41,7 +43,7 @@ CARE = (
 
 
 def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> doc.Page:
-    rows, finals = [advice.best, advice.plain, advice.default], [each.found for each in advice.final]
+    finals = [each.found for each in advice.final]
     bars = doc.Drawn(lambda: (capacity.rate_bars("holds", finals, advice.bound.rate, HELD),))
     card = advice.start.card
     loaded = model or model_of(card, advice.start.settings.card) or UNNAMED
@@ -54,14 +56,15 @@ def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> do
         watches = advice.is_plain(advice.best)
         title = "The same with headgate's metrics: it only watches" if watches else "With headgate"
         lines.insert(watches, doc.Section(title, (serve_line(advice, advice.best, loaded), *hint)))
+    if advice.best.fleet and (advice.best.engines or 0) > 1:
+        lines.append(doc.Section("Before the engines", _route_line(advice.best, advice.best.fleet.router)))
     ranked = sorted(advice.first_round, key=lambda each: -each.rate.value)
     short = [doc.row(each.policy, each.rate.value, each.limited_by or "nothing up to λ*") for each in ranked]
     heads = ("policy, flags", "requests\nper s", "gives way first")
-    told = [doc.Section(f"Beside plain {engine.title}", (_beside(advice, rows), bars)), *lines]
     sections = (
         doc.Section("", (_facts(advice),)),
-        *([] if advice.declined else told),
-        doc.Section("Flags tried on long runs", (_finals(advice),)),
+        *([] if advice.declined else lines),
+        doc.Section("Flags tried on long runs", (_finals(advice), bars)),
         doc.Section("Flags tried on short runs", (doc.Grid("", heads, tuple(short)),), doc.PAGE_ONLY),
     )
     about = f"card {card.name}, {advice.start.workload}"
@@ -142,11 +145,13 @@ def _facts(advice: Advice) -> doc.Facts:
         if other := max(others, key=lambda each: each.found.rate.value, default=None):
             facts["Next policy"] = f"{other.text}: {_against(advice, other)}"
     if advice.best.engines and advice.best.engines > 1:
-        needs = (f"{router}: {_many(advice, engines)}" for router, engines in advice.best.routers.items())
-        facts["Router"] = f"engines behind {', '.join(needs)}; {OTHER_ROUTERS}"
+        behind = (f"{router}: {_many(advice, engines)}" for router, engines in advice.best.routers.items())
+        facts["Router"] = f"engines behind {', '.join(behind)}; {OTHER_ROUTERS}"
     if advice.beside:
         facts["Background"] = background_said(advice.best.name, advice.beside)
-    facts["No policy"] = f"above λ* = {doc.number(advice.bound.rate)} requests/s on one engine"
+    least = advice.load and least_engines(advice.load, advice.bound)
+    needs = f"; your load needs at least {doc.plural(least, 'engine')}" if least else ""
+    facts["No policy"] = f"above λ* = {doc.number(advice.bound.rate)} requests/s on one engine{needs}"
     facts["Runs"] = f"{advice.requests:,} requests each, {doc.plural(len(advice.start.seeds), 'seed')}"
     return doc.Facts(facts)
 
@@ -165,16 +170,6 @@ def _against(advice: Advice, other: Advised) -> str:
     if abs(less) <= error:
         return f"{said} (within the card's error)"
     return said if apart(best.found, other.found) else f"{said} (not significant)"
-
-
-def _beside(advice: Advice, rows: Sequence[Advised]) -> doc.Grid:
-    words, cells = ("the answer", "plain, best flags", "plain, defaults"), []
-    for word, each in zip(words, rows, strict=True):
-        rate, way = each.found.rate, each.found.limited_by or "nothing up to λ*"
-        flags = (each.text, each.slots, each.budget)
-        cells.append(doc.row(word, *flags, rate.value, doc.span(rate), _engines(advice, each), way))
-    heads = ("", "policy", "slots", "tokens\na step", "requests\nper s", "95 % interval", "engines")
-    return doc.Grid("", (*heads, "gives way first"), tuple(cells))
 
 
 def background_said(answer: str, plan: BesidePlan) -> str:
@@ -196,14 +191,25 @@ def _many(advice: Advice, engines: int | None) -> str:
 
 
 def _finals(advice: Advice) -> doc.Grid:
-    rows = []
+    rows, named = [], {"answer": advice.best, "plain": advice.plain, "defaults": advice.default}
+    named = {word: each for word, each in named.items() if word != "answer" or not advice.declined}
     for each in advice.final:
         rate, share = each.found.rate, doc.valued(f"{100 * each.found.share:.0f} %", 100 * each.found.share)
-        figures = (each.slots, each.budget, rate.value, doc.span(rate), share)
-        rows.append(doc.row(each.text, *figures, _engines(advice, each)))
-    heads = ("policy", "slots", "tokens\na step", "requests\nper s", "95 % interval", "of λ*", "engines")
+        figures = (each.slots, each.budget, rate.value, doc.span(rate), _engines(advice, each))
+        words = ", ".join(word for word, other in named.items() if each is other)
+        rows.append(doc.row(each.text, *figures, words, share))
+    heads = (
+        "policy",
+        "slots",
+        "tokens\na step",
+        "requests\nper s",
+        "95 % interval",
+        "engines",
+        "which is",
+        "of λ*",
+    )
     counted = () if advice.load is None or advice.declined else (COUNTED,)
-    return doc.Grid("", heads, tuple(rows), counted)
+    return doc.Grid("", heads, tuple(rows), (PLAIN_ROWS, *counted), minor=heads[-1:])
 
 
 def serve_line(advice: Advice, each: Advised, model: str) -> doc.Code:
@@ -217,6 +223,12 @@ def serve_line(advice: Advice, each: Advised, model: str) -> doc.Code:
     promises = {"ttft": slo.first_token, between: slo.between_tokens}
     parts += [f"--{word} {1000 * limit:g}ms" for word, limit in promises.items() if limit is not None]
     return pasted([*parts, *_limits(advice, each)])
+
+
+def _route_line(best: Advised, router: str) -> tuple[doc.Code, str]:
+    engines = [f"--engine http://HOST{place}:8000" for place in (1, 2)]
+    line = ["headgate route", *engines, f"--router {router}", f"--slots {best.slots}"]
+    return pasted(line), f"HOST1, HOST2, ...: where the {best.engines} engines are; repeat --engine."
 
 
 def _limits(advice: Advice, each: Advised) -> list[str]:

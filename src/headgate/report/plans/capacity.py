@@ -90,6 +90,8 @@ def apart_said(other: OtherTimes | None, holds: str, unit: str = "requests/s") -
 
 def asked(levels: Sequence[Level], classes: Sequence[tuple[str, float]]) -> dict[str, str]:
     facts = {"Levels": "; ".join(str(level) for level in levels if level.statistic)}
+    if any(level.statistic.startswith("p") for level in levels):
+        facts["Levels"] += "; the rest may take any time"
     known = [str(level) for level in levels if not level.statistic]
     if known:
         facts["Promised"] = "; ".join(known) + " (told to policies, not checked)"

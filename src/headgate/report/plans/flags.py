@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Any
 
-from headgate.advisor.advice import FlagsTried
-from headgate.advisor.capacity.plan import apart
-from headgate.advisor.capacity.traffic import Level
 from headgate.advisor.drafts import SIZES, DraftsPlan, DraftsRun
 from headgate.advisor.flags import (
     NO_PLUG_IN,
@@ -21,7 +18,6 @@ from headgate.advisor.flags import (
     sglang_words,
 )
 from headgate.report import document as doc
-from headgate.report.plans.capacity import asked
 from headgate.report.plans.threshold import lengths
 from headgate.sim.engine.engine import Engine
 
@@ -46,7 +42,10 @@ def flags_page(plan: FlagsPlan, command: Sequence[str], more: Sequence[doc.Secti
     sections = (doc.Section("", tuple(blocks)), doc.Section("Command", _command(plan, words)), *more)
     rate = f"{doc.number(plan.rate)} requests/s at {doc.number(1000 * plan.per_token)} ms per token"
     bar = f", ±{100 * about.error:.0f} % (derived card)" if about.error else ""
-    verdict, named = f"Set {' '.join(words)}: saturated, {rate}{bar}.", f"{about.source}, {about.workload}"
+    load = about.load.rate
+    share = f"; your load is {100 * load / plan.rate:.0f} % of it" if load and load < plan.rate else ""
+    verdict = f"Set {' '.join(words)}: saturated, {rate}{bar}{share}."
+    named = f"{about.source}, {about.workload}"
     title = f"Flags for plain {plan.served_by.title}"
     return doc.plan_page(title, named, verdict, sections, about.notes, command)
 
@@ -69,42 +68,6 @@ def pasted(parts: Sequence[str]) -> doc.Code:
             lines.append("   ")
         lines[-1] += f" {part}"
     return doc.Code(" \\\n".join(lines)[1:])
-
-
-def promised_page(
-    plan: FlagsPlan, tried: FlagsTried, levels: Sequence[Level], command: Sequence[str]
-) -> doc.Page:
-    flags = (doc.row(f"{each.name} {each.value}", doc.Cell(each.why, tone="prose")) for each in tried.flags)
-    rates = []
-    for each in sorted(tried.final, key=lambda each: -each.found.rate.value):
-        word = "vLLM's own" if each is tried.own else "by the card" if each.budget == tried.formula else ""
-        rate, way = each.found.rate, each.found.limited_by or "nothing up to λ*"
-        rates.append(doc.row(each.slots, each.budget, word, rate.value, doc.span(rate), way))
-    heads = ("slots", "tokens\na step", "", "requests\nper s", "95 % interval", "gives way first")
-    facts, searched = doc.Facts(asked(levels, ())), doc.Grid("", heads, tuple(rates))
-    sections = [doc.Section("", (facts,))]
-    if not tried.declined:
-        words = [f"{each.name} {each.value}" for each in tried.flags]
-        sections = [doc.Section("", (facts, doc.Grid("", ("flag", "why"), tuple(flags))))]
-        sections.append(doc.Section("Command", _command(plan, words)))
-    sections.append(doc.Section("Searched", (searched,)))
-    title, named = "Flags for plain vLLM", f"{plan.situation.source}, {plan.situation.workload}"
-    said = _against_own(tried)
-    return doc.plan_page(title, named, said, sections, tried.notes, command, answer_first=True)
-
-
-def _against_own(tried: FlagsTried) -> str:
-    best, own = tried.best, tried.own
-    mine = best.found.rate.value
-    if tried.declined:
-        return f"No answer: {tried.declined}."
-    flags = f"--max-num-seqs {best.slots} --max-num-batched-tokens {best.budget}"
-    said = f"{flags} holds {doc.number(mine)} requests/s under the promise"
-    if own is best:
-        return f"{said}: vLLM's own flags."
-    change = 100 * (own.found.rate.value / mine - 1)
-    told = "" if apart(best.found, own.found) else " (not significant)"
-    return f"{said}; vLLM's own {own.slots} and {own.budget} hold {abs(change):.1f} % less{told}."
 
 
 def sglang_said(made: Mapping[str, tuple[str, Mapping[str, Any]]], engine: Engine) -> list[str]:
