@@ -318,20 +318,10 @@ def _counted(each: Advised, settings: Experiment, asks: Asked, routers: Sequence
         (found,) = plan.found
         each = replace(each, routers=each.routers | {router: found.engines})
         if each.fleet is None or (found.engines or inf) < (each.engines or inf):
-            notes = (*plan.notes, *_fewer_than_alone(plan.rate, found.engines, each.found.rate.value))
-            each = replace(each, engines=found.engines, fleet=found, notes=notes)
+            each = replace(each, engines=found.engines, fleet=found, notes=plan.notes)
         if each.engines == 1:
             break
     return each
-
-
-def _fewer_than_alone(load: float, engines: int | None, rate: float) -> list[str]:
-    if engines is None or engines >= (alone := ceil(load / rate)):
-        return []
-    return [
-        f"{engines} engines bear more than {engines} times what one holds, {rate:.4g} requests/s, for they "
-        f"even out bursts; {alone}, the number by one engine's rate, are on the safe side"
-    ]
 
 
 # -- what is worth trying

@@ -226,7 +226,7 @@ def fitting(text: str) -> list[str]:
 
 
 ALIASES = {  # of the roles of columns, as logs call them, in small letters and with _ for spaces
-    "arrival": "arrival arrival_time arrived_at created_at created start_time timestamp time ts",
+    "arrival": "arrival arrival_time arrived_at received_at created_at created start_time timestamp time ts",
     "prompt": "prompt prompt_tokens prompt_length prompt_len input input_tokens input_length input_len",
     "output": "output output_tokens output_length output_len completion_tokens generated_tokens",
     "class": "class",
@@ -235,6 +235,9 @@ ALIASES = {  # of the roles of columns, as logs call them, in small letters and 
     "prefix": "prefix",
     "prefix_tokens": "prefix_tokens",
 }
+
+
+LIKELY = {"prompt": "(^|_)in", "output": "(^|_)out"}  # what the name of such a column often has
 
 
 def named_roles(header: Sequence[str]) -> dict[str, str]:
@@ -247,8 +250,14 @@ def named_roles(header: Sequence[str]) -> dict[str, str]:
 def _to_paste(header: Sequence[str]) -> str:
     """Columns that are not recognised stand for the roles that are left, in order."""
     named = named_roles(header)
-    left = iter([column[:40] for column in header if column not in named.values()])
-    return ",".join(f"{role}={named.get(role) or next(left, '..')}" for role in list(ALIASES)[:3])
+    left = [column for column in header if column not in named.values()]
+    for role, sign in LIKELY.items():
+        likely = (column for column in left if role not in named and re.search(sign, column.lower()))
+        if column := next(likely, ""):
+            named[role] = column
+            left.remove(column)
+    rest = iter(left)
+    return ",".join(f"{role}={named.get(role, '') or next(rest, '..')[:40]}" for role in list(ALIASES)[:3])
 
 
 def rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,7 +109,8 @@ DERIVED = {
 
 
 def pasted(text: str, program: str) -> str:
-    """The line to paste that begins with it, on one line."""
+    """The line to paste that begins with it, on one line; of plain vLLM the one with its best flags."""
+    text = text.partition("at its best flags\n")[2] if "at its best flags\n" in text else text
     lines = text.replace("\\\n", " ").splitlines()
     return flat(next(line for line in lines if line.startswith(program)))
 
@@ -307,3 +309,19 @@ def test_conversations_are_refused_at_once(refused):
 def test_the_help_lists_no_flag_that_is_refused(headgate):
     shown = headgate("advise", "--help").out
     assert "--turns" not in shown and "--think" not in shown and "--shared-prefix" in shown
+
+
+def test_promises_of_classes_are_printed_as_the_file_that_serve_takes(headgate, tmp_path):
+    levels = "ttft=400ms@p95:chat,tbt=60ms@p99:chat,ttft=2s@p95:long text"
+    words = ["--classes", "chat=80%,long text=20%", "--policy", "keep", "--slots", 64, "--cache", "none"]
+    run = headgate("advise", *SMALL, "--slo", levels, *words)
+    made = re.search(
+        r'\[classes\.chat\].*\[classes\."long text"\].*?(?=\nThis is headgate.toml)', run.out, re.S
+    )
+    (tmp_path / "headgate.toml").write_text(made[0])
+    classes = tomllib.loads(made[0])["classes"]
+    assert classes == {"chat": {"ttft": "400ms", "tbt": "60ms"}, "long text": {"ttft": "2000ms"}}
+    ours = next(
+        line for line in run.out.replace("\\\n", " ").splitlines() if line.startswith("headgate serve")
+    )
+    assert headgate(*shlex.split(ours)[1:], "--dry-run").code == 0 and "--config headgate.toml" in ours

@@ -63,7 +63,9 @@ def test_advice_counts_engines_for_both(headgate, bursts):
     said = headgate(*args, "--cache", "none", "--json", "found.json")
     other = json.loads(Path("found.json").read_text())["other_times"]
     assert other["other"] < 0.8 * other["answer"] and other["engines"] > 1
-    assert f"Your load then needs {other['engines']} engines." in " ".join(said.out.split())
+    assert f"Your load then needs {other['engines']} engines: plan for the larger number, " in " ".join(
+        said.out.split()
+    )
 
 
 def test_what_only_recorded_times_share_is_said(headgate, bursts):

@@ -8,6 +8,7 @@ import pytest
 from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import ANY, CLOSED, DECODE, STAY, Move, RoutePolicy, Routing, Stage
 from headgate.core.policy import End
+from headgate.core.request import Slo
 from headgate.live.route.gate.gate import ClassLimits, EngineState, Gate, Lapsed, Refused, TicketState
 from headgate.live.route.gate.queue import assign, live_room
 from headgate.methods.balance.balance import LeastLoaded
@@ -437,3 +438,33 @@ def test_wake_ups_in_the_past_mean_soon():
     ticket = made.arrive("chat", 1, 1)
     loop.go(0.1)
     assert ticket.state is TicketState.PREFILLING and made.fallen is None
+
+
+def test_the_largest_weight_goes_first_and_background_work_takes_no_place_from_others():
+    made, loop = gate(engines=1, slots=2, kinds=("gold", "chat", "batch"))  # three at once
+    batch = [made.arrive("batch", 10, 100, slo=Slo(background=True)) for _ in range(4)]
+    chat = [made.arrive("chat", 10, 100, slo=Slo(1.0)) for _ in range(4)]
+    gold = made.arrive("gold", 10, 100, slo=Slo(1.0, weight=10.0))
+
+    def waiting():
+        loop.go(0.0)
+        sound(made)
+        return [each for each in (*batch, *chat, gold) if each.state is TicketState.QUEUED]
+
+    assert waiting() == [batch[3], chat[3], gold]
+    made.end(batch[0], End.STOPPED, 7)
+    assert waiting() == [batch[3], chat[3], gold]  # the place was none of theirs, nor is it batch's now
+    made.end(chat[0], End.STOPPED, 7)
+    assert waiting() == [batch[3], chat[3]]
+    made.back(batch[1])  # its engine failed it
+    assert waiting() == [batch[1], batch[3], chat[3]]
+    made.end(chat[1], End.ABORTED)
+    assert waiting() == [batch[1], batch[3]]
+    for each in (chat[2], chat[3]):
+        made.end(each, End.STOPPED, 7)
+    assert waiting() == [batch[3]]
+    made.set_engine(0, up=False)
+    made.end(batch[1], End.STOPPED, 7)
+    assert waiting() == [batch[3]]
+    made.set_engine(0, up=True)
+    assert waiting() == []

@@ -18,7 +18,7 @@ from headgate.core.build import mypyc_attr, quick
 from headgate.core.errors import InputError
 from headgate.core.fleet import STAY, Fleet, Move, RoutePolicy, Routing, Stage
 from headgate.core.policy import End
-from headgate.core.request import Request
+from headgate.core.request import Request, weight_of
 from headgate.methods.balance.prefix_index import UNKNOWN, Sharing
 from headgate.methods.fluid.gates import Draw
 
@@ -248,6 +248,8 @@ class Affinity(LeastLoaded):
 
 CHOICES: Final = 40  # bits of a key for the number of a choice, below its load
 CLOSED: Final = 1 << 100  # a key above all others
+LAST: Final = 1.0  # the rank of background work; that of others is their weight, below 0
+NOWHERE: Final = (-1, 0.0)
 
 
 def one_move(id: int, engine: int, stage: Stage) -> Routing:
@@ -255,29 +257,35 @@ def one_move(id: int, engine: int, stage: Stage) -> Routing:
 
 
 class Assigned:
-    """Requests that were given to an engine and are not sent there yet, first come first served."""
+    """Requests that were given to an engine and are not sent there yet: the largest weight first, background
+    last, of equals the one that came first.
+    """
 
     def __init__(self, engines: Iterable[int], decodes: bool = False) -> None:
         """They wait for a place for their prompt, or for their decode."""
-        self._lines: dict[int, OrderedDict[int, Request]] = {engine: OrderedDict() for engine in engines}
+        self._lines: dict[int, dict[float, OrderedDict[int, Request]]] = {engine: {} for engine in engines}
         self._decodes = decodes
-        self._given: dict[int, int] = {}  # request: its line
+        self._given: dict[int, tuple[int, float]] = {}  # request: its line
         self._touched: list[int] = []  # engines on which something has changed
 
     def give(self, request: Request, engine: int, first: bool = False) -> None:
-        line = self._lines.get(engine)
-        if line is None:
-            line = self._lines[engine] = OrderedDict()
+        rank = LAST if request.slo.background else -weight_of(request)
+        line = self._lines.setdefault(engine, {}).setdefault(rank, OrderedDict())
         line[request.id] = request
         if first:
             line.move_to_end(request.id, last=False)
-        self._given[request.id] = engine
+        self._given[request.id] = engine, rank
         self._touched.append(engine)
 
     def drop(self, id: int) -> None:
-        engine = self._given.pop(id, None)
-        if engine is not None:
-            del self._lines[engine][id]
+        engine, rank = self._given.pop(id, NOWHERE)
+        if engine >= 0:
+            self._lines[engine][rank].pop(id)
+            self._tidy(engine, rank)
+
+    def _tidy(self, engine: int, rank: float) -> None:
+        if not self._lines[engine][rank]:
+            del self._lines[engine][rank]
 
     def touch(self, engine: int) -> None:
         if self._given and engine in self._lines:
@@ -287,25 +295,31 @@ class Assigned:
         """Requests that wait for any other engine than these; they wait in no line any more."""
         keep: set[int] = set(open)
         freed: list[Request] = []
-        for engine, line in self._lines.items():
+        for engine, lines in self._lines.items():
             if engine in keep:
                 self._touched.append(engine)
                 continue
-            freed += line.values()
-            for id in line:
-                del self._given[id]
-            line.clear()
+            for rank in sorted(lines):
+                freed += lines[rank].values()
+            lines.clear()
+        for request in freed:
+            del self._given[request.id]
         return freed
 
     def next(self, fleet: Fleet) -> tuple[int, int] | None:
         while self._touched:
             engine = self._touched[-1]
-            line = self._lines[engine]
+            lines = self._lines[engine]
             replica = fleet.replicas[engine]
-            if line and (replica.slots > 0 if self._decodes else replica.idle):
-                id, _ = line.popitem(last=False)
+            if lines and (replica.slots > 0 if self._decodes else replica.idle):
+                rank = min(lines)
+                if rank == LAST and replica.load >= replica.room.decodes:
+                    self._touched.pop()  # there is room for others only
+                    continue
+                id, _ = lines[rank].popitem(last=False)
                 del self._given[id]
-                if not line:  # it may not be asked again while no request waits
+                self._tidy(engine, rank)
+                if not lines:  # it may not be asked again while no request waits
                     self._touched.pop()
                 return id, engine
             self._touched.pop()

@@ -11,8 +11,9 @@ from headgate.advisor.advice import Advice, Advised
 from headgate.advisor.capacity.beside import BesidePlan
 from headgate.advisor.capacity.plan import apart
 from headgate.advisor.capacity.traffic import promise, promised_gap
+from headgate.advisor.capacity.trials import Contender
 from headgate.advisor.fewest_engines import least_engines
-from headgate.advisor.flags import FLAG, WHY, graph_flag, loaded_with, model_of, sglang_words
+from headgate.advisor.flags import FLAG, WHY, graph_flag, graphs_said, loaded_with, model_of, sglang_words
 from headgate.core.request import Slo
 from headgate.cost.laws.work import WorkCost
 from headgate.cost.likeness import throughput_error
@@ -20,7 +21,7 @@ from headgate.experiment.run import DEFAULT_ROUTER
 from headgate.report import document as doc
 from headgate.report.plans import capacity
 from headgate.report.plans.flags import UNNAMED, pasted, unnamed
-from headgate.settings_base import BETWEEN
+from headgate.settings_base import BETWEEN, promised
 
 OTHER_DRAFTS = (
     "All rates are simulated with the drafts that --speculate names. headgate plan speculation says whether "
@@ -30,11 +31,11 @@ SIMULATED = "All rates are simulated with such graphs, those of vLLM at its defa
 TOO_SHORT = " at most, λ*: the runs are too short to say what gives way first"
 HELD = "What one engine holds under the promise; the thin line is the interval over seeds."
 CLASSES = (
-    "Put your classes into a file for --config: what each is promised, which is background. Else all of them "
-    "get the promises of this line."
+    'This is headgate.toml. A request names its class, "vllm_xargs": {"headgate_class": "NAME"}, or headgate '
+    "route gives it one by its key."
 )
 OTHER_ROUTERS = "headgate plan capacity --find engines --router NAME, repeated, compares others"
-PLAIN_ROWS = "plain: the engine without headgate, at its best flags; defaults: the same without a flag"
+PLAIN_ROWS = "plain: without headgate, at its best flags; defaults: the same without a flag"
 COUNTED = "engines: counted for the best flags of each policy and for the defaults"
 CARE = (
     "λ* is the rate no policy exceeds. Flags were chosen on short runs of one seed; rates and intervals are "
@@ -48,16 +49,21 @@ def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> do
     card = advice.start.card
     loaded = model or model_of(card, advice.start.settings.card) or UNNAMED
     engine = advice.served_by
-    plain = pasted([f"{engine.serve} {quote(loaded)}", *_limits(advice, advice.plain)])
     stands_for = (f"{unnamed(card.model)} --model puts it there.",) if loaded == UNNAMED else ()
-    lines = [doc.Section(f"Plain {engine.title} at its best flags", (plain, *stands_for))]
+    own = {"its defaults": advice.default} if is_enough(advice) else {}
+    lines = []
+    for which, each in (own | {"its best flags": advice.plain}).items():
+        line = pasted([f"{engine.serve} {quote(loaded)}", *_limits(advice, each)])
+        lines.append(doc.Section(f"Plain {engine.title} at {which}", (line, *stands_for)))
     if engine.title == "vLLM" or not advice.is_plain(advice.best):
-        hint = (CLASSES,) if advice.start.settings.classes else ()
         watches = advice.is_plain(advice.best)
         title = "The same with headgate's metrics: it only watches" if watches else "With headgate"
-        lines.insert(watches, doc.Section(title, (serve_line(advice, advice.best, loaded), *hint)))
+        ours = doc.Section(title, serve_lines(advice, advice.best, loaded))
+        lines.insert(len(lines) - (not watches), ours)
     if advice.best.fleet and (advice.best.engines or 0) > 1:
-        lines.append(doc.Section("Before the engines", _route_line(advice.best, advice.best.fleet.router)))
+        first = advice.default if is_enough(advice) else advice.best
+        before = _route_line(first, advice.best.engines or 0, advice.best.fleet.router)
+        lines.append(doc.Section("Before the engines", before))
     ranked = sorted(advice.first_round, key=lambda each: -each.rate.value)
     short = [doc.row(each.policy, each.rate.value, each.limited_by or "nothing up to λ*") for each in ranked]
     heads = ("policy, flags", "requests\nper s", "gives way first")
@@ -70,7 +76,8 @@ def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> do
     about = f"card {card.name}, {advice.start.workload}"
     graphed = engine.title == "vLLM" and promised_gap(advice.levels) is not None
     graphs = (f"{FLAG}: {WHY} {SIMULATED}",) if graphed else ()
-    counted = [note for note in advice.best.notes if note not in advice.notes]
+    told = (*advice.notes, *graphs_said(advice.start.settings, advice.start.engine, advice.levels))
+    counted = [note for note in advice.best.notes if note not in told]
     notes = (*advice.notes, *counted, *graphs, *([OTHER_DRAFTS] if advice.start.engine.speculation else []))
     return doc.plan_page("Advice", about, answer(advice), sections, notes, command, CARE, answer_first=True)
 
@@ -95,17 +102,23 @@ def answer(advice: Advice) -> str:
         verdict += f". Cannot tell it from {plain}: the card cannot separate them"
     if advice.load is None:
         return doc.sentence(verdict)
-    load, default, many = doc.number(advice.load), advice.default, best.engines or advice.most
+    load, many = doc.number(advice.load), best.engines or advice.most
     needs = ("" if best.engines else "more than ") + capacity.engines_said(many, advice.start.card)
     if best.fleet and best.fleet.router not in (DEFAULT_ROUTER, advice.start.settings.router):
         needs += f" behind router {best.fleet.router}"
     needs += f", {capacity.engines_range(best.engines, error)}" if error and best.engines else ""
     if best.engines and best.fleet and best.fleet.crowded:
         needs += f", at {100 * best.fleet.crowded:.0f} % of λ* with these flags: {best.engines + 1} are safer"
-    if best.engines and default.engines == best.engines and default.name != best.name:
+    if is_enough(advice):
         enough = f"Plain {engine.title} at its defaults is enough for your load of {load} requests/s: {needs}"
         return f"{enough}. For more: {verdict}."
     return doc.sentence(f"{verdict}. Your load of {load} requests/s needs {needs}{_also_plain(advice)}")
+
+
+def is_enough(advice: Advice) -> bool:
+    """Whether the engine without a flag bears the load with as few engines as the answer."""
+    best, default = advice.best, advice.default
+    return bool(best.engines) and default.engines == best.engines and default.name != best.name
 
 
 def _also_plain(advice: Advice) -> str:
@@ -128,10 +141,13 @@ def _also_plain(advice: Advice) -> str:
 
 def other_said(advice: Advice) -> str:
     said = capacity.apart_said(advice.other, "holds")
-    if not said or advice.load is None:
+    if not said or advice.load is None or not advice.other_engines:
         return said
-    many = doc.plural(advice.other_engines, "engine") if advice.other_engines else f"more than {advice.most}"
-    return f"{said} Your load then needs {many}."
+    if advice.other_engines == advice.best.engines:
+        return ""
+    most = max(advice.other_engines, advice.best.engines or 0)
+    then = f"Your load then needs {doc.plural(advice.other_engines, 'engine')}"
+    return f"{said} {then}: plan for the larger number, {most}."
 
 
 def _facts(advice: Advice) -> doc.Facts:
@@ -147,6 +163,10 @@ def _facts(advice: Advice) -> doc.Facts:
     if advice.best.engines and advice.best.engines > 1:
         behind = (f"{router}: {_many(advice, engines)}" for router, engines in advice.best.routers.items())
         facts["Router"] = f"engines behind {', '.join(behind)}; {OTHER_ROUTERS}"
+    for size in advice.best.fleet.sizes if advice.best.fleet else ():
+        if size.engines in (advice.best.engines, (advice.best.engines or 0) - 1):
+            kept = (f"{level} {100 * share.value:.1f} %" for level, share in size.shares.items())
+            facts[f"In time on {size.engines}"] = ", ".join(kept)
     if advice.beside:
         facts["Background"] = background_said(advice.best.name, advice.beside)
     least = advice.load and least_engines(advice.load, advice.bound)
@@ -212,23 +232,42 @@ def _finals(advice: Advice) -> doc.Grid:
     return doc.Grid("", heads, tuple(rows), (PLAIN_ROWS, *counted), minor=heads[-1:])
 
 
-def serve_line(advice: Advice, each: Advised, model: str) -> doc.Code:
-    sglang = ["--engine sglang"] if advice.served_by.title == "SGLang" else []
-    policy = advice.start.settings.engine if advice.is_plain(each) else each.policy
-    parts = [f"headgate serve {quote(model)}", *sglang, f"--policy {quote(policy)}"]
-    parts += [f"--set {quote(f'{key}={value}')}" for key, value in each.settings.items()]
-    parts.append(f"--card {quote(advice.start.settings.card)}")
-    slo = promise([level for level in advice.levels if not level.kind], "", Slo())
+def serve_lines(advice: Advice, each: Advised, model: str) -> tuple[doc.Block, ...]:
+    """The line to paste; where classes were promised something, with the file that says what."""
+    settings, traffic = advice.start.settings, advice.start.traffic
+    policy = settings.engine if advice.is_plain(each) else each.policy
+    mine = _times(promise([level for level in advice.levels if not level.kind], "", Slo()))
+    parts = [f"headgate serve {quote(model)}", *(["--engine sglang"] if settings.engine == "sglang" else [])]
+    if not (settings.classes or any(level.kind for level in advice.levels)):
+        parts += [f"--policy {quote(policy)}"]
+        parts += [f"--set {quote(f'{key}={value}')}" for key, value in each.settings.items()]
+        parts += [f"--card {quote(settings.card)}", *(f"--{word} {time}" for word, time in mine.items())]
+        return (pasted([*parts, *_limits(advice, each)]),)
+    slos = {kind.name: kind.slo for kind in traffic.at_rate.at(1.0, settings.seed).kinds if kind.name}
+    for own in settings.classes:
+        slos.setdefault(own.name, promised(own, weight=own.weight, background=own.background))
+    whole = Contender(policy, each.settings).text
+    words = {"policy": whole, "card": settings.card, **mine}
+    lines = [f"{word} = {json.dumps(value)}" for word, value in words.items()]
+    for name, slo in slos.items():
+        lines += ["", f"[classes.{name if name.isidentifier() else json.dumps(name)}]"]
+        lines += [f"{word} = {json.dumps(time)}" for word, time in _times(slo).items()]
+        lines += [f"weight = {slo.weight:g}"] if slo.weight is not None else []
+        lines += ["background = true"] if slo.background else []
+    line = pasted([*parts, "--config headgate.toml", *_limits(advice, each)])
+    return line, doc.Code("\n".join(lines)), CLASSES
+
+
+def _times(slo: Slo) -> dict[str, str]:
     between = next(word for word, kind in BETWEEN.items() if kind == slo.between_kind)
-    promises = {"ttft": slo.first_token, between: slo.between_tokens}
-    parts += [f"--{word} {1000 * limit:g}ms" for word, limit in promises.items() if limit is not None]
-    return pasted([*parts, *_limits(advice, each)])
+    times = {"ttft": slo.first_token, between: slo.between_tokens}
+    return {word: f"{1000 * limit:g}ms" for word, limit in times.items() if limit is not None}
 
 
-def _route_line(best: Advised, router: str) -> tuple[doc.Code, str]:
-    engines = [f"--engine http://HOST{place}:8000" for place in (1, 2)]
-    line = ["headgate route", *engines, f"--router {router}", f"--slots {best.slots}"]
-    return pasted(line), f"HOST1, HOST2, ...: where the {best.engines} engines are; repeat --engine."
+def _route_line(each: Advised, engines: int, router: str) -> tuple[doc.Code, str]:
+    hosts = [f"--engine http://HOST{place}:8000" for place in (1, 2)]
+    line = ["headgate route", *hosts, f"--router {router}", f"--slots {each.slots}"]
+    return pasted(line), f"HOST1, HOST2, ...: where the {engines} engines are; repeat --engine."
 
 
 def _limits(advice: Advice, each: Advised) -> list[str]:

@@ -15,6 +15,7 @@ from headgate.advisor.set_up import OtherTimes
 from headgate.cost.card import Card
 from headgate.report import document as doc
 from headgate.report.charts import COLOURS, Axis, Bar, Bars, Chart, Mark, Series
+from headgate.stats.comparison import EDGES
 
 ENOUGH = (
     "A fleet is enough if it keeps every level with every seed. The row below it is one engine fewer, if "
@@ -154,7 +155,7 @@ def _beside_facts(plan: BesidePlan) -> dict[str, str]:
     rate, most, tokens = map(doc.number, (plan.rate, plan.promised_bound, plan.bound))
     facts["Load"] = f"{rate} requests/s with a promise, {most} at most"
     facts["Beside"] = f"{plan.clients:,} clients of {plan.name}, each sends when its last request returns"
-    facts["No policy"] = f"gives {plan.name} more than {tokens} tokens/s (promises not counted)"
+    facts["No policy"] = f"gives {plan.name} more than {tokens} tokens/s (all others served, late or not)"
     facts["Runs"] = f"{plan.requests:,} requests with a promise, {doc.plural(len(plan.start.seeds), 'seed')}"
     return facts
 
@@ -183,7 +184,9 @@ def left_said(plan: BesidePlan) -> str:
 def _left(found: Sequence[PolicyBeside]) -> doc.Grid:
     rows = []
     for each in found:
-        share = doc.valued(f"{100 * each.share:.0f} %", 100 * each.share)
+        # Beyond it only where promised requests, which the bound serves all, were left for later
+        known = each.share <= EDGES
+        share = doc.valued(f"{100 * each.share:.0f} %", 100 * each.share) if known else doc.Cell("-")
         figures = (doc.span(each.tokens), share, doc.share(each.kept))
         missed = each.missed or "every level"
         tokens, none = each.tokens.value, each.unanswered

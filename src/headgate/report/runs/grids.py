@@ -236,16 +236,16 @@ def fleets(figures: Mapping[str, FleetFigures]) -> Grid:
             rows.append(row(f"{name}{router}", f"{pool.engines} {pool.role}", busy, *cells))
     heads: tuple[str, ...] = ("fleet", "engines", "busy\n%", "decodes at once\nleast / mean / most")
     heads += ("requests served\nleast / mean / most", *(("revenue /s\nper engine",) if priced else ()))
-    notes = dict.fromkeys(note for found in figures.values() for note in _earned(found))
+    notes = dict.fromkeys(note for name, found in figures.items() for note in _earned(name, found))
     return Grid("", heads, tuple(rows), tuple(notes), grouped=True)
 
 
-def _earned(found: FleetFigures) -> Iterator[str]:
+def _earned(name: str, found: FleetFigures) -> Iterator[str]:
     if found.prices:
         yield "Revenue: {prompt:g} per prompt token, {output:g} per output token.".format(**found.prices)
     if found.prices and len(found.kind_revenue) > 1:
         each = ", ".join(f"{name or '-'} {number(value)}" for name, value in found.kind_revenue.items())
-        yield f"{found.router}: revenue {number(found.revenue)} /s: {each}."
+        yield f"{name}: revenue {number(found.revenue)} /s: {each}."
 
 
 # -- by class of request, by tenant and by engine

@@ -6,6 +6,7 @@ import pytest
 
 from fleet_worlds import carry_out
 from headgate.core.fleet import ANY, CLOSED, DECODE, STAY, Move, Stage, endless
+from headgate.core.request import NO_SLO
 from headgate.core.roster import Roster
 from headgate.methods.split.split import Split
 
@@ -16,7 +17,7 @@ class Drivable:
     def __init__(self) -> None:
         self.router = Split(2, 1)
         self.roster = Roster(self.router.roles(2), endless, ("",))
-        self.request = SimpleNamespace(id=0, kind="", prompt=8)
+        self.request = SimpleNamespace(id=0, kind="", prompt=8, slo=NO_SLO, priority=0)
         self.roster.arrive(self.request)
         self.router.arrived(self.request, 0.0)
 
@@ -46,7 +47,7 @@ def test_a_request_sent_whole_weighs_on_its_engine_as_long_as_its_prompt_runs():
     roster = Roster(router.roles(3), endless, ("",))
     places = []
     for id, prompt in enumerate((8, 1, 1)):
-        request = SimpleNamespace(id=id, kind="", prompt=prompt)
+        request = SimpleNamespace(id=id, kind="", prompt=prompt, slo=NO_SLO, priority=0)
         roster.arrive(request)
         router.arrived(request, 0.0)
         (move,) = router.route(roster).moves

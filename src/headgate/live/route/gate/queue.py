@@ -131,18 +131,23 @@ class EngineState:
             raise InputError(f"role {self.role!r} of an engine is not known; give auto, any, mixed or solo")
         return self
 
-    def room(self, role: str, deep: bool) -> Room:
+    def room(self, role: str, deep: bool, background: int = 0) -> Room:
         if not self.up:
             return CLOSED
         if self.rooms is not None:
             return self.rooms(role)
-        return live_room(role, self.slots, self.prompts, deep, self.most)
+        room = live_room(role, self.slots, self.prompts, deep, self.most)
+        if not deep or room.total == self.most:
+            return room
+        return room._replace(prompts=room.prompts + background, total=room.total + background)
 
 
 def live_room(role: str, slots: int, prompts: int, deep: bool, most: int = UNBOUNDED) -> Room:
     """Routers that send at once keep a few requests more than slots on every engine, so that a free slot is
     filled without waiting for the router. With one prompt at a time it is the simulator's `core.fleet.room`,
-    but a prefill engine may decode what cannot be split or failed to be handed over.
+    but a prefill engine may decode what cannot be split or failed to be handed over. Background work is not
+    counted against others before a router that sends at once: it fills what they leave, and an engine with
+    `keep` evicts it for them.
     """
     total = min(ceil(slots * (1 + SPARE)) if deep else slots, most)
     at_once = total if deep else min(prompts, total)
@@ -206,6 +211,8 @@ class Desk(Dispatch):
         self._unsent: set[int] = set()  # requests that wait for the first time
         self._queues: dict[str, TenantQueues] = {}  # the same by class
         self._waiting: dict[str, Counter[str]] = {}  # how many of each tenant
+        self._background: dict[int, int] = {}  # requests on engines that were promised nothing: where
+        self._many = Counter[int]()  # how many an engine has
         super().__init__(router, (), lambda role: CLOSED, kinds, send, refuse, wake, SOONEST)
 
     def add_engine(self, state: EngineState) -> int:
@@ -222,9 +229,9 @@ class Desk(Dispatch):
         up = sum(each.up for each in self.engines.values())
         now = {id: self.roster.replicas[id].role for id in self.engines}
         roles = assign(self.engines, now, self.router.roles(up) if up else ())
-        for id, state in self.engines.items():
+        for id in self.engines:
             role = roles[id]
-            room = state.room(role, self.router.sends_at_once)
+            room = self._room(id, role)
             member = self.roster.replicas[id]
             if member.role != role:
                 self.roster.set_role(id, role, room)
@@ -244,6 +251,24 @@ class Desk(Dispatch):
     def ended(self, request: Request, engine: int, now: float, how: End) -> None:
         self.accounts.left(request)
         super().ended(request, engine, now, how)
+        self._makes_room(request)
+
+    def returned(self, request: Request, now: float) -> None:
+        super().returned(request, now)
+        self._makes_room(request)
+
+    def _makes_room(self, request: Request) -> None:
+        engine = self._background.pop(request.id, None)
+        if engine is not None:
+            self._fill(engine, -1)
+
+    def _fill(self, engine: int, more: int) -> None:
+        self._many[engine] += more
+        if engine in self.engines:
+            self.roster.set_room(engine, self._room(engine, self.roster.replicas[engine].role))
+
+    def _room(self, engine: int, role: str) -> Room:
+        return self.engines[engine].room(role, self.router.sends_at_once, self._many[engine])
 
     def dropped(self, request: Request) -> None:
         self._gone(request)
@@ -306,7 +331,7 @@ class Desk(Dispatch):
         state = self.engines.get(engine)
         if state is None or state.role != AUTO or self.roster.replicas[engine].role == role:
             return False
-        self.roster.set_role(engine, role, state.room(role, self.router.sends_at_once))
+        self.roster.set_role(engine, role, self._room(engine, role))
         self.engines_changed()
         return True
 
@@ -350,14 +375,19 @@ class Desk(Dispatch):
 
     def _place(self, move: Move, now: float) -> None:
         amended = self._amended(move)
-        if amended.replica == move.replica or amended.stage is not Stage.WHOLE:
-            return super()._move(amended, now)
-        member, room = self.roster.replicas[amended.replica], self.roster.replicas[amended.replica].room
-        self.roster.set_room(member.id, room._replace(prompts=max(room.prompts, member.prompts + 1)))
-        try:
+        request, engine = self.roster.waiting.get(move.request), amended.replica
+        if engine == move.replica or amended.stage is not Stage.WHOLE:
             super()._move(amended, now)
-        finally:
-            self.roster.set_room(member.id, room)
+        else:
+            member, room = self.roster.replicas[engine], self.roster.replicas[engine].room
+            self.roster.set_room(engine, room._replace(prompts=max(room.prompts, member.prompts + 1)))
+            try:
+                super()._move(amended, now)
+            finally:
+                self.roster.set_room(engine, room)
+        if request and request.slo.background and amended.stage is Stage.WHOLE:
+            self._background[request.id] = engine
+            self._fill(engine, 1)
 
     def _amended(self, move: Move) -> Move:
         roster, decode = self.roster, move.stage is Stage.DECODE
