@@ -250,12 +250,12 @@ class Desk(Dispatch):
 
     def ended(self, request: Request, engine: int, now: float, how: End) -> None:
         self.accounts.left(request)
-        super().ended(request, engine, now, how)
         self._makes_room(request)
+        super().ended(request, engine, now, how)
 
     def returned(self, request: Request, now: float) -> None:
-        super().returned(request, now)
         self._makes_room(request)
+        super().returned(request, now)
 
     def _makes_room(self, request: Request) -> None:
         engine = self._background.pop(request.id, None)
