@@ -107,7 +107,9 @@ def plan_beside(settings: Experiment, chosen: Chosen, asks: Asked, notes: Sequen
     clients = sum(each.clients or 0 for each in start.settings.classes if each.name == share.name)
     bound, alone = tokens_bound(start, rate / engines)
     found = _run_all(start, chosen, rate, engines, share.name, bound * engines)
-    fills = [FILLS.format(each.seconds, each.stay) for each in found if each.seconds < STAYS * each.stay]
+    short = {STAYS * each.stay / each.seconds: each for each in found if 0 < each.seconds < STAYS * each.stay}
+    enough = ceil(start.traffic.number(rate) * max(short, default=0) / 100) * 100
+    fills = [f"{FILLS.format(each.seconds, each.stay)}: about {enough:,} would do" for each in short.values()]
     return BesidePlan(
         start=start,
         traffic=start.traffic,
