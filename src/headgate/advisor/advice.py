@@ -17,7 +17,7 @@ from headgate.advisor.capacity.beside import BesidePlan, plan_beside
 from headgate.advisor.capacity.plan import PLAIN
 from headgate.advisor.capacity.traffic import Level, promised_gap
 from headgate.advisor.capacity.trials import HOPELESS, Chosen, Contender, Race, named_policy, remembered
-from headgate.advisor.fewest_engines import FleetFound, make_ways, plan_engines, within_reach
+from headgate.advisor.fewest_engines import MOST, FleetFound, make_ways, plan_engines, within_reach
 from headgate.advisor.flags import (
     ENGINES,
     LARGE_GPU,
@@ -171,7 +171,8 @@ def advise(settings: Experiment, named: Sequence[str], asks: Asked) -> Advice:
     if load is not None:
         within_reach(load, bound, asks.options.most_engines, "--engines-at-most")
     first, final, searched, notes = try_flags(start, policies, bound, load, named)
-    ranked = tuple(sorted(final, key=lambda each: -each.found.rate.value))
+    name, _ = plain_default(start)  # of equals the first
+    ranked = tuple(sorted(final, key=lambda each: (-each.found.rate.value, each.name != name)))
     most, requests = asks.options.most_engines, searched.traffic.requests
     advice = Advice(start, levels, bound, load, most, tuple(first), ranked, notes, requests)
     advice = replace(advice, declined=searched.declined(advice.best.found, load))
@@ -182,7 +183,8 @@ def advise(settings: Experiment, named: Sequence[str], asks: Asked) -> Advice:
         shown = {*best.values(), advice.default.name}
         routers = _routers(settings, start.traffic.shares_content(start.engine))
         counted = tuple(
-            _counted(each, settings, asks, routers) if each.name in shown else each for each in ranked
+            _counted(each, settings, asks, routers, load, requests) if each.name in shown else each
+            for each in ranked
         )
         advice = replace(advice, final=counted)
         advice = replace(advice, beside=_left_beside(advice, settings, asks))
@@ -245,7 +247,8 @@ def _at_other_times(advice: Advice, settings: Experiment, asks: Asked) -> Advice
     held = replace(best, engines=None, found=replace(best.found, rate=Estimate(other.other)))
     asked = question.settings.model_copy(update={"rate": advice.load, "scale_rate": None})
     routers = _routers(settings, question.shared and other.recorded)
-    return replace(advice, other=other, other_engines=_counted(held, asked, question.asks, routers).engines)
+    counted = _counted(held, asked, question.asks, routers, advice.load, advice.requests)
+    return replace(advice, other=other, other_engines=counted.engines)
 
 
 def _short(start: SetUp, chosen: Chosen, top: float, fixed: Collection[str]) -> list[capacity.PolicyRate]:
@@ -299,15 +302,17 @@ def _routers(settings: Experiment, shared: bool) -> list[str]:
     return [settings.router] if settings.router else [DEFAULT_ROUTER, *([BY_PREFIX] if shared else [])]
 
 
-def _counted(each: Advised, settings: Experiment, asks: Asked, routers: Sequence[str]) -> Advised:
-    """The fewest engines with any of the routers; one engine needs none."""
+def _counted(
+    each: Advised, settings: Experiment, asks: Asked, routers: Sequence[str], load: float, requests: int
+) -> Advised:
+    """The fewest engines with any of the routers, on runs as long as those of one; one engine needs none."""
     each = replace(each, counted=True)
     if not each.found.rate.value:
         return each
     fleet = settings.model_copy(update={"slots": each.slots, "budget": each.budget})
-    if settings.requests and settings.rate and not asks.options.as_recorded:  # as long as of one engine
-        many = ceil(settings.rate / each.found.rate.value)
-        fleet = fleet.model_copy(update={"requests": min(capacity.MOST, settings.requests * many)})
+    if not asks.options.as_recorded:
+        many = ceil(load / each.found.rate.value)
+        fleet = fleet.model_copy(update={"requests": min(MOST, requests * many)})
     for router in routers:
         try:
             plan = plan_engines(fleet, make_ways([router], [each.text], fleet), asks, possible=True)

@@ -121,9 +121,9 @@ def test_lines_to_paste_are_the_engine_that_was_simulated(headgate, card, begins
     words = [*tiny, "--seeds", 1, "--jobs", 1, *PROMISE, "--rate", 1, "--policy", "keep", "--slots", 64]
     advice = headgate("advise", *words, "--cache", "none").out
     model, _, flags = begins.partition(" ")
-    assert pasted(advice, "vllm serve").startswith(f"vllm serve {begins}--max-num-seqs 64 ")
+    assert pasted(advice, "vllm serve").startswith(f"vllm serve {begins}--max-num-seqs ")
     ours = pasted(advice, "headgate serve")
-    assert ours.startswith(f"headgate serve {model} ") and f" {flags}--max-num-seqs 64 " in ours
+    assert ours.startswith(f"headgate serve {model} ") and f" {flags}--max-num-seqs " in ours
     formulas = headgate("plan", "flags", *tiny).out
     assert pasted(formulas, "vllm serve").startswith(f"vllm serve {begins}--max-num-seqs ")
     for said in (advice, formulas):
@@ -213,8 +213,7 @@ def test_what_is_not_significantly_better_is_no_reason_for_a_plug_in():
     assert advice(one, two).best is one  # but fewer engines count
     edge = replace(best, found=replace(best.found, limited_by=""))
     assert " at most, λ*: the runs are too short to say what gives way first" in answer(advice(edge, plain))
-    said = answer(advice(one, two))
-    assert "plain vLLM at its best flags needs 2, though its rate is not significantly lower" in said
+    assert "bears it with as many" not in answer(advice(one, two))
 
 
 def test_it_declines_where_the_interval_carries_no_answer(headgate):
@@ -226,7 +225,7 @@ def test_it_declines_where_the_interval_carries_no_answer(headgate):
     assert found["best"] is None and found["declined"]["requests"] > 24
     answer = flat(run.out.split("\n\n")[1])
     assert answer.startswith("No answer: ") and answer.endswith(
-        "leave out --requests, and runs get longer until there is an answer."
+        "leave out --requests and --seeds: runs then get longer until there is an answer."
     )
     assert run.code == 1
     assert "headgate serve" not in run.out and "vllm serve" not in run.out

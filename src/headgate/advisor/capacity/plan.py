@@ -68,8 +68,8 @@ class Declined(NamedTuple):
     remedy: str = ""
 
     def __str__(self) -> str:
-        remedy = self.remedy or f"take --requests {self.requests}"
-        return f"{self.why}; about {self.requests:,} requests each would: {remedy}"
+        longer = f"about {self.requests:,} requests each would: take --requests {self.requests}"
+        return f"{self.why}; {self.remedy or longer}"
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ def refuse_impossible(start: SetUp, top: float) -> None:
 # -- runs long enough for the answer
 
 REQUESTS, MOST = 1500, 24_000  # of the first runs and of the longest, unless told otherwise
-LENGTHENS = "leave out --requests, and runs get longer until there is an answer"
+LENGTHENS = "leave out --requests and --seeds: runs then get longer until there is an answer"
 LONGER_TRACE = "take a longer trace, or leave out --as-recorded"
 TIGHT = 0.02  # half of an interval, and what twice the length may change, as shares of the rate
 

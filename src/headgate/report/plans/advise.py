@@ -50,18 +50,19 @@ def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> do
     loaded = model or model_of(card, advice.start.settings.card) or UNNAMED
     engine = advice.served_by
     stands_for = (f"{unnamed(card.model)} --model puts it there.",) if loaded == UNNAMED else ()
+    first, lines = advice.default if is_enough(advice) else advice.best, list[doc.Section]()
     own = {"its defaults": advice.default} if is_enough(advice) else {}
-    lines = []
-    for which, each in (own | {"its best flags": advice.plain}).items():
+    if first.name != advice.plain.name or not own:
+        own["its best flags"] = advice.plain
+    for which, each in own.items():
         line = pasted([f"{engine.serve} {quote(loaded)}", *_limits(advice, each)])
         lines.append(doc.Section(f"Plain {engine.title} at {which}", (line, *stands_for)))
     if engine.title == "vLLM" or not advice.is_plain(advice.best):
         watches = advice.is_plain(advice.best)
         title = "The same with headgate's metrics: it only watches" if watches else "With headgate"
-        ours = doc.Section(title, serve_lines(advice, advice.best, loaded))
+        ours = doc.Section(title, serve_lines(advice, first if watches else advice.best, loaded))
         lines.insert(len(lines) - (not watches), ours)
     if advice.best.fleet and (advice.best.engines or 0) > 1:
-        first = advice.default if is_enough(advice) else advice.best
         before = _route_line(first, advice.best.engines or 0, advice.best.fleet.router)
         lines.append(doc.Section("Before the engines", before))
     ranked = sorted(advice.first_round, key=lambda each: -each.rate.value)
@@ -92,7 +93,9 @@ def answer(advice: Advice) -> str:
         flags = " ".join(sglang_words(best.policy, best.settings, best.slots, best.budget))
     name = f"plain {engine.title}, without a plug-in," if advice.is_plain(best) else best.text
     error = throughput_error(advice.start.card)
-    verdict = f"run {name} with {flags}: one engine holds {doc.number(rate.value)} requests/s"
+    is_default = is_enough(advice) and best.name == advice.default.name
+    verdict = "" if is_default else f"run {name} with {flags}: "
+    verdict += f"one engine holds {doc.number(rate.value)} requests/s"
     if rate.low is not None:
         verdict += f" (95 % interval {doc.number(rate.low)} to {doc.number(rate.high or 0.0)})"
     way = best.found.limited_by
@@ -111,32 +114,21 @@ def answer(advice: Advice) -> str:
         needs += f", at {100 * best.fleet.crowded:.0f} % of λ* with these flags: {best.engines + 1} are safer"
     if is_enough(advice):
         enough = f"Plain {engine.title} at its defaults is enough for your load of {load} requests/s: {needs}"
-        return f"{enough}. For more: {verdict}."
+        return f"{enough}. {doc.sentence(verdict) if is_default else f'For more: {verdict}.'}"
     return doc.sentence(f"{verdict}. Your load of {load} requests/s needs {needs}{_also_plain(advice)}")
 
 
 def is_enough(advice: Advice) -> bool:
     """Whether the engine without a flag bears the load with as few engines as the answer."""
     best, default = advice.best, advice.default
-    return bool(best.engines) and default.engines == best.engines and default.name != best.name
+    return bool(best.engines) and default.engines == best.engines
 
 
 def _also_plain(advice: Advice) -> str:
-    """Whether vLLM at its best flags bears the load with as few engines. Where it does not and yet its rate
-    is no lower for sure, the load is near what so many engines bear.
-    """
     best, plain = advice.best, advice.plain
-    if not best.engines or advice.is_plain(best):
+    if not best.engines or advice.is_plain(best) or plain.engines != best.engines:
         return ""
-    flags = f"plain {advice.served_by.title} at its best flags"
-    if plain.engines == best.engines:
-        return f"; {flags} bears it with as many"
-    if apart(best.found, plain.found):
-        return ""
-    return (
-        f"; {flags} needs {_engines(advice, plain)}, though its rate is not significantly lower: the load is "
-        "near the limit"
-    )
+    return f"; plain {advice.served_by.title} at its best flags bears it with as many"
 
 
 def other_said(advice: Advice) -> str:
@@ -163,10 +155,12 @@ def _facts(advice: Advice) -> doc.Facts:
     if advice.best.engines and advice.best.engines > 1:
         behind = (f"{router}: {_many(advice, engines)}" for router, engines in advice.best.routers.items())
         facts["Router"] = f"engines behind {', '.join(behind)}; {OTHER_ROUTERS}"
-    for size in advice.best.fleet.sizes if advice.best.fleet else ():
-        if size.engines in (advice.best.engines, (advice.best.engines or 0) - 1):
+    first = advice.default if is_enough(advice) else advice.best
+    for size in first.fleet.sizes if first.fleet else ():
+        if size.engines in (first.engines, (first.engines or 0) - 1):
             kept = (f"{level} {100 * share.value:.1f} %" for level, share in size.shares.items())
-            facts[f"In time on {size.engines}"] = ", ".join(kept)
+            seeds = f"all levels with {size.kept} of {size.seeds} seeds"
+            facts[f"In time on {size.engines}"] = f"{first.name}: {', '.join(kept)}; {seeds}"
     if advice.beside:
         facts["Background"] = background_said(advice.best.name, advice.beside)
     least = advice.load and least_engines(advice.load, advice.bound)
