@@ -40,7 +40,7 @@ FLUID += ["--class", "paper:prompt=3000,output=400,rate=10"]
 def headgate(*args: str, folder: Path) -> None:
     command = [sys.executable, "-c", "from headgate.cli import main; main()", *args]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == ("No answer: " in done.stdout), done.stderr
 
 
 @pytest.fixture(scope="session")

@@ -79,7 +79,7 @@ def test_a_cluster_by_its_address_runs_this_very_package(cluster, tmp_path):
 
 LOAD = "--prompt 500 --output 40 --seeds 2 --jobs 2 --json -"
 CAPACITY = (
-    f"plan capacity --slo ttft=500ms@p50,tbt=100ms@p99 --policy mixed --requests 100 --cache none {LOAD}"
+    f"plan capacity --slo ttft=500ms@p50,tbt=100ms@p99 --policy mixed --requests 300 --cache none {LOAD}"
 )
 ENGINES = f"plan capacity --find engines --rate 60 --slo ttft=500ms@p95 --requests 300 {LOAD}"
 ADVISE = f"advise --rate 10 --slo ttft=1s@p95 --policy keep --slots 64 --requests 100 --cache none {LOAD}"
