@@ -120,7 +120,6 @@ def check_worth(words: Any) -> None:
 NotEmpty = AfterValidator(_some)
 Seconds = Annotated[float, BeforeValidator(seconds), Field(strict=True, gt=0)]
 Delay = Annotated[float, BeforeValidator(seconds), Field(strict=True, ge=0)]
-Duration = Annotated[float, BeforeValidator(seconds)]  # of any sign; its user checks it
 NotNegative = Annotated[float, Field(strict=True, ge=0)]
 Weight = Annotated[float, Field(strict=True)]  # `check_worth` looks at it
 Setting = Annotated[Any, BeforeValidator(_setting)]

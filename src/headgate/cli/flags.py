@@ -65,7 +65,8 @@ def takes_settings(command: Command, fleet: bool = False, hidden: Collection[str
             given = _given(table, values, fleet)
             if table is Experiment:
                 made[name] = gather(values.pop("file"), values.pop("mix"), given)
-                if not fleet and (made[name].tbt or made[name].envelope):  # no run judges it
+                judged = fleet or "search" in tables  # a search says itself where promises belong
+                if not judged and (made[name].tbt or made[name].envelope):
                     raise InputError(NO_GAPS if made[name].tbt else NO_ENVELOPE)
             else:
                 made[name] = checked(table, given) if check else given

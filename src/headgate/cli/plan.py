@@ -172,11 +172,12 @@ BESIDE = ("keep", "mixed")  # policies that share an engine with batch unless ot
 FIND = "rate: of one engine; engines: how few bear the load; batch: what fits beside --rate"
 ROUTERS = "with --find engines (default: least-loaded); may be repeated"
 Policies = Annotated[Texts, panelled(f"{NAMED} or all; may be repeated", POLICY)]
+REFUSED = ("clients", "patience", "abort", "ttft", "tbt", "tpot", "envelope")  # in every search
 Cache = Annotated[Text, panelled("folder of answers from before; none: use none", SEARCH)]
 
 
 @plan.command()
-@takes_settings
+@partial(takes_settings, hidden=REFUSED)
 def capacity(
     words: Experiment,
     search: SearchSettings,
@@ -412,12 +413,12 @@ MODEL = "the model, for the lines to paste (default: the card's)"
 MOST_ENGINES = 32
 
 
-@partial(takes_settings, hidden=("turns", "think"))
+@partial(takes_settings, hidden=(*REFUSED, "turns", "think", "most_engines"))
 def advise(
     words: Experiment,
     search: SearchSettings,
     slo: Levels = None,
-    policy: Policies = None,
+    policy: Annotated[Texts, panelled(f"{NAMED}; may be repeated", POLICY)] = None,
     engines_at_most: Annotated[Number, panelled("look no further (default: 32)", SEARCH, min=1)] = None,
     model: Annotated[Text, typer.Option(help=MODEL)] = None,
     cache: Cache = None,

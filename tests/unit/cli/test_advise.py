@@ -19,6 +19,7 @@ from headgate.advisor.capacity.trials import Case
 from headgate.cost.card import load_card
 from headgate.experiment.settings import experiment
 from headgate.report.plans.advise import answer
+from headgate.settings_base import BETWEEN
 from headgate.stats.figures import Estimate, Spread
 
 SMALL = ["--prompt", 600, "--output", 10, "--seeds", 2, "--jobs", 1, "--requests", 300, "--precision", 0.1]
@@ -308,6 +309,16 @@ def test_conversations_are_refused_at_once(refused):
 def test_the_help_lists_no_flag_that_is_refused(headgate):
     shown = headgate("advise", "--help").out
     assert "--turns" not in shown and "--think" not in shown and "--shared-prefix" in shown
+    assert "or all;" not in flat(shown) and "--most-engines" not in shown
+    for page in (shown, headgate("plan", "capacity", "--help").out):
+        flags = re.findall(r"^  (--\w+)", page, re.M)
+        assert not {*flags} & {f"--{word}" for word in ("clients", "patience", "abort", "ttft", *BETWEEN)}
+
+
+@pytest.mark.parametrize("command", [["advise"], ["plan", "capacity"]])
+def test_promises_of_a_run_are_sent_to_slo(refused, command):
+    for word in ("ttft", *BETWEEN):
+        refused([*command, "--slo", "ttft=1s@p95", f"--{word}", "1s"], f"--{word} belongs into --slo; drop it")
 
 
 def test_promises_of_classes_are_printed_as_the_file_that_serve_takes(headgate, tmp_path):
