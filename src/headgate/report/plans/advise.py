@@ -244,7 +244,8 @@ def serve_lines(advice: Advice, each: Advised, model: str) -> tuple[doc.Block, .
     words = {"policy": whole, "card": settings.card, **mine}
     lines = [f"{word} = {json.dumps(value)}" for word, value in words.items()]
     for name, slo in slos.items():
-        lines += ["", f"[classes.{name if name.isidentifier() else json.dumps(name)}]"]
+        bare = name.isidentifier() and name.isascii()  # TOML takes no other letters there
+        lines += ["", f"[classes.{name if bare else json.dumps(name, ensure_ascii=False)}]"]
         lines += [f"{word} = {json.dumps(time)}" for word, time in _times(slo).items()]
         lines += [f"weight = {slo.weight:g}"] if slo.weight is not None else []
         lines += ["background = true"] if slo.background else []
