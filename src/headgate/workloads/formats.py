@@ -440,6 +440,8 @@ def unit_of(times: Sequence[float], wanted: str = "") -> Unit:
     if wanted:
         if wanted not in UNITS:
             raise unknown("unit of time", wanted, UNITS)
+        if any(isinstance(time, int) for time in times):  # see `as_written`
+            raise InputError(f"--times {wanted}, but the arrivals are dates; drop --times")
         return Unit(UNITS[wanted], since is not None)
     if since is not None:
         unit = "" if since == "ns" else f", {WORDS[since]} since 1970"

@@ -75,7 +75,7 @@ def test_units_of_time_are_recognised_and_said(tmp_path, times, seconds, said):
 
 
 def test_the_user_may_name_the_unit():
-    assert unit_of([0, 250, 4000], "s").ticks == 1
+    assert unit_of([0.0, 250.0, 4000.0], "s").ticks == 1
     with pytest.raises(InputError, match="unknown unit of time 'm'"):
         unit_of([0, 250], "m")
 
@@ -135,6 +135,14 @@ def test_usual_names_need_no_columns_and_what_is_not_read_is_said(tmp_path):
 def test_a_log_with_the_names_of_a_tool_is_a_log(tmp_path):
     line = '{"start_time": 5.0, "prompt_tokens": 3, "output_tokens": 4}\n'
     assert read_trace(written(tmp_path, line, "mine.jsonl"))[0].prompt.tolist() == [3]
+
+
+def test_dates_have_no_unit(tmp_path):
+    """Read as milliseconds, ten seconds were four months."""
+    path = written(tmp_path, "time,prompt,output\n2026-11-03T09:00:00,10,20\n2026-11-03T09:00:10,10,20\n")
+    assert read_trace(path)[0].arrival.tolist() == [0, 10]
+    with pytest.raises(InputError, match="--times ms, but the arrivals are dates; drop --times"):
+        read_trace(path, times="ms")
 
 
 def test_times_with_and_without_a_zone_are_not_mixed(tmp_path):
