@@ -16,6 +16,7 @@ import pytest
 from headgate.advisor.advice import Advice, Advised
 from headgate.advisor.capacity.plan import CARRIES, WIDE, PolicyRate, apart, declined, half_width
 from headgate.advisor.capacity.trials import Case
+from headgate.advisor.fewest_engines import FleetFound, Size
 from headgate.cost.card import load_card
 from headgate.experiment.settings import experiment
 from headgate.report.plans.advise import answer
@@ -196,17 +197,36 @@ def test_one_criterion_tells_rates_apart():
     )
 
 
+START = SimpleNamespace(
+    card=load_card("cal-h200-qwen3-8b"), settings=experiment({}), engine=SimpleNamespace(width=1)
+)
+
+
+def test_what_is_said_of_the_engines_is_of_those_to_run():
+    """The defaults come first where they are enough: their router, and how near they are to their bound."""
+
+    def counted(name: str, slots: int, rate: float, router: str, load: float) -> Advised:
+        nothing = Estimate(0.0)
+        size = Size(2, 1, 0, 1, {}, {}, nothing, nothing, load, {})
+        fleet = FleetFound(name, router, "mixed", 2, "", (size,))
+        found = found_rates(f"mixed, {slots} slots, 8192 tokens", rate)
+        return Advised("mixed", {}, slots, 8192, found, engines=2, counted=True, fleet=fleet)
+
+    default = counted("one", 1024, 5.0, "least-loaded", 0.97)
+    best = counted("two", 64, 7.0, "prefix-aware", 0.8)
+    said = answer(Advice(START, (), None, 9.0, 32, (), (best, default), (), 300))
+    assert "2 engines, at 97 % of λ* with these flags: 3 are safer. For more: run plain vLLM" in said
+    assert "prefix-aware" not in said
+
+
 def test_what_is_not_significantly_better_is_no_reason_for_a_plug_in():
-    start = SimpleNamespace(
-        card=load_card("cal-h200-qwen3-8b"), settings=experiment({}), engine=SimpleNamespace(width=1)
-    )
     default = Advised("mixed", {}, 1024, 8192, found_rates("mixed, 1024 slots, 8192 tokens", 3.0, 3.1, 3.2))
     plain = Advised("mixed", {}, 64, 2048, found_rates("mixed, 64 slots, 2048 tokens", 9.0, 11.0, 9.5))
     better = Advised("keep", {}, 64, 8192, found_rates("keep, 64 slots, 8192 tokens", 9.5, 10.6, 10.4))
     best = Advised("keep", {}, 64, 8192, found_rates("keep, 64 slots, 8192 tokens", 10.0, 12.1, 10.4))
 
     def advice(*final: Advised) -> Advice:
-        return Advice(start, (), None, 9.0, 32, (), (*final, default), (), 300)
+        return Advice(START, (), None, 9.0, 32, (), (*final, default), (), 300)
 
     assert advice(better, plain).best is plain
     assert advice(best, plain).best is best

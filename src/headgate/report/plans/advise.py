@@ -50,7 +50,7 @@ def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> do
     loaded = model or model_of(card, advice.start.settings.card) or UNNAMED
     engine = advice.served_by
     stands_for = (f"{unnamed(card.model)} --model puts it there.",) if loaded == UNNAMED else ()
-    first, lines = advice.default if is_enough(advice) else advice.best, list[doc.Section]()
+    first, lines = to_run(advice), list[doc.Section]()
     own = {"its defaults": advice.default} if is_enough(advice) else {}
     if first.name != advice.plain.name or not own:
         own["its best flags"] = advice.plain
@@ -62,8 +62,8 @@ def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> do
         title = "The same with headgate's metrics: it only watches" if watches else "With headgate"
         ours = doc.Section(title, serve_lines(advice, first if watches else advice.best, loaded))
         lines.insert(len(lines) - (not watches), ours)
-    if advice.best.fleet and (advice.best.engines or 0) > 1:
-        before = _route_line(first, advice.best.engines or 0, advice.best.fleet.router)
+    if first.fleet and (first.engines or 0) > 1:
+        before = _route_line(first, first.engines or 0, first.fleet.router)
         lines.append(doc.Section("Before the engines", before))
     ranked = sorted(advice.first_round, key=lambda each: -each.rate.value)
     short = [doc.row(each.policy, each.rate.value, each.limited_by or "nothing up to λ*") for each in ranked]
@@ -78,13 +78,13 @@ def advice_page(advice: Advice, model: str | None, command: Sequence[str]) -> do
     graphed = engine.title == "vLLM" and promised_gap(advice.levels) is not None
     graphs = (f"{FLAG}: {WHY} {SIMULATED}",) if graphed else ()
     told = (*advice.notes, *graphs_said(advice.start.settings, advice.start.engine, advice.levels))
-    counted = [note for note in advice.best.notes if note not in told]
+    counted = [note for note in first.notes if note not in told]
     notes = (*advice.notes, *counted, *graphs, *([OTHER_DRAFTS] if advice.start.engine.speculation else []))
     return doc.plan_page("Advice", about, answer(advice), sections, notes, command, CARE, answer_first=True)
 
 
 def answer(advice: Advice) -> str:
-    best, rate = advice.best, advice.best.found.rate
+    best, rate, run = advice.best, advice.best.found.rate, to_run(advice)
     if advice.declined:
         return f"No answer: {advice.declined}."
     engine = advice.served_by
@@ -107,11 +107,11 @@ def answer(advice: Advice) -> str:
         return doc.sentence(verdict)
     load, many = doc.number(advice.load), best.engines or advice.most
     needs = ("" if best.engines else "more than ") + capacity.engines_said(many, advice.start.card)
-    if best.fleet and best.fleet.router not in (DEFAULT_ROUTER, advice.start.settings.router):
-        needs += f" behind router {best.fleet.router}"
+    if run.fleet and run.fleet.router not in (DEFAULT_ROUTER, advice.start.settings.router):
+        needs += f" behind router {run.fleet.router}"
     needs += f", {capacity.engines_range(best.engines, error)}" if error and best.engines else ""
-    if best.engines and best.fleet and best.fleet.crowded:
-        needs += f", at {100 * best.fleet.crowded:.0f} % of λ* with these flags: {best.engines + 1} are safer"
+    if run.engines and run.fleet and run.fleet.crowded:
+        needs += f", at {100 * run.fleet.crowded:.0f} % of λ* with these flags: {run.engines + 1} are safer"
     if is_enough(advice):
         enough = f"Plain {engine.title} at its defaults is enough for your load of {load} requests/s: {needs}"
         return f"{enough}. {doc.sentence(verdict) if is_default else f'For more: {verdict}.'}"
@@ -122,6 +122,11 @@ def is_enough(advice: Advice) -> bool:
     """Whether the engine without a flag bears the load with as few engines as the answer."""
     best, default = advice.best, advice.default
     return bool(best.engines) and default.engines == best.engines
+
+
+def to_run(advice: Advice) -> Advised:
+    """Whose line comes first."""
+    return advice.default if is_enough(advice) else advice.best
 
 
 def _also_plain(advice: Advice) -> str:
@@ -152,10 +157,10 @@ def _facts(advice: Advice) -> doc.Facts:
         )
         if other := max(others, key=lambda each: each.found.rate.value, default=None):
             facts["Next policy"] = f"{other.text}: {_against(advice, other)}"
-    if advice.best.engines and advice.best.engines > 1:
-        behind = (f"{router}: {_many(advice, engines)}" for router, engines in advice.best.routers.items())
+    first = to_run(advice)
+    if first.engines and first.engines > 1:
+        behind = (f"{router}: {_many(advice, engines)}" for router, engines in first.routers.items())
         facts["Router"] = f"engines behind {', '.join(behind)}; {OTHER_ROUTERS}"
-    first = advice.default if is_enough(advice) else advice.best
     for size in first.fleet.sizes if first.fleet else ():
         if size.engines in (first.engines, (first.engines or 0) - 1):
             kept = (f"{level} {100 * share.value:.1f} %" for level, share in size.shares.items())
