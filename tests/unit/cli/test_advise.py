@@ -338,19 +338,18 @@ def test_the_help_lists_no_flag_that_is_refused(headgate):
 @pytest.mark.parametrize("command", [["advise"], ["plan", "capacity"]])
 def test_promises_of_a_run_are_sent_to_slo(refused, command):
     for word in ("ttft", *BETWEEN):
-        refused([*command, "--slo", "ttft=1s@p95", f"--{word}", "1s"], f"--{word} belongs into --slo; drop it")
+        words = [*command, "--slo", "ttft=1s@p95", f"--{word}", "1s"]
+        refused(words, f"--{word} belongs into --slo; drop it")
 
 
 def test_promises_of_classes_are_printed_as_the_file_that_serve_takes(headgate, tmp_path):
     levels = "ttft=400ms@p95:chat,tbt=60ms@p99:chat,ttft=2s@p95:long text,ttft=2s@p95:été,ttft=2s@p95:a-😀"
     words = ["--classes", "chat=70%,long text=20%,été=5%,a-😀=5%", "--policy", "keep", "--slots", 64]
     run = headgate("advise", *SMALL, "--slo", levels, *words, "--rate", 10, "--cache", "none")
-    made = re.search(
-        r'\[classes\.chat\].*\[classes\."a-😀"\].*?(?=\nThis is headgate.toml)', run.out, re.S
-    )
+    made = re.search(r'\[classes\.chat\].*\[classes\."a-😀"\].*?(?=\nThis is headgate.toml)', run.out, re.S)
     (tmp_path / "headgate.toml").write_text(made[0])
     classes = tomllib.loads(made[0])["classes"]
-    slow = dict.fromkeys(["long text", "été", "a-😀"], {"ttft": "2000ms"})
+    slow = {name: {"ttft": "2000ms"} for name in ("long text", "été", "a-😀")}
     assert classes == {"chat": {"ttft": "400ms", "tbt": "60ms"}} | slow
     ours = next(
         line for line in run.out.replace("\\\n", " ").splitlines() if line.startswith("headgate serve")

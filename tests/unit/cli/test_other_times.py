@@ -68,6 +68,16 @@ def test_advice_counts_engines_for_both(headgate, bursts):
     )
 
 
+def test_the_larger_number_is_not_the_smaller_one(headgate, bursts):
+    """One engine is enough with either; or the bursts need more than may be, and Poisson arrivals one."""
+    args = ("advise", "--trace", bursts, "--policy", "mixed", *PROMISE, "--requests", 240, "--cache", "none")
+    said = " ".join(headgate(*args, "--rate", 2).out.split())
+    assert "Arrival times decide" in said and "Your load needs 1 engine with either." in said
+    run = headgate(*args, "--rate", 20, "--as-recorded", "--engines-at-most", 1)
+    said = " ".join(run.out.split())
+    assert "needs more than 1 engine" in said and "then needs 1 engine: plan for more than 1." in said
+
+
 def test_what_only_recorded_times_share_is_said(headgate, bursts):
     """One session all along: as recorded a prefix cache finds nearly everything, in drawn rows nothing."""
     lines = Path(bursts).read_text().splitlines()

@@ -140,11 +140,15 @@ def other_said(advice: Advice) -> str:
     said = capacity.apart_said(advice.other, "holds")
     if not said or advice.load is None or not advice.other_engines:
         return said
-    if advice.other_engines == advice.best.engines:
-        return ""
-    most = max(advice.other_engines, advice.best.engines or 0)
-    then = f"Your load then needs {doc.plural(advice.other_engines, 'engine')}"
-    return f"{said} {then}: plan for the larger number, {most}."
+    then, mine = doc.plural(advice.other_engines, "engine"), advice.best.engines
+    if advice.other_engines == mine:
+        return f"{said} Your load needs {then} with either."
+    larger = (
+        f"plan for the larger number, {max(advice.other_engines, mine)}"
+        if mine
+        else f"plan for more than {advice.most}"
+    )
+    return f"{said} Your load then needs {then}: {larger}."
 
 
 def _facts(advice: Advice) -> doc.Facts:
