@@ -20,7 +20,7 @@ from headgate.core.errors import InputError, one_line, unknown
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
 from headgate.cost.model import StepCost
-from headgate.methods.names import BATCH, ROUTE
+from headgate.methods.names import BATCH, PAPERS, ROUTE
 
 EXAMPLES = {"policy": "eb:refill=48", "router": "split:prefill=2"}
 GIVEN = ("plan", "engines", "draw", "sharing")  # what the run itself gives to a router; the rest are settings
@@ -235,6 +235,10 @@ def _classes(path: Path, changed: int, size: int, shown: str, what: str) -> dict
 def installed_class(name: str, what: str, base: type[Kind], ours: Iterable[str]) -> type[Kind]:
     points = offers(what)
     offered = [point for point in points if point.name == name]
+    if not offered and name in PAPERS:
+        raise InputError(
+            f"{what} {name} is in package headgate-papers; install it: pip install ./papers in a clone"
+        )
     if not offered:
         raise unknown(what, name, [*ours, *(point.name for point in points)])
     if len(offered) > 1:

@@ -73,3 +73,6 @@ ROUTE: Names[RoutePolicy] = Names(
         "online": "fluid.online:Online",
     }
 )
+
+PAPERS = ("eb-paper", "eb-paper+", "look-ahead")  # policies and routers of headgate-papers
+PAPERS += ("prioritize-and-route", "fi-wsp", "gi-wsp", "gf-wsp", "fg-sp")

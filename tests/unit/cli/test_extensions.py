@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from headgate.cli import command_of
 from headgate.cli.help import PLUGGED_IN
+from headgate.methods.names import PAPERS
 
+ROOT = Path(__file__).parents[3]
 SMALL = ("--requests", 40, "--rate", 20, "--prompt", 60, "--output", 20, "--slots", 8, "--engines", 2)
 MODULE = '''
 from headgate import BatchPolicy, Mixed
@@ -251,3 +255,12 @@ def test_a_command_of_a_package_that_is_not_installed_says_how_to_install_it(ref
     command_of.cache_clear()
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **wanted: ())
     refused([*command.split(), "--help"], f"pip install ./{PLUGGED_IN[command]} in a clone")
+
+
+def test_policies_and_routers_of_the_papers_say_how_to_install_them(refused, monkeypatch):
+    project = tomllib.loads((ROOT / "papers" / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert {*PAPERS} == {*project["headgate.policies"], *project["headgate.routers"]}
+    monkeypatch.setattr("headgate.methods.make.entry_points", lambda **wanted: ())
+    for flag, name in (("--policy", "look-ahead"), ("--router", "fi-wsp")):
+        said = f"{flag[2:]} {name} is in package headgate-papers; install it: pip install ./papers in a clone"
+        refused(["simulate", *SMALL, flag, name], said)
