@@ -10,7 +10,7 @@ from headgate.experiment.run import Prepared, carry_out
 from headgate.experiment.settings import experiment
 from headgate.report.document import number
 from headgate.report.runs.page import scene_chapter
-from headgate.report.runs.scenes import scene_of
+from headgate.report.runs.scenes import load_grid, scene_of, served_rates
 from headgate.report.runs.verdict import comparison_verdict, load_verdict, scene_verdict
 from headgate.stats.comparison import BETTER, SAME, TOO_FEW, WORSE, Comparison, Difference, MetricRow, Whole
 from headgate.stats.figures import Estimate
@@ -168,6 +168,8 @@ def test_loads_of_one_policy_say_up_to_where_it_keeps_up():
         "mixed keeps up with 4 requests/s and falls behind at 400 requests/s; it serves most at 400 "
     )
     assert load_verdict([high]).startswith("mixed falls behind at 400 requests/s already; it serves most at ")
+    whole, row = served_rates(high.runs["mixed"][0])["Requests"].value, load_grid([high]).rows[0]
+    assert both.endswith(f": {number(whole)} requests/s.") and row[2].text == number(whole)
     closed = scene_of({"mixed": [served("mixed")]})
     assert load_verdict([closed]).startswith("mixed serves most at 48 clients: ")
 

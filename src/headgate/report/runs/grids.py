@@ -33,7 +33,7 @@ from headgate.report.document import (
     valued,
     whole,
 )
-from headgate.report.runs.scenes import compared, served_rates, unsteady
+from headgate.report.runs.scenes import UNKNOWN, WHOLE, compared, served_rates, unsteady
 from headgate.settings_base import BETWEEN_SHOWN
 from headgate.stats.comparison import BETTER, WORSE, Comparison
 from headgate.stats.comparison import MetricRow as Compared
@@ -197,14 +197,15 @@ def _memory(engine: EngineUse) -> str:
 def rates(runs: Mapping[str, Measured]) -> Grid:
     rows = []
     for name, measured in runs.items():
-        found = measured.metrics
-        counts, rate = found.counts, found.request_rate
-        tokens = (found.output_rate.value, found.total_rate.value)
+        found, told = measured.metrics, served_rates(measured)
+        counts, rate = found.counts, told["Requests"]
+        tokens = (told.get("Output tokens", UNKNOWN).value, told["All tokens"].value)
         lost = counts.abandoned + counts.aborted + counts.refused
         steady = Cell("yes" if found.stationary else "no", tone="" if found.stationary else "bad")
         rows.append(row(name, rate.value, Cell(interval(rate)), *tokens, counts.completed, lost, steady))
     heads = ("run", "requests\nper s", "95 % interval", "output tokens\nper s", "all tokens\nper s")
     said = dict.fromkeys(f"{each.trend.said}." for each in runs.values() if not each.trend.stationary)
+    said |= dict.fromkeys([WHOLE] if any(map(unsteady, runs.values())) else [])
     return Grid("Throughput", (*heads, "served", "lost", "stationary"), tuple(rows), tuple(said))
 
 

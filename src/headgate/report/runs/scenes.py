@@ -251,6 +251,7 @@ def _another_seed(run: Run, own: Sequence[Run]) -> bool:
 Read = Callable[[Metrics], Estimate]
 UNKNOWN = Estimate(float("nan"))
 SEVERAL = "Means over seeds; the intervals are those of these means."
+WHOLE = "Requests per s of runs that are not steady: over the whole run."
 AXES = {RATE: Axis("offered load", "requests/s"), CLIENTS: Axis("closed loop", "clients")}
 NOTE = (
     "Bound and rates are of the same requests, those that finished in the middle of a run; the bound drawn "
@@ -266,7 +267,7 @@ def against_load(scenes: Sequence[Scene]) -> list[Figure]:
     marks = [Mark(f"bound: {number(bound)}", bound, "y")] if bound else []
     kind = scenes[0].load.kind
     offered, what = kind == RATE, "load" if kind in AXES else kind
-    served = _series(scenes, order, lambda found: found.request_rate)
+    served = _series(scenes, order, SERVED)
     loads = np.array([scene.load.value for scene in scenes])
     diagonal = [Series("as offered", loads, loads, 7)] if offered else []
     bends = "bends away from what is offered" if offered else "stops rising"
@@ -275,7 +276,7 @@ def against_load(scenes: Sequence[Scene]) -> list[Figure]:
     chart = Chart(along, Axis("served", "requests/s", low=0.0), [*diagonal, *served], marks)
     figures = [chart.figure(f"Requests served against {what}", look, NOTE if bound else "")]
     if any(metrics.goodput for scene in scenes for metrics in scene.metrics.values()):
-        kept = _series(scenes, order, lambda found: found.goodput.rate if found.goodput else UNKNOWN)
+        kept = _series(scenes, order, GOODPUT)
         up = Axis("with every promise kept", "requests/s", low=0.0)
         look = "Past its top, more load means fewer requests served well."
         figures.append(Chart(along, up, [*diagonal, *kept], marks).figure(f"Goodput against {what}", look))
@@ -306,18 +307,22 @@ def load_grid(scenes: Sequence[Scene]) -> Grid:
     rows: list[Row] = []
     for scene in scenes:
         for name, own in scene.runs.items():
-            rate = _over_seeds(own, lambda found: found.request_rate)
-            kept = _over_seeds(own, lambda found: found.goodput.share if found.goodput else UNKNOWN)
+            rate = over_seeds(own, SERVED)
+            kept = over_seeds(own, lambda found: found.goodput.share if found.goodput else UNKNOWN)
             good = [share(kept.value)] if promised else []
-            times = (1000 * _over_seeds(own, read).value for read in TIMES)
-            busy = share(_over_seeds(own, lambda found: Estimate(found.engine.utilisation)).value)
+            times = (1000 * over_seeds(own, read).value for read in TIMES)
+            busy = share(over_seeds(own, lambda found: Estimate(found.engine.utilisation)).value)
             at = Cell(scene.place or scene.load.short, scene.load.value)
             rows.append(row(at, name, rate.value, Cell(interval(rate)), *good, *times, busy))
     minor = (heads[3], "TTFT\nmean, ms", "TTFT\np50, ms")
-    several = any(len(own) > 1 for scene in scenes for own in scene.runs.values())
-    return Grid("", heads, tuple(rows), (SEVERAL,) if several else (), grouped=True, minor=minor)
+    every = [own for scene in scenes for own in scene.runs.values()]
+    notes = [SEVERAL] if any(len(own) > 1 for own in every) else []
+    notes += [WHOLE] if any(unsteady(one) for own in every for one in own) else []
+    return Grid("", heads, tuple(rows), tuple(notes), grouped=True, minor=minor)
 
 
+SERVED: Read = lambda found: found.request_rate  # noqa: E731
+GOODPUT: Read = lambda found: found.goodput.rate if found.goodput else UNKNOWN  # noqa: E731
 TIMES: tuple[Read, ...] = (
     lambda found: found.ttft.mean,
     lambda found: Estimate(found.ttft.median),
@@ -328,9 +333,12 @@ TIMES: tuple[Read, ...] = (
 )
 
 
-def _over_seeds(own: Sequence[Measured], read: Read) -> Estimate:
-    """Of one run as it is; of several their mean, with the interval that they give."""
+def over_seeds(own: Sequence[Measured], read: Read) -> Estimate:
+    """Of one run as it is; of several their mean, with the interval that they give; see `served_rates`."""
     found = [read(one.metrics) for one in own]
+    if read in (SERVED, GOODPUT) and any(map(unsteady, own)):
+        kept = [one.metrics.goodput.share.value for one in own if one.metrics.goodput]
+        return Estimate(Whole.of(own).rate * (1.0 if read is SERVED else float(np.mean(kept or math.nan))))
     if len(found) == 1:
         return found[0]
     return Spread.of_values(np.array([each.value for each in found])).estimate().cut()
@@ -340,7 +348,7 @@ def _series(scenes: Sequence[Scene], order: Sequence[str], read: Read, scale: fl
     found = []
     for colour, name in enumerate(order):
         held = [scene for scene in scenes if name in scene.runs]
-        each = [_over_seeds(scene.runs[name], read) for scene in held]
+        each = [over_seeds(scene.runs[name], read) for scene in held]
         y, low, high = scale * np.array([(one.value, one.low, one.high) for one in each], float).T
         x = np.array([scene.load.value for scene in held])
         found.append(Series(name, x, y, colour, "linked", low, high))
