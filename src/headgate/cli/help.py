@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from headgate.core.errors import InputError
+from headgate.core.errors import elsewhere
 
 VERBATIM = "Examples:\n"  # begins a paragraph that is not filled
 EXAMPLE = re.compile(r"  headgate .*")
@@ -67,10 +67,7 @@ def offered(name: str) -> Any:
 def plugged_in(name: str) -> Any:
     for point in offered(name):
         return built(point.load())
-    folder = PLUGGED_IN[name]
-    raise InputError(
-        f"headgate {name} is in package headgate-{folder}; install it: pip install ./{folder} in a clone"
-    )
+    raise elsewhere(f"headgate {name}", PLUGGED_IN[name])
 
 
 class CommandPage(TyperCommand):

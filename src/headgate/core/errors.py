@@ -29,6 +29,11 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {message} (in {frame.name}, {frame.filename}:{frame.lineno})"
 
 
+def elsewhere(what: str, package: str, folder: str = "") -> InputError:
+    install = f"install it: pip install ./{folder or package} in a clone"
+    return InputError(f"{what} is in package headgate-{package}; {install}")
+
+
 def unknown(what: str, name: str, choices: Iterable[str]) -> InputError:
     known = sorted(filter(None, choices))  # requests of no class have the empty name
     near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from headgate.core.errors import InputError
+from headgate.core.errors import InputError, elsewhere
 
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
@@ -73,7 +73,7 @@ def _ray_pool() -> Any:
     for point in metadata.entry_points(group="headgate.workers", name=RAY):
         with suppress(ImportError):  # Ray itself is not there
             return point.load()
-    raise InputError("--on ray is in package headgate-ray; install it: pip install ./rayserve in a clone")
+    raise elsewhere("--on ray", "ray", "rayserve")
 
 
 def as_they_end(pool: WorkerPool[Task, Answer], tasks: Iterable[Task]) -> Iterator[tuple[Task, Answer]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from headgate.core.durations import duration
-from headgate.core.errors import InputError, one_line, unknown
+from headgate.core.errors import InputError, elsewhere, one_line, unknown
 from headgate.core.fleet import RoutePolicy
 from headgate.core.policy import BatchPolicy
 from headgate.cost.model import StepCost
@@ -236,9 +236,7 @@ def installed_class(name: str, what: str, base: type[Kind], ours: Iterable[str])
     points = offers(what)
     offered = [point for point in points if point.name == name]
     if not offered and name in PAPERS:
-        raise InputError(
-            f"{what} {name} is in package headgate-papers; install it: pip install ./papers in a clone"
-        )
+        raise elsewhere(f"{what} {name}", "papers")
     if not offered:
         raise unknown(what, name, [*ours, *(point.name for point in points)])
     if len(offered) > 1:

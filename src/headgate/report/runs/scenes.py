@@ -110,6 +110,9 @@ class Scene:
     def metrics(self) -> dict[str, Metrics]:
         return {name: own.metrics for name, own in self.first.items()}
 
+    def served(self, name: str) -> Estimate:
+        return _over_seeds(self.runs[name], SERVED)
+
     @cached_property
     def comparison(self) -> Comparison | str | None:
         """The paired comparison; in words why there is none; None where there is nothing to compare."""
@@ -307,11 +310,11 @@ def load_grid(scenes: Sequence[Scene]) -> Grid:
     rows: list[Row] = []
     for scene in scenes:
         for name, own in scene.runs.items():
-            rate = over_seeds(own, SERVED)
-            kept = over_seeds(own, lambda found: found.goodput.share if found.goodput else UNKNOWN)
+            rate = scene.served(name)
+            kept = _over_seeds(own, lambda found: found.goodput.share if found.goodput else UNKNOWN)
             good = [share(kept.value)] if promised else []
-            times = (1000 * over_seeds(own, read).value for read in TIMES)
-            busy = share(over_seeds(own, lambda found: Estimate(found.engine.utilisation)).value)
+            times = (1000 * _over_seeds(own, read).value for read in TIMES)
+            busy = share(_over_seeds(own, lambda found: Estimate(found.engine.utilisation)).value)
             at = Cell(scene.place or scene.load.short, scene.load.value)
             rows.append(row(at, name, rate.value, Cell(interval(rate)), *good, *times, busy))
     minor = (heads[3], "TTFT\nmean, ms", "TTFT\np50, ms")
@@ -333,7 +336,7 @@ TIMES: tuple[Read, ...] = (
 )
 
 
-def over_seeds(own: Sequence[Measured], read: Read) -> Estimate:
+def _over_seeds(own: Sequence[Measured], read: Read) -> Estimate:
     """Of one run as it is; of several their mean, with the interval that they give; see `served_rates`."""
     found = [read(one.metrics) for one in own]
     if read in (SERVED, GOODPUT) and any(map(unsteady, own)):
@@ -348,7 +351,7 @@ def _series(scenes: Sequence[Scene], order: Sequence[str], read: Read, scale: fl
     found = []
     for colour, name in enumerate(order):
         held = [scene for scene in scenes if name in scene.runs]
-        each = [over_seeds(scene.runs[name], read) for scene in held]
+        each = [_over_seeds(scene.runs[name], read) for scene in held]
         y, low, high = scale * np.array([(one.value, one.low, one.high) for one in each], float).T
         x = np.array([scene.load.value for scene in held])
         found.append(Series(name, x, y, colour, "linked", low, high))

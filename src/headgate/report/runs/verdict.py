@@ -8,17 +8,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from headgate.report.document import listed, number, percent, timed
-from headgate.report.runs.scenes import (
-    POLICIES,
-    RATE,
-    SERVED,
-    Compared,
-    Scene,
-    over_seeds,
-    served_rates,
-    unsteady,
-    what_differs,
-)
+from headgate.report.runs.scenes import POLICIES, RATE, Compared, Scene, served_rates, unsteady, what_differs
 from headgate.stats.comparison import (
     ABOVE,
     BETTER,
@@ -337,12 +327,11 @@ def _alone(scenes: Sequence[Scene]) -> str:
 
 
 def _keeps_up(scene: Scene) -> bool:
-    (own,), offered = scene.runs.values(), scene.load.value
-    if any(one.trend.growing for one in own):
-        return False
-    found = own[0].metrics.request_rate  # the window's: a whole run that is short fills up and drains
-    return found.value >= KEPT_UP * offered or (found.high is not None and found.high >= offered)
+    (own,), offered = scene.first.values(), scene.load.value
+    found = own.metrics.request_rate  # in the window, for a whole run also fills up and drains
+    alike = found.value >= KEPT_UP * offered or (found.high is not None and found.high >= offered)
+    return alike and not own.trend.growing
 
 
 def _rate(scene: Scene) -> float:
-    return over_seeds(next(iter(scene.runs.values())), SERVED).value
+    return scene.served(next(iter(scene.runs))).value
