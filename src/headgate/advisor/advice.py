@@ -16,7 +16,7 @@ from headgate.advisor.capacity import plan as capacity
 from headgate.advisor.capacity.beside import BesidePlan, plan_beside
 from headgate.advisor.capacity.plan import PLAIN
 from headgate.advisor.capacity.traffic import Level, promised_gap
-from headgate.advisor.capacity.trials import HOPELESS, Chosen, Contender, Race, named_policy, remembered
+from headgate.advisor.capacity.trials import HOPELESS, Chosen, Contender, Race, remembered
 from headgate.advisor.fewest_engines import MOST, FleetFound, make_ways, plan_engines, within_reach
 from headgate.advisor.flags import (
     ENGINES,
@@ -40,10 +40,10 @@ from headgate.advisor.set_up import (
 )
 from headgate.advisor.situation import card_situation
 from headgate.core.errors import InputError
-from headgate.experiment.run import DEFAULT_ROUTER
+from headgate.experiment.run import DEFAULT_ROUTER, each_once
 from headgate.experiment.settings import Experiment
 from headgate.methods.bounds import Bound
-from headgate.methods.make import make_policy
+from headgate.methods.make import make_policy, split_name
 from headgate.stats.figures import Estimate
 from headgate.stats.metrics import without_nan
 
@@ -215,7 +215,7 @@ def try_flags(
     chosen.setdefault(default, contender)
     capacity.refuse_impossible(start, bound.rate)
     own = ENGINES[start.settings.engine].policy
-    fixed = {own, *(named_policy(text, start.settings.set)[0] for text in named)}
+    fixed = {own, *(split_name(text)[0] for text in named)}
     first = _short(start, chosen, bound.rate, fixed)
     capacity.refuse_idle(first, start.traffic.levels)
     kept = {name: chosen[name] for name in _finalists(first, chosen, default, own, fixed)}
@@ -309,13 +309,13 @@ def _counted(
     each = replace(each, counted=True)
     if not each.found.rate.value:
         return each
-    fleet = settings.model_copy(update={"slots": each.slots, "budget": each.budget})
+    fleet = settings.model_copy(update={"slots": each.slots, "budget": each.budget, "set": {}})
     if not asks.options.as_recorded:
         many = ceil(load / each.found.rate.value)
         fleet = fleet.model_copy(update={"requests": min(MOST, requests * many)})
-    for router in routers:
+    for router, (name, way) in zip(routers, make_ways(routers, [each.text], fleet).items(), strict=True):
         try:
-            plan = plan_engines(fleet, make_ways([router], [each.text], fleet), asks, possible=True)
+            plan = plan_engines(fleet, {name: way}, asks, possible=True)
         except InputError:  # more engines than may be
             break
         if plan.interrupted:
@@ -346,8 +346,9 @@ def candidates(policies: Sequence[str], start: SetUp, bound: Bound) -> Chosen:
     chosen: Chosen = {}
     most = most_slots(start)
     tried = [most] if start.settings.slots else sorted({min(USUAL_SLOTS, most), most})
-    for text in policies:
-        name, values = named_policy(text, start.settings.set)
+    # None is there twice: what --set says may be among SGLang's own flags
+    made = each_once("policy", policies, start.settings.set, lambda *each: (each, {"": object()}))
+    for text, (name, values) in made.items():
         for slots in tried:
             for budget in _budgets(name, slots, start, bound):
                 engine = start.engine._replace(running=slots, batch_tokens=budget)

@@ -16,7 +16,7 @@ from headgate.advisor.capacity.memory import AnswerFile, file_of
 from headgate.advisor.capacity.plan import ALL, STAYS, refuse_impossible
 from headgate.advisor.capacity.search import Fewest, search_all
 from headgate.advisor.capacity.traffic import Level, SearchTraffic, measure, nearest
-from headgate.advisor.capacity.trials import longest_stay, named_policy
+from headgate.advisor.capacity.trials import longest_stay
 from headgate.advisor.flags import graphs_said, small_graphs
 from headgate.advisor.set_up import Asked, SearchPlan, SetUp, offered_rate, set_up, without_load
 from headgate.core.errors import InputError, RunError
@@ -24,10 +24,10 @@ from headgate.cost.card import load_card
 from headgate.experiment.build import make_engine
 from headgate.experiment.fleet import FleetSetup, finished, prices_of, transfer_time
 from headgate.experiment.library import simulate
-from headgate.experiment.run import composes_ahead
+from headgate.experiment.run import composes_ahead, each_once
 from headgate.experiment.settings import Experiment, ManyEngines
 from headgate.methods.bounds import Bound
-from headgate.methods.make import make_policy, router_parameters, router_settings, split_name
+from headgate.methods.make import make_policy, router_settings
 from headgate.record.tables import Run
 from headgate.stats.figures import Estimate, Spread
 from headgate.stats.flow import choose
@@ -422,20 +422,21 @@ def make_ways(routers: Sequence[str], policies: Sequence[str], settings: Experim
     if ALL in policies:
         raise InputError("--policy all is too much for a search over fleets; name the policies to try")
     engine = make_engine(settings, load_card(settings.card))
-    ways: dict[str, Way] = {}
-    for router_text in routers:
-        router, own = split_name(router_text, "router")
-        known = router_parameters(router)
-        shared = {key: value for key, value in settings.set_router.items() if key in known}
-        asked = router_settings(router, shared | own)
-        for text in policies:
-            policy, values = named_policy(text, settings.set)
-            make_policy(policy, values, engine)
-            name = f"{router_text} + {text}"
-            if name in ways:
-                raise InputError(f"{name!r} is there twice; drop one")
-            ways[name] = Way(router, policy, asked, values)
-    return ways
+
+    def made(name: str, values: dict[str, Any]) -> tuple[tuple[str, dict[str, Any]], dict[str, Any]]:
+        return (name, values), make_policy(name, values, engine)[1]
+
+    def routed(name: str, values: dict[str, Any]) -> tuple[tuple[str, dict[str, Any]], dict[str, Any]]:
+        asked = router_settings(name, values)
+        return (name, asked), asked
+
+    behind = each_once("router", routers, settings.set_router, routed)
+    chosen = each_once("policy", policies, settings.set, made)
+    return {
+        f"{place} + {text}": Way(router, policy, asked, values)
+        for place, (router, asked) in behind.items()
+        for text, (policy, values) in chosen.items()
+    }
 
 
 Serve = Callable[[Way, int, int, Workload], Run]  # way, engines, seed, requests

@@ -8,7 +8,7 @@ import json
 import platform
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache, partial
@@ -347,8 +347,8 @@ def outside_said(settings: Experiment, policy: str, rate: float) -> str:
     words = settings.model_copy(update={**load, "requests": None if settings.trace else REQUESTS})
     prepared = Prepared(words)
     prepared.seeds = {words.seed: prepared.workload.head(min(REQUESTS, len(prepared.workload)))}
-    name, values = split_name(policy)
-    outside_card = warning(carry_out(prepared, name, {**words.set, **values}, label=policy))
+    name, values, _ = set_up("policy", policy, words.set)
+    outside_card = warning(carry_out(prepared, name, values, label=policy))
     return f"Not measured: {outside_card}." if outside_card else ""
 
 
@@ -365,24 +365,28 @@ def choose_routers(texts: list[str], prepared: Prepared) -> dict[str, Routed]:
     return each_once("router", texts or [words.router or DEFAULT_ROUTER], words.set_router, tried)
 
 
+def set_up(what: str, text: str, common: Mapping[str, Any]) -> tuple[str, dict[str, Any], Collection[str]]:
+    """Its name, settings and parameters: a setting of all goes to those that have such a parameter."""
+    name, own = split_name(text, what)
+    parameters = policy_parameters(name) if what == "policy" else router_parameters(name)
+    return name, {key: common[key] for key in common if key in parameters} | own, parameters
+
+
 def each_once(
     what: str,
     texts: Sequence[str],
     common: Mapping[str, Any],
     make: Callable[[str, dict[str, Any]], tuple[Kept, dict[str, Any]]],
 ) -> dict[str, Kept]:
-    """Every policy or router by what the user called it. A setting of all goes to those that have such a
-    parameter. All are made once here: a mistake in the last should not cost the others' time.
-    """
+    """Every policy or router by what the user called it, made once: a mistake should not cost time."""
     many = {"policy": "policies", "router": "routers"}[what]
     chosen, known, made = dict[str, Kept](), set[str](), list[tuple[str, dict[str, Any]]]()
     for text in texts:
-        name, own = split_name(text, what)
-        parameters = policy_parameters(name) if what == "policy" else router_parameters(name)
-        known |= set(parameters)
-        chosen[text], values = make(name, {key: common[key] for key in common if key in parameters} | own)
+        name, values, parameters = set_up(what, text, common)
+        known |= {*parameters}
+        chosen[text], values = make(name, values)
         if (name, values) in made:
-            raise InputError(f"compare needs different {many}; {text!r} is there twice, drop one")
+            raise InputError(f"{what} {text!r} is there twice; drop one")
         made.append((name, values))
     if wrong := next((setting for setting in common if setting not in known), None):
         raise unknown(f"parameter of any of these {many}", wrong, known)

@@ -74,5 +74,5 @@ ROUTE: Names[RoutePolicy] = Names(
     }
 )
 
-PAPERS = ("eb-paper", "eb-paper+", "look-ahead")  # policies and routers of headgate-papers
-PAPERS += ("prioritize-and-route", "fi-wsp", "gi-wsp", "gf-wsp", "fg-sp")
+PAPERS = {"eb-paper", "eb-paper+", "look-ahead", "prioritize-and-route"}  # of headgate-papers
+PAPERS |= {"fi-wsp", "gi-wsp", "gf-wsp", "fg-sp"}

@@ -149,6 +149,23 @@ def test_levels_that_no_fleet_keeps(headgate):
 
 
 @pytest.mark.parametrize(
+    "policies",
+    [("--policy", "eb:refill=4"), ("--policy", "mixed", "--policy", "eb", "--set", "refill=4")],
+)
+def test_settings_of_one_policy(headgate, policies):
+    """The look at what the card measured is of the answer with its own settings, and with no others."""
+    said = headgate(*FLEET, "--slo", "ttft=1s@p90", *policies, "--json", "-")
+    assert said.code == 0, said.err
+    assert all(each["engines"] for each in json.loads(said.out)["fleets"])
+
+
+@pytest.mark.parametrize("command", [FLEET, ("plan", "capacity"), ("advise", "--rate", 5)])
+def test_a_setting_that_no_policy_has(refused, command):
+    words = [*command, "--slo", "ttft=1s@p90", "--policy", "keep", "--set", "turst=0.5"]
+    refused(words, "unknown parameter of any of these policies 'turst'; did you mean 'trust'?")
+
+
+@pytest.mark.parametrize(
     ("words", "says"),
     [
         (("--slo", "ttft=1s@p50", "--find", "gpus"), "unknown thing to --find 'gpus'"),

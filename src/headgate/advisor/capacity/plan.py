@@ -24,12 +24,12 @@ from headgate.advisor.capacity.trials import (
     Race,
     RateTrial,
     Searches,
-    named_policy,
     remembered,
 )
 from headgate.advisor.flags import graphs_said, small_graphs
 from headgate.advisor.set_up import Asked, SearchPlan, SetUp, set_up
 from headgate.core.errors import InputError
+from headgate.experiment.run import each_once
 from headgate.experiment.settings import Experiment
 from headgate.methods.bounds import Bound
 from headgate.methods.make import make_policy, policy_parameters
@@ -116,21 +116,17 @@ def plan_capacity(settings: Experiment, policies: Sequence[str], asks: Asked) ->
 
 
 def choose(policies: Sequence[str], settings: Experiment, engine: Engine) -> tuple[Chosen, list[str]]:
-    """The policies by what the user called them, each made once so that mistakes show before the work."""
     wanted, notes = list(policies), []
     if ALL in wanted:
         plain = [name for name in BATCH if not _needs(name)]
         wanted = [*plain, *(text for text in wanted if text != ALL and text not in plain)]
         if left_out := [name for name in BATCH if name not in plain]:
             notes.append(f"left out, for want of parameters: {', '.join(left_out)}")
-    chosen: Chosen = {}
-    for text in wanted:
-        name, values = named_policy(text, settings.set)
-        make_policy(name, values, engine)
-        if text in chosen:
-            raise InputError(f"policy {text!r} is there twice; drop one")
-        chosen[text] = Contender(name, values)
-    return chosen, notes
+
+    def made(name: str, values: dict[str, Any]) -> tuple[Contender, dict[str, Any]]:
+        return Contender(name, values), make_policy(name, values, engine)[1]
+
+    return each_once("policy", wanted, settings.set, made), notes
 
 
 def _needs(name: str) -> bool:

@@ -16,7 +16,7 @@ from headgate.core.errors import RunError
 from headgate.core.policy import BatchPolicy
 from headgate.experiment.library import simulate, simulate_fleet
 from headgate.experiment.workers import Workers
-from headgate.methods.make import make_policy, policy_parameters, split_name
+from headgate.methods.make import make_policy
 from headgate.record.tables import Run
 from headgate.sim.engine.engine import Engine
 
@@ -79,12 +79,6 @@ class Contender(NamedTuple):
         """As --policy takes it."""
         values = ",".join(f"{key}={value}" for key, value in self.settings.items())
         return f"{self.policy}:{values}" if values else self.policy
-
-
-def named_policy(text: str, common: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    name, own = split_name(text)
-    known = policy_parameters(name)
-    return name, {key: value for key, value in common.items() if key in known} | own
 
 
 def remembered(folder: Path | None, case: Case) -> AnswerFile[RateTrial, RateOutcome] | None:
