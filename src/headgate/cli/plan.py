@@ -244,7 +244,8 @@ def _find_rate(words: Experiment, policies: list[str], asks: Asked, outputs: Out
     from headgate.report.plans.capacity import apart_said, capacity_page
 
     found = plan_capacity(words, policies, asks)
-    refuse_idle(found.found, asks.levels)
+    if not found.interrupted:
+        refuse_idle(found.found, asks.levels)
     setup = assumed(words, tried_arrivals(asks.options.as_recorded) + found.start.unshared)
     best, other, outside = None if found.declined else found.best, None, ""
     if best is not None:

@@ -67,6 +67,15 @@ def test_a_search_for_capacity_says_what_it_knew(headgate, monkeypatch):
     assert said.err.endswith("what was found is kept in kept: the same command goes on from there\n")
 
 
+def test_an_interrupted_search_does_not_say_that_no_promise_can_be_kept(headgate, monkeypatch):
+    """The idle look, one rate that misses, and the interrupt."""
+    interrupt_after(monkeypatch, "headgate.advisor.capacity.trials.simulate", 3)
+    words = ["--slo", "ttft=20ms@p99", "--seeds", 1, "--jobs", 1, "--cache", "none", "--requests", 300]
+    said = headgate("plan", "capacity", *words, "--prompt", 60, "--output", 20)
+    assert said.code == 130 and said.err == "headgate: interrupted\n"
+    assert "Interrupted before any rate was found that is sustained." in said.out
+
+
 def test_a_search_that_knew_nothing_is_just_interrupted(headgate, monkeypatch):
     interrupt_after(monkeypatch, "headgate.advisor.capacity.trials.simulate", 1)
     said = headgate("plan", "capacity", "--slo", "ttft=1s@p50", "--seeds", 1, "--jobs", 1, "--requests", 80)

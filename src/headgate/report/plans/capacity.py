@@ -50,6 +50,8 @@ def _verdict(plan: CapacityPlan) -> str:
     best = max(plan.found, key=lambda each: each.rate.value)
     if plan.declined:
         return f"No answer: {plan.declined}."
+    if plan.interrupted and not best.rate.value:
+        return "Interrupted before any rate was found that is sustained."
     share = f"{100 * best.share:.0f} % of λ*{bar_of(plan.error)}"
     if len(plan.found) == 1:
         return f"{best.policy} sustains {doc.number(best.rate.value)} requests/s, {share}."
