@@ -91,6 +91,10 @@ ALSO_GAPS = ("itl", "gap")  # other names of `tbt`
 BETWEEN_SHOWN = {GAP: "gaps", MEAN: "TPOT", ENVELOPE: "envelope"}  # what reports call them
 
 
+def flag_of(word: str) -> str:
+    return "--" + word.replace("_", "-")
+
+
 def promised(words: Any, **worth: Any) -> Slo:
     """What a table with `ttft` and one of `tbt`, `tpot` and `envelope` promises; see `check_promises`."""
     for word, kind in BETWEEN.items():

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headgate.advisor.capacity.memory import AnswerFile, file_of
-from headgate.advisor.capacity.plan import ALL, STAYS, refuse_impossible
+from headgate.advisor.capacity.plan import ALL, STAYS, choose, refuse_impossible
 from headgate.advisor.capacity.search import Fewest, search_all
 from headgate.advisor.capacity.traffic import Level, SearchTraffic, measure, nearest
-from headgate.advisor.capacity.trials import longest_stay
+from headgate.advisor.capacity.trials import Contender, longest_stay
 from headgate.advisor.flags import graphs_said, small_graphs
 from headgate.advisor.set_up import Asked, SearchPlan, SetUp, offered_rate, set_up, without_load
 from headgate.core.errors import InputError, RunError
@@ -29,8 +29,8 @@ from headgate.experiment.settings import Experiment, ManyEngines
 from headgate.methods.bounds import Bound
 from headgate.methods.make import make_policy, router_settings
 from headgate.record.tables import Run
+from headgate.stats import flow
 from headgate.stats.figures import Estimate, Spread
-from headgate.stats.flow import choose
 from headgate.stats.metrics import without_nan
 from headgate.workloads.workload import Workload
 
@@ -254,7 +254,7 @@ class FleetCase(NamedTuple):
 
 
 def utilisation(run: Run, engines: int, slots: int) -> tuple[float, float]:
-    window = choose(run)
+    window = flow.choose(run)
     start, seconds = run.steps["start"], run.steps["seconds"]
     inside = np.minimum(start + seconds, window.high) - np.maximum(start, window.low)
     inside = np.maximum(inside, 0.0) / (engines * max(window.seconds, np.finfo(float).tiny))
@@ -313,7 +313,8 @@ def _fleets(
         missed = Counter(run.worst for run in runs.get(search.too_few, ()) if not run.ratio <= 1)
         gives_way = missed.most_common(1)[0][0] if missed else ""
         sizes = tuple(_size(count, own, names, least / count) for count, own in runs.items())
-        yield FleetFound(name, *ways[name][:2], search.enough, gives_way, sizes)
+        policy = Contender(ways[name].policy, ways[name].settings).text
+        yield FleetFound(name, ways[name].router, policy, search.enough, gives_way, sizes)
 
 
 def _size(engines: int, runs: Sequence[FleetOutcome], names: Sequence[str], load: float) -> Size:
@@ -422,20 +423,12 @@ def make_ways(routers: Sequence[str], policies: Sequence[str], settings: Experim
     if ALL in policies:
         raise InputError("--policy all is too much for a search over fleets; name the policies to try")
     engine = make_engine(settings, load_card(settings.card))
-
-    def made(name: str, values: dict[str, Any]) -> tuple[tuple[str, dict[str, Any]], dict[str, Any]]:
-        return (name, values), make_policy(name, values, engine)[1]
-
-    def routed(name: str, values: dict[str, Any]) -> tuple[tuple[str, dict[str, Any]], dict[str, Any]]:
-        asked = router_settings(name, values)
-        return (name, asked), asked
-
-    behind = each_once("router", routers, settings.set_router, routed)
-    chosen = each_once("policy", policies, settings.set, made)
+    chosen, _ = choose(policies, settings, engine)
+    behind = each_once("router", routers, settings.set_router, lambda *own: (own, router_settings(*own)))
     return {
-        f"{place} + {text}": Way(router, policy, asked, values)
-        for place, (router, asked) in behind.items()
-        for text, (policy, values) in chosen.items()
+        f"{place} + {text}": Way(router, each.policy, router_settings(router, own), each.settings)
+        for place, (router, own) in behind.items()
+        for text, each in chosen.items()
     }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import typer
 
 from headgate.cli import output
-from headgate.cli.simulate import choose, extrapolations, run_all
+from headgate.cli.simulate import choose_all, extrapolations, run_all
 from headgate.experiment.settings import experiment
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ def demo(
         load = folder / "rising.csv"
         count = write_rising(load)
         rising = Prepared(experiment({"trace": str(load), **PROMISED}))
-        kept = run_all(rising, choose(list(RISING.values()), rising), 1, folder / "rising")
+        kept = run_all(rising, choose_all(list(RISING.values()), None, rising), 1, folder / "rising")
         full = Prepared(experiment(FULL))
-        served = run_all(full, choose(list(SATURATED.values()), full), 1, folder / "saturated")
+        served = run_all(full, choose_all(list(SATURATED.values()), None, full), 1, folder / "saturated")
     first = [{name: runs[0] for name, runs in every.items()} for every in (kept, served)]
     told = story(*first)
     show(told)

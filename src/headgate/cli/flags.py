@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from headgate.core.errors import InputError
 from headgate.experiment.settings import ENGINE, FLEET, LENGTHS, LOAD, POLICY, TRACE, Experiment, experiment
-from headgate.settings_base import SettingsModel, also, checked, read_toml, seconds
+from headgate.settings_base import SettingsModel, also, checked, flag_of, read_toml, seconds
 
 PANELS = (POLICY, ENGINE, LENGTHS, LOAD, TRACE, FLEET)  # their order in --help; others as declared
 FILE = "an experiment file (TOML); flags override what it says"
@@ -36,10 +36,6 @@ Table = type[SettingsModel]
 def option(table: Table, name: str, flag: str = "") -> Any:
     field = table.model_fields[name]
     return typer.Option(flag or flag_of(name), help=_help(field), rich_help_panel=_extra(field, "panel"))
-
-
-def flag_of(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def takes_settings(command: Command, fleet: bool = False, hidden: Collection[str] = ()) -> Command:
@@ -65,8 +61,7 @@ def takes_settings(command: Command, fleet: bool = False, hidden: Collection[str
             given = _given(table, values, fleet)
             if table is Experiment:
                 made[name] = gather(values.pop("file"), values.pop("mix"), given)
-                judged = fleet or "search" in tables  # a search says itself where promises belong
-                if not judged and (made[name].tbt or made[name].envelope):
+                if not (fleet or "search" in tables) and (made[name].tbt or made[name].envelope):
                     raise InputError(NO_GAPS if made[name].tbt else NO_ENVELOPE)
             else:
                 made[name] = checked(table, given) if check else given

@@ -300,7 +300,6 @@ def _tell_search(
 def _find_engines(
     words: Experiment, routers: list[str], policies: list[str], asks: Asked, outputs: Outputs
 ) -> None:
-    from headgate.advisor.capacity.trials import Contender
     from headgate.advisor.fewest_engines import make_ways, out_of_reach, plan_engines
     from headgate.experiment.run import DEFAULT_ROUTER, assumed, outside_said, tried_arrivals
     from headgate.report.plans.capacity import apart_said, engines_page
@@ -311,10 +310,7 @@ def _find_engines(
     other = _engines_at_other_times(words, asks, ways, found)
     setup = assumed(words, tried_arrivals(asks.options.as_recorded, found.rate), fleet=True)
     best = found.best
-    outside = ""
-    if best and best.engines:
-        way = ways[best.name]
-        outside = outside_said(words, Contender(way.policy, way.settings).text, found.rate / best.engines)
+    outside = outside_said(words, best.policy, found.rate / best.engines) if best and best.engines else ""
     alarms = apart_said(other, "needs", "engines"), outside
     _tell_search(found, other, engines_page(found, sys.argv[1:]), outputs, setup, alarms)
     if advice := out_of_reach(found):

@@ -189,11 +189,16 @@ def extrapolations(runs: Mapping[str, list[Measured]]) -> list[str]:
 
 def choose_all(policies: list[str], router: list[str] | None, prepared: Prepared) -> dict[str, Chosen]:
     """Every policy with every router, by what distinguishes them."""
-    from headgate.experiment.run import choose_routers
+    from headgate.experiment.run import Maker, choose_routers, each_once
 
     words = prepared.words
     routers = choose_routers(list(words.routers) if router is None else router, prepared)
-    chosen = choose(policies or [words.policy], prepared)
+
+    def made(name: str, settings: dict[str, Any]) -> tuple[Chosen, dict[str, Any]]:
+        make = Maker(name, settings, prepared.engine)
+        return Chosen(name, settings, make), make.parameters
+
+    chosen = each_once("policy", policies or [words.policy], words.set, made)
     if len(routers) < 2:
         routed = next(iter(routers.values()), None)
         return {text: each._replace(router=routed) for text, each in chosen.items()}
@@ -202,16 +207,6 @@ def choose_all(policies: list[str], router: list[str] | None, prepared: Prepared
         for name, routed in routers.items()
         for text, each in chosen.items()
     }
-
-
-def choose(policies: list[str], prepared: Prepared) -> dict[str, Chosen]:
-    from headgate.experiment.run import Maker, each_once
-
-    def made(name: str, settings: dict[str, Any]) -> tuple[Chosen, dict[str, Any]]:
-        make = Maker(name, settings, prepared.engine)
-        return Chosen(name, settings, make), make.parameters
-
-    return each_once("policy", policies, prepared.words.set, made)
 
 
 def run_all(

@@ -49,3 +49,12 @@ def read_json(text: str, where: str, remedy: str = "fix the file") -> dict[str, 
     if not isinstance(document, dict):
         raise InputError(f"{where}: must be a JSON object; {remedy}")
     return document
+
+
+def parse_line(text: str) -> dict[str, Any] | None:
+    """One JSON object, or None for anything else (nesting without end included)."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) else None

@@ -30,6 +30,7 @@ from headgate.settings_base import (
     check_worth,
     checked,
     declared,
+    flag_of,
     parameters,
 )
 from headgate.workloads.lengths import FROM_FILE
@@ -245,7 +246,7 @@ def without_clients(words: Experiment) -> Experiment:
 
 
 def flag(word: str) -> str:
-    return f"[[{word}]]" if word in ("classes", "stages") else "--" + word.replace("_", "-")
+    return f"[[{word}]]" if word in ("classes", "stages") else flag_of(word)
 
 
 def at_once(words: Experiment) -> bool:

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from headgate.core.errors import InputError
+from headgate.core.files import parse_line
 from headgate.core.plan import ALL, NONE, Plan
 from headgate.core.policy import End, Observer, Steps
 from headgate.core.request import Identity, Slo
 from headgate.record.recorder import Recorder
 from headgate.record.tables import COLUMNS, ENDS, Run
-from headgate.record.trace_fields import FIELDS, KNOWN, TRACE, fault, first_line, header_fault, parse_line
+from headgate.record.trace_fields import FIELDS, KNOWN, TRACE, fault, first_line, header_fault
 
 SAME_MOMENT = 1e-6  # seconds; less is rounding
 ORDERED = ("admitted", "prefilled", "finished")  # of a request that has arrived

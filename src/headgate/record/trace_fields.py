@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from headgate.core import request
+from headgate.core.files import parse_line
 from headgate.core.policy import Steps
 
 TRACE = 1  # of the format; a reader refuses a newer one instead of misreading it
@@ -52,14 +52,6 @@ def first_line(path: str | Path) -> dict[str, Any]:
             return parse_line(file.readline(FIRST_LINE)) or {}
     except (OSError, ValueError):  # no such file, or no name of one
         return {}
-
-
-def parse_line(text: str) -> dict[str, Any] | None:
-    try:
-        line = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return line if isinstance(line, dict) else None
 
 
 def fault(line: dict[str, Any]) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import math
 import os
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headgate.core.errors import InputError, unknown
+from headgate.core.files import parse_line
 from headgate.workloads.workload import LONGEST
 
 # -- one field of a row
@@ -266,7 +266,7 @@ def rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:
     if name == AIPERF:
         yield from _aiperf(text)
     elif name in (GUIDELLM, VLLM):
-        whole = _record(text)
+        whole = parse_line(text)
         if whole is None:
             raise InputError(f"{path}: not one JSON object; keep one result of {name} in the file")
         yield from (_vllm(path, whole) if name == VLLM else _guidellm(path, whole))
@@ -282,7 +282,7 @@ def is_json_lines(text: str) -> bool:
 
 def header_of(text: str) -> Sequence[str]:
     first = text.lstrip().splitlines()[0]
-    return list(_record(first) or ()) if is_json_lines(text) else _stripped(first.split(_separator(first)))
+    return list(parse_line(first) or ()) if is_json_lines(text) else _stripped(first.split(_separator(first)))
 
 
 def _few(columns: Sequence[str]) -> str:
@@ -324,7 +324,7 @@ def _json_rows(text: str, chosen: Format, owner: str) -> Iterator[Row]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        record = _record(line)
+        record = parse_line(line)
         if record is None:
             yield number, "not a JSON object"
         else:
@@ -334,15 +334,6 @@ def _json_rows(text: str, chosen: Format, owner: str) -> Iterator[Row]:
             sharing = {name: record[key] for name, key in columns if record.get(key) is not None}
             times = (get(chosen.arrival), get(chosen.prompt), get(chosen.output))
             yield number, Fields(*times, whose, sharing, str(tenant) if isinstance(tenant, str | int) else "")
-
-
-def _record(line: str) -> dict[str, object] | None:
-    """One JSON object, or None for anything else (nesting without end included)."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) else None
 
 
 def _separator(header: str) -> str:
@@ -362,12 +353,12 @@ STARTS = ("request_start_time", "start_time")  # of a request, by GuideLLM's rel
 def recognised(text: str) -> str | None:
     if not is_json_lines(text):
         return None
-    line = _record(text.lstrip().split("\n", 1)[0]) or {}
+    line = parse_line(text.lstrip().split("\n", 1)[0]) or {}
     if "request_start_ns" in _table(line.get("metadata")):  # a failed request has no metrics
         return AIPERF
     if not any(word in text for word in ('"input_lens"', '"request_throughput"', '"benchmarks"')):
         return None
-    whole = _record(text) or line  # --append-result writes an object per line
+    whole = parse_line(text) or line  # --append-result writes an object per line
     if "input_lens" in whole or "request_throughput" in whole:
         return VLLM
     return GUIDELLM if isinstance(whole.get("benchmarks"), list) else None
@@ -385,7 +376,7 @@ def _aiperf(text: str) -> Iterator[Row]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        record = _record(line) or {}
+        record = parse_line(line) or {}
         metrics = _table(record.get("metrics"))
         prompt, output = (
             _table(metrics.get(f"{which}_sequence_length")).get("value") for which in ("input", "output")

@@ -102,9 +102,8 @@ def plan_capacity(settings: Experiment, policies: Sequence[str], asks: Asked) ->
     notes += start.notes(fleet=False)
     notes += graphs_said(settings, start.engine, asks.levels)
     notes += small_graphs(start.engine, asks.levels, (each.policy for each in chosen.values()))
-    droppable = frozenset(chosen) - frozenset(policies)
     refuse_impossible(start, ideal.rate)
-    length = Lengthening(start, chosen, ideal.rate, droppable)
+    length = Lengthening(start, chosen, ideal.rate, frozenset(chosen) - {*policies})
     searched = length.search()
     found, left = searched.found, searched.left
     if left:
@@ -122,10 +121,7 @@ def choose(policies: Sequence[str], settings: Experiment, engine: Engine) -> tup
         wanted = [*plain, *(text for text in wanted if text != ALL and text not in plain)]
         if left_out := [name for name in BATCH if name not in plain]:
             notes.append(f"left out, for want of parameters: {', '.join(left_out)}")
-
-    def made(name: str, values: dict[str, Any]) -> tuple[Contender, dict[str, Any]]:
-        return Contender(name, values), make_policy(name, values, engine)[1]
-
+    made = lambda name, own: (Contender(name, own), make_policy(name, own, engine)[1])  # noqa: E731
     return each_once("policy", wanted, settings.set, made), notes
 
 

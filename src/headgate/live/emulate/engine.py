@@ -26,6 +26,7 @@ from headgate.sim.engine.asynchronous import Ahead
 from headgate.sim.engine.bursts import Bursts, drawn_rates
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import VirtualEngine
+from headgate.sim.fleet.kv_handover import Transfer
 
 LOG = logging.getLogger("headgate.emulate")
 MOST_SEED = 2**63 - 1
@@ -460,10 +461,7 @@ class KvMemory:
         self.wanted: deque[EmulatedJob] = deque()  # their KV has no blocks here yet
         self._copies: list[tuple[float, int, EmulatedJob]] = []  # a heap by the end of the copy
         self._order = 0
-        self.fixed, self.per_token = 0.002, 147456 / 50e9  # seconds of a copy
-
-    def seconds(self, tokens: int) -> float:
-        return self.fixed + self.per_token * tokens
+        self.copy = Transfer(0.002, 147456 / 50e9)
 
     @property
     def busy(self) -> bool:
@@ -512,7 +510,7 @@ class KvMemory:
             blocks.take(need if job.loaded else 0)
             self.wanted.popleft()
             self._order += 1
-            heappush(self._copies, (max(now, job.arrival) + self.seconds(job.loaded), self._order, job))
+            heappush(self._copies, (max(now, job.arrival) + self.copy.seconds(job.loaded), self._order, job))
         done = []
         while self._copies and self._copies[0][0] <= now:
             done.append(heappop(self._copies)[2])

@@ -75,7 +75,7 @@ class Exports:
             if request in self._expired:
                 self.engine.tally.nixl["notifications_after_expiry"] += 1
             return spoiled(mark)
-        copied = self.engine.now + self.engine.memory.seconds(export.job.prompt)
+        copied = self.engine.now + self.engine.memory.copy.seconds(export.job.prompt)
         self.engine.at(copied, lambda: self.engine.release(export.job.id))
         return export.job.mark
 

@@ -36,6 +36,7 @@ from headgate.live.sglang import SGLANG
 from headgate.live.vllm import VLLM
 from headgate.methods.make import make_policy, split_name
 from headgate.sim.engine.engine import RETRACTION, Engine, engine_of_card, with_speculation
+from headgate.sim.fleet.kv_handover import Transfer
 from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
 from headgate.workloads.traces import BUNDLED, bundled, read_trace
 
@@ -386,8 +387,7 @@ class PortState:
         for hear in observers:
             policy, ahead = setup.policy(), setup.asynchronous
             engine = EmulatedEngine(setup.engine, policy, clock, asynchronous=ahead, observers=tuple(hear))
-            engine.memory.fixed = options.transfer_delay
-            engine.memory.per_token = options.transfer_per_token
+            engine.memory.copy = Transfer(options.transfer_delay, options.transfer_per_token)
             if options.crash_after is not None:
                 engine.crash_at = options.crash_after
             if self._held:

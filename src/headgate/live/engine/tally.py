@@ -191,8 +191,7 @@ class Tally(LiveObserver):
 
     def _stall(self, seconds: float) -> None:
         self.stalls.append(seconds)
-        if seconds > self.longest_stall:
-            self.longest_stall = seconds
+        self.longest_stall = max(self.longest_stall, seconds)
 
     def planned(self, plan: Plan, now: float, gauges: Mapping[str, float]) -> None:
         self.plans += 1

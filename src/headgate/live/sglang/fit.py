@@ -8,6 +8,7 @@ from typing import Any
 from headgate.core.errors import InputError
 from headgate.live.engine.settings import AUTO
 from headgate.live.sglang.seams import RELEASES
+from headgate.settings_base import flag_of
 
 MIXED_CHUNK = "--enable-mixed-chunk"
 # Prompts alone in a step, or decodes alone.
@@ -61,9 +62,9 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     for name, tried in TRIED.items():
         value = given.get(name, tried)
         if str(value).lower() != str(tried).lower():
-            raise _untried(_flag(name) if value is True else f"{_flag(name)} {value}")
+            raise _untried(flag_of(name) if value is True else f"{flag_of(name)} {value}")
     if str(given.get(BUDGET)) in ("-1", "0"):
-        raise _untried(f"{_flag(BUDGET)} {given[BUDGET]}")
+        raise _untried(f"{flag_of(BUDGET)} {given[BUDGET]}")
 
 
 def read_arguments(server_args: Any) -> dict[str, Any]:
@@ -101,10 +102,6 @@ def check_engine(scheduler: Any) -> None:
     for what, found in unknown_before.items():
         if found:
             raise _untried(what)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _untried(what: str) -> InputError:

@@ -195,8 +195,7 @@ class Book:
         self.gaps(seen.kind, gap, at)
 
     def gaps(self, kind: str, seconds: float, at: float, count: int = 1) -> None:
-        if at > self.newest:
-            self.newest = at
+        self.newest = max(self.newest, at)
         if (block := self.block_at(at)) is not None:
             sums = block.by_class[kind]
             sums.tokens += count
@@ -237,8 +236,7 @@ class Book:
     def _until(self, at: float) -> None:
         if self.first_at is None:
             self.first_at = self.newest = at
-        if at > self.newest:
-            self.newest = at
+        self.newest = max(self.newest, at)
         self._area += self.here * max(at - self._booked, 0.0)
         self._booked = max(at, self._booked)
 

@@ -16,12 +16,13 @@ import aiohttp
 import numpy as np
 
 from headgate.core.errors import InputError, RunError
+from headgate.core.files import parse_line
 from headgate.core.request import Slo
 from headgate.live.route.view.counters import Counts, parsed
 from headgate.live.tasks import SHOWN, end_all, fetched, why
 from headgate.live.trial.book import Block, Book, Listener, SeenRequest
 from headgate.record.live_trace import WRONG, ClockError, Replay, is_live_trace
-from headgate.record.trace_fields import fault, parse_line
+from headgate.record.trace_fields import fault
 from headgate.workloads.workload import Workload
 
 FIRST_TOKEN_ID, TOKEN_IDS = 100, 1000  # prompts are drawn from these ids: every vocabulary has them

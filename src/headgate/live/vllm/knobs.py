@@ -191,8 +191,7 @@ class Knobs:
             if not isinstance(decode, Decodes):
                 held += [requests[id] for id in ledger.decoding if id not in decode]
         for request in held:
-            if request.next_decode_eligible_step < until:
-                request.next_decode_eligible_step = until
+            request.next_decode_eligible_step = max(request.next_decode_eligible_step, until)
 
     def _limit(self, plan: Plan, visible: list[Request]) -> None:
         """Tokens of the step, and of its prompts; never less than the decodes of the plan need, of which

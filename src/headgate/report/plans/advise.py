@@ -125,7 +125,6 @@ def is_enough(advice: Advice) -> bool:
 
 
 def to_run(advice: Advice) -> Advised:
-    """Whose line comes first."""
     return advice.default if is_enough(advice) else advice.best
 
 
