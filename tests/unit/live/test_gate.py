@@ -11,7 +11,7 @@ from headgate.core.policy import End
 from headgate.core.request import Slo
 from headgate.live.route.gate.gate import ClassLimits, EngineState, Gate, Lapsed, Refused, TicketState
 from headgate.live.route.gate.queue import assign, live_room
-from headgate.methods.balance.balance import LeastLoaded
+from headgate.methods.balance.balance import LeastLoaded, RoundRobin
 from headgate.methods.split.split import Split
 from still_loop import Still, placed
 
@@ -468,3 +468,16 @@ def test_the_largest_weight_goes_first_and_background_work_takes_no_place_from_o
     assert waiting() == [batch[3]]
     made.set_engine(0, up=True)
     assert waiting() == []
+
+
+@pytest.mark.parametrize("kind", [LeastLoaded, RoundRobin])
+def test_the_place_of_a_request_that_comes_back_is_given_to_one_that_waits_for_it(kind):
+    made, loop = gate(kind(2), engines=2, slots=1)  # two at once
+    tickets = [made.arrive("chat", 10, 100) for _ in range(5)]
+    assert tickets[4].state is TicketState.QUEUED
+    made.end(tickets[1], End.STOPPED)
+    loop.turn()
+    made.back(tickets[0])
+    loop.turn()
+    assert tickets[0].engine == 1 and placed(made, tickets[4]) == Move(4, 0, Stage.WHOLE)
+    sound(made)

@@ -83,13 +83,10 @@ class Balance(RoutePolicy):
 
     def finished(self, request: Request, replica: int, now: float) -> None:
         self.lift(request)
-        self._lines.touch(replica)
 
     def left(self, request: Request, now: float, how: End) -> None:
         self._lines.drop(request.id)
-        engine = self.lift(request)
-        if engine is not None:
-            self._lines.touch(engine)
+        self.lift(request)
 
     def route(self, fleet: Fleet) -> Routing:
         sent = self._lines.next(fleet)
@@ -130,10 +127,12 @@ class Balance(RoutePolicy):
         self.loads.add(engine, weight)
 
     def lift(self, request: Request) -> int | None:
-        """Take its weight off its engine, which is returned."""
+        """Take its weight off its engine, which is returned: one that waits for it may go there now."""
         engine, weight = self._weights.pop(request.id, (None, 0))
-        if engine is not None and weight:
-            self.loads.add(engine, -weight)
+        if engine is not None:
+            self._lines.touch(engine)
+            if weight:
+                self.loads.add(engine, -weight)
         return engine
 
 
