@@ -481,3 +481,19 @@ def test_the_place_of_a_request_that_comes_back_is_given_to_one_that_waits_for_i
     loop.turn()
     assert tickets[0].engine == 1 and placed(made, tickets[4]) == Move(4, 0, Stage.WHOLE)
     sound(made)
+
+
+def test_background_work_that_waits_for_its_own_places_disables_no_router():
+    made, loop = gate(engines=1, slots=2, kinds=("batch",), limits={"batch": ClassLimits(ttl=30.0)})
+    for _ in range(20):
+        made.arrive("batch", 10, 100, slo=Slo(background=True))
+        loop.go(loop.time() + 10.0)
+    assert made.roster.idle[ANY] == [0] and made.fallen is None  # what it could take is for others
+    sound(made)
+
+
+def test_a_router_that_moves_no_background_work_is_disabled():
+    made, loop = gate(Bad(lambda fleet: STAY, 0), kinds=("batch",), limits={"batch": ClassLimits(ttl=inf)})
+    ticket = made.arrive("batch", 10, 100, slo=Slo(background=True))
+    loop.go(70.0)
+    assert "moved nobody" in made.fallen and ticket.state is TicketState.PREFILLING

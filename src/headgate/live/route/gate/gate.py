@@ -427,8 +427,11 @@ class Gate:
             self._watchdog = self.loop().call_later(wait, self._look_for_stuck)
 
     def _has_place(self) -> bool:
-        prompts = bool(self.roster.waiting) and any(self.roster.idle.values())
-        return prompts or (bool(self.roster.handoff) and any(self.roster.open.values()))
+        roster = self.roster
+        last = all(each.slo.background for each in roster.waiting.values())  # the room above is for others
+        idle = [roster.replicas[id] for pool in roster.idle.values() for id in pool]
+        prompts = bool(roster.waiting) and any(not last or each.load < each.room.decodes for each in idle)
+        return prompts or (bool(roster.handoff) and any(roster.open.values()))
 
     # -- books
 
