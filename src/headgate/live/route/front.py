@@ -298,13 +298,13 @@ class Models:
         self._asking = asyncio.Lock()
 
     async def listed(self) -> dict[str, Any]:
-        async with self._asking:
-            now = self.app.now()
-            if not self._list or now - self._at >= KEPT:
+        came = self.app.now()
+        async with self._asking:  # an answer that was awaited here is not asked for again, even if it is none
+            if came - self._at >= (KEPT if self._list else 0.0):
                 up = [each for each in self.app.upstreams.values() if each.healthy and not each.retired]
                 answers = await asyncio.gather(*(self._ask(each) for each in up[:ASKED]))
                 models = {str(model.get("id")): model for found in reversed(answers) for model in found}
-                self._list, self._at = [*models.values()], now
+                self._list, self._at = [*models.values()], self.app.now()
         if not self._list:
             raise RefusedError(503, "no-engines", "no engine is up", 5)
         return {"object": "list", "data": self._list}

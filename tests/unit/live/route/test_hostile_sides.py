@@ -175,6 +175,34 @@ def test_clients_that_ask_for_models_at_once_are_one_question(monkeypatch: pytes
     run(work())
 
 
+def test_all_who_wait_for_the_models_hear_of_one_question_that_brought_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the last of a hundred would wait a hundred times as long as an engine may be silent."""
+
+    async def work() -> None:
+        async with routed(stream) as world:
+            engine, asked, broken = world.engines[0], [], asyncio.Event()
+            answer = engine._probe
+
+            async def probe(call: Call) -> None:
+                if call.seen.path != "/v1/models":
+                    return await answer(call)
+                asked.append(call)
+                await broken.wait()
+                await call.answer(500, b"")
+
+            monkeypatch.setattr(engine, "_probe", probe)
+            ask = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+            waiting = [asyncio.create_task(sent(world.app.port, ask)) for _ in range(6)]
+            await until(lambda: len(world.app.front._models._asking._waiters or ()) == 5)
+            broken.set()
+            assert all(b" 503 " in line for line in await asyncio.gather(*waiting)) and len(asked) == 1
+            assert b" 503 " in await sent(world.app.port, ask) and len(asked) == 2
+
+    run(work())
+
+
 def test_every_line_of_via_and_connection_counts() -> None:
     async def work() -> None:
         async with routed(stream) as world:
