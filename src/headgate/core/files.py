@@ -23,7 +23,7 @@ def read_regular(path: str, most: int = MOST_BYTES) -> bytes:
         if about.st_size > most:
             raise OSError(0, f"{about.st_size:,} bytes, more than {most:,}", path)
         data = bytearray()
-        while piece := file.read(most + 1 - len(data)):
+        while piece := file.read(min(most + 1 - len(data), 1 << 20)):  # memory for so much is asked for
             data += piece
             if len(data) > most:  # it grows, or its size is not told (as in /proc)
                 raise OSError(0, f"more than {most:,} bytes", path)
