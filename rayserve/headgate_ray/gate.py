@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from headgate.core.errors import InputError
 from headgate.core.policy import End
+from headgate.core.request import NO_SLO, Slo
 from headgate.live.route.config import GateConfig
 from headgate.live.route.gate.gate import EngineState, Gate, Refused, Ticket, TicketState
 from headgate.live.route.gate.policy import LivePolicy, live_router
@@ -84,6 +85,7 @@ class SharedGate:
         self._dead: set[str] = set()
         self._tickets: dict[str, Ticket] = {}  # by Ray's internal request id
         self._gate: Gate | None = None
+        self._slos: dict[str, Slo] = {}  # of its classes
         self._born = self._swept = time.monotonic()
         self._expected = 1
 
@@ -98,6 +100,7 @@ class SharedGate:
                 log.error("%s; least-loaded serves instead", error)
                 router = LeastLoaded(engines)
             self._gate = Gate(router, config.kinds, limits=config.class_limits)
+            self._slos = {each.name: each.slo for each in (*config.classes, config.default)}
         return self._gate
 
     # -- clients
@@ -209,7 +212,8 @@ class SharedGate:
         self, own: Client, key: int, request: str, kind: str, prompt: int, limit: int, priority: int
     ) -> None:
         try:
-            ticket = self.gate.arrive(kind, prompt, limit, priority=priority, whole=True)
+            gate, slo = self.gate, self._slos.get(kind, NO_SLO)
+            ticket = gate.arrive(kind, prompt, limit, priority=priority, slo=slo, whole=True)
         except Refused as refused:
             own.refuse(key, refused)
             return

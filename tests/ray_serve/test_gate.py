@@ -108,6 +108,33 @@ def test_two_routers_together_admit_no_more_than_the_slots():
     run(work())
 
 
+def test_the_largest_weight_goes_first_and_background_last():
+    classes = [{"name": "batch", "background": True}, {"name": "gold", "ttft": 1.0, "weight": 10.0}]
+
+    async def work():
+        wire = shared(classes=classes)
+        (one,) = await clients(wire, 1)
+        held = [await one.place(ABOUT) for _ in range(4)]
+        placed, waits = [], []
+
+        async def wait(kind):
+            await one.place(("request " + kind, kind, 10, 10, 0))
+            placed.append(kind)
+
+        for kind in ("batch", "default", "gold"):
+            waits.append(asyncio.create_task(wait(kind)))
+            await until(lambda: sum(wire.gate.books()["queued"].values()) == len(waits))
+        for entry in held[:3]:
+            before = len(placed)
+            one.end(entry)
+            while len(placed) == before:
+                await asyncio.sleep(0)
+        assert placed == ["gold", "default", "batch"]
+        await one.close()
+
+    run(work())
+
+
 def test_a_cancelled_wait_holds_nothing():
     async def work():
         wire = shared()
