@@ -483,6 +483,20 @@ def test_the_place_of_a_request_that_comes_back_is_given_to_one_that_waits_for_i
     sound(made)
 
 
+def test_background_work_that_waits_keeps_nobody_from_its_engine():
+    made, _loop = gate(engines=2, slots=2, kinds=("chat", "batch"))  # three at once, each
+    made.set_engine(1, up=False)
+    batch = [made.arrive("batch", 10, 100, slo=Slo(background=True)) for _ in range(10)]
+    made.set_engine(1, up=True)
+    assert [each.engine for each in batch] == [0] * 3 + [-1] * 7
+    chat = [made.arrive("chat", 10, 100, slo=Slo(1.0)) for _ in range(6)]
+    assert sorted(each.engine for each in chat) == [0, 0, 0, 1, 1, 1]
+    for each in (*batch, *chat):
+        made.end(each, End.STOPPED)
+    assert made.router.background.total == made.router.loads.total == 0
+    sound(made)
+
+
 def test_background_work_that_waits_for_its_own_places_disables_no_router():
     made, loop = gate(engines=1, slots=2, kinds=("batch",), limits={"batch": ClassLimits(ttl=30.0)})
     for _ in range(20):

@@ -43,7 +43,7 @@ class Balance(RoutePolicy):
             raise InputError(f"{engines} engines; give at least 1")
         self.engines = engines
         self.open: Sequence[int] = range(engines)  # those that may be chosen
-        self.loads = Loads(range(engines))
+        self.loads, self.background = Loads(range(engines)), Loads(range(engines))
         self._weights: dict[int, tuple[int, int]] = {}  # request: its weight and engine
         self._lines = Assigned(range(engines))
 
@@ -64,16 +64,11 @@ class Balance(RoutePolicy):
 
     def moved(self, request: Request, move: Move, now: float) -> None:
         """The driver may have sent it elsewhere, or sent one that another router left between engines."""
-        id, to, _ = move
-        if id not in self._weights:
-            self._weigh(request, to)
-        engine, weight = self._weights[id]
-        self._lines.drop(id)
-        if engine != to:
-            self._weights[id] = to, weight
-            self.loads.add(engine, -weight)
-            self.loads.add(to, weight)
-            self._lines.touch(engine)
+        self._lines.drop(request.id)
+        engine, _ = self._weights.get(request.id, (-1, 0))
+        if engine != move.replica:
+            self.lift(request)
+            self._weigh(request, move.replica)
 
     def passed_over(self, request: Request, now: float) -> None:
         self._lines.give(request, self._weights[request.id][0], first=True)
@@ -116,6 +111,7 @@ class Balance(RoutePolicy):
         self.engines = len(replicas)
         self.open = able or range(self.engines)
         self.loads.only(self.open, self.engines)
+        self.background.only(self.open, self.engines)
 
     def _give(self, request: Request, engine: int, first: bool = False) -> None:
         self._lines.give(request, engine, first)
@@ -124,7 +120,7 @@ class Balance(RoutePolicy):
     def _weigh(self, request: Request, engine: int) -> None:
         weight = self.weigh(request)
         self._weights[request.id] = engine, weight
-        self.loads.add(engine, weight)
+        self.loads_of(request).add(engine, weight)
 
     def lift(self, request: Request) -> int | None:
         """Take its weight off its engine, which is returned: one that waits for it may go there now."""
@@ -132,8 +128,12 @@ class Balance(RoutePolicy):
         if engine is not None:
             self._lines.touch(engine)
             if weight:
-                self.loads.add(engine, -weight)
+                self.loads_of(request).add(engine, -weight)
         return engine
+
+    def loads_of(self, request: Request) -> Loads:
+        """Those that count for it: background takes no place from others, so its load is one of its own."""
+        return self.background if request.slo.background else self.loads
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -180,7 +180,7 @@ class LeastLoaded(Balance):
 
     def choose(self, request: Request) -> int:
         """Of equals, the one that was chosen longest ago."""
-        return self.loads.least()
+        return self.loads_of(request).least()
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -202,8 +202,8 @@ class PowerOfTwo(AtRandom):
     """Two engines are drawn, the one with fewer requests takes it (Mitzenmacher 2001)."""
 
     def choose(self, request: Request) -> int:
-        first, second = self._any(), self._any()
-        return second if self.loads.load[second] < self.loads.load[first] else first
+        first, second, load = self._any(), self._any(), self.loads_of(request).load
+        return second if load[second] < load[first] else first
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
@@ -239,8 +239,9 @@ class Affinity(LeastLoaded):
         name = request.kind if session is None else f"session {session}"
         place = bisect_right(self._places, crc32(name.encode())) % len(self._owners)
         home: int = self._owners[place]
-        fair = self.bound * (self.loads.total + 1) / len(self.open)
-        return home if self.loads.load[home] < max(1.0, fair) else super().choose(request)
+        loads = self.loads_of(request)
+        fair = self.bound * (loads.total + 1) / len(self.open)
+        return home if loads.load[home] < max(1.0, fair) else super().choose(request)
 
 
 # -- which engine has the least load, and which requests wait

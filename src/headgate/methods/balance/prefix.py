@@ -84,10 +84,6 @@ class KnowsPrefixes(Balance):
     def moved(self, request: Request, move: Move, now: float) -> None:
         self.now = now
         self._new.pop(request.id, None)
-        engine, _ = self._weights.get(request.id, (move.replica, 0))
-        if engine != move.replica:
-            self._forget(request, engine)
-            self._expect(request, move.replica)
         super().moved(request, move, now)
 
     def prefilled(self, request: Request, replica: int, now: float) -> None:
@@ -163,7 +159,7 @@ class PrefixAware(KnowsPrefixes):
     def cost(self, request: Request, engine: int, cached: int) -> float:
         backlog, own = self.backlogs[engine], self.work(request, cached)
         output = self._output(request)
-        others = self._decoding(backlog, self.loads.load[engine], output)
+        others = self._decoding(backlog, self.loads.load[engine] + self.background.load[engine], output)
         if self.sharing.cost is None:
             return backlog.waits + (1 + others) * own
         context = backlog.context + others * output / 2
