@@ -153,6 +153,13 @@ def test_faults_that_are_none(text):
         read_fault(text)
 
 
+@pytest.mark.parametrize("word", ["kind", "always"])
+@pytest.mark.parametrize("value", [5, ["drop", 2], {"kind": "drop"}, True])
+def test_a_fault_that_is_no_text_is_refused_with_what_to_give(word, value):
+    with pytest.raises(InputError, match=f"^{word}: unknown fault .*; (did you mean|choose from)"):
+        Faults().set({word: value})
+
+
 def test_the_admin_port():
     async def test(client, urls):
         async def admin(path, body=None):

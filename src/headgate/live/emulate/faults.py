@@ -50,7 +50,7 @@ def read_fault(text: str) -> EmulatedFault:
 
 
 def _read(value: object) -> object:
-    return read_fault(value) if isinstance(value, str) else value
+    return value if isinstance(value, EmulatedFault) else read_fault(str(value)[:40])
 
 
 Fault = Annotated[InstanceOf[EmulatedFault], BeforeValidator(_read)]
