@@ -497,6 +497,19 @@ def test_background_work_that_waits_keeps_nobody_from_its_engine():
     sound(made)
 
 
+def test_requests_that_wait_go_to_an_engine_that_is_back():
+    made, loop = gate(engines=2, slots=1)  # two at once, each
+    made.set_engine(1, up=False)
+    tickets = [made.arrive("chat", 10, 100) for _ in range(5)]
+    made.set_engine(1, up=True)
+    loop.turn()
+    assert [each.engine for each in tickets] == [0, 0, 1, 1, -1]
+    made.add_engine(EngineState(1))
+    loop.turn()
+    assert tickets[4].engine == 2
+    sound(made)
+
+
 def test_background_work_that_waits_for_its_own_places_disables_no_router():
     made, loop = gate(engines=1, slots=2, kinds=("batch",), limits={"batch": ClassLimits(ttl=30.0)})
     for _ in range(20):

@@ -99,9 +99,10 @@ class Balance(RoutePolicy):
                 self.arrived(request, fleet.now)
 
     def engines_changed(self, fleet: Fleet) -> None:
-        """Requests that waited for an engine that is closed now are given to another."""
+        """Requests that waited for an engine that is closed now are given to another; all where one opens."""
+        before = {*self.open}
         self._look(fleet)
-        for request in self._lines.clear_up(self.open):
+        for request in self._lines.clear_up(self.open if before.issuperset(self.open) else ()):
             self.lift(request)
             self.arrived(request, fleet.now)
 
