@@ -8,7 +8,7 @@ from html import escape
 from math import floor, log10
 from typing import NamedTuple
 
-WIDE, NARROW = 470, 360  # of one of two panels, of one of more
+WIDE, NARROW = 470, 280  # of one of two panels, of one of more: letters stay readable in a column of text
 HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 360, 56, 14, 70, 92
 LETTER = 6.6  # about as wide as one is, in the legend
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")  # told apart by colour-blind readers, too
