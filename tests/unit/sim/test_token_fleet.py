@@ -15,6 +15,7 @@ from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import ANY, DECODE, PREFILL, STAY, Move, RoutePolicy, Routing
 from headgate.core.plan import ALL, Plan, Until
 from headgate.core.policy import BatchPolicy
+from headgate.core.request import Slo
 from headgate.cost.model import StepCost
 from headgate.methods.balance.balance import LeastLoaded, RoundRobin
 from headgate.methods.eb.exclusive import PrefillFirst
@@ -30,7 +31,7 @@ from headgate.sim.engine.steps import StepClock, step_ends
 from headgate.sim.fleet.fleet import FleetSimulator
 from headgate.sim.fleet.kv_handover import Transfer
 from headgate.stats.gaps import Gaps
-from headgate.workloads.workload import Workload
+from headgate.workloads.workload import Kind, Workload
 from headgate_papers.network.network import Network
 from worlds import POLICIES, PRICES, TESTING, Line, engines, workloads
 
@@ -150,6 +151,16 @@ def test_memory_is_reserved_at_the_receiver_before_the_copy_begins():
     workload = Workload.of([29, 29], [4, 4], arrival=[0.0, 0.0])
     tables = fleet_of(engine, 2, Mixed(8, 64), Split(2, 1), workload, transfer=Transfer(0.5, 0.0))
     assert served(tables) == ([1.0, 2.5], [4.5, 8.0])
+
+
+def test_background_prompts_pass_an_engine_that_does_prompts_only():
+    """It has no room for decodes, by which others' places are told from background's."""
+    kinds = (Kind("batch", Slo(background=True)), Kind("chat", Slo(5.0)))
+    engine = Engine(SECOND, 1000, 1000, 10, 8, block=10)
+    workload = Workload.of([10, 10, 10], [2, 2, 2], kind=[0, 1, 0], kinds=kinds)
+    tables = fleet_of(engine, 2, Mixed(8, 10), Split(2, 1), workload, transfer=Transfer(0.5, 0.0))
+    assert sorted(tables["requests"]["first_token"]) == [1.0, 2.0, 3.0]
+    assert np.isfinite(tables["requests"]["finished"]).all()
 
 
 def test_a_slot_that_an_eviction_left_goes_to_whoever_has_kv_there():

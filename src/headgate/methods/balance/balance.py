@@ -16,7 +16,7 @@ from zlib import crc32
 
 from headgate.core.build import mypyc_attr, quick
 from headgate.core.errors import InputError
-from headgate.core.fleet import STAY, Fleet, Move, RoutePolicy, Routing, Stage
+from headgate.core.fleet import STAY, Fleet, Move, Replica, RoutePolicy, Routing, Stage
 from headgate.core.policy import End
 from headgate.core.request import Request, weight_of
 from headgate.methods.balance.prefix_index import UNKNOWN, Sharing
@@ -253,6 +253,11 @@ LAST: Final = 1.0  # the rank of background work; that of others is their weight
 NOWHERE: Final = (-1, 0.0)
 
 
+def full_for_background(engine: Replica) -> bool:
+    """What it takes beyond its decodes is for others; one for prompts only has no decodes."""
+    return 0 < engine.room.decodes <= engine.load
+
+
 def one_move(id: int, engine: int, stage: Stage) -> Routing:
     return quick(Routing, ((quick(Move, (id, engine, stage)),), (), inf, ()))
 
@@ -314,7 +319,7 @@ class Assigned:
             replica = fleet.replicas[engine]
             if lines and (replica.slots > 0 if self._decodes else replica.idle):
                 rank = min(lines)
-                if rank == LAST and replica.load >= replica.room.decodes:
+                if rank == LAST and full_for_background(replica):
                     self._touched.pop()  # there is room for others only
                     continue
                 id, _ = lines[rank].popitem(last=False)

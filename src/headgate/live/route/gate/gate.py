@@ -30,7 +30,7 @@ from headgate.live.route.gate.queue import (
     Ticket,
     TicketState,
 )
-from headgate.methods.balance.balance import LeastLoaded
+from headgate.methods.balance.balance import LeastLoaded, full_for_background
 
 __all__ = ["ClassLimits", "EngineState", "Gate", "Lapsed", "Refused", "Ticket", "TicketState"]
 
@@ -430,7 +430,7 @@ class Gate:
         roster = self.roster
         last = all(each.slo.background for each in roster.waiting.values())  # the room above is for others
         idle = [roster.replicas[id] for pool in roster.idle.values() for id in pool]
-        prompts = bool(roster.waiting) and any(not last or each.load < each.room.decodes for each in idle)
+        prompts = bool(roster.waiting) and any(not last or not full_for_background(each) for each in idle)
         return prompts or (bool(roster.handoff) and any(roster.open.values()))
 
     # -- books
