@@ -282,6 +282,30 @@ def test_a_block_counts_from_when_its_arm_is_in_force(tmp_path, monkeypatch, aft
         assert block.measured_from == source.at > block.start + 5.0
 
 
+@pytest.mark.parametrize(("late", "notes"), [(0, 0), (2, 1)])
+def test_an_emulator_that_cannot_keep_up_is_said(late: int, notes: int) -> None:
+    """Of 100 steps during the trial; those before it do not count."""
+    name = 'headgate_emulator_late_seconds_bucket{engine="0",le="%s"} %d\n'
+    shown = [(100, 100), (200 - late, 200)]
+
+    async def metrics(request: web.Request) -> web.Response:
+        in_time, steps = shown.pop(0)
+        return web.Response(text="headgate_info 1\n" + name % ("0.005", in_time) + name % ("+Inf", steps))
+
+    async def work() -> list[str]:
+        app = web.Application()
+        app.router.add_get("/metrics", metrics)
+        async with TestServer(app) as server:
+            read = load.PlugInMetrics(str(server.make_url("")).rstrip("/"))
+            await read.require()
+            await read.read()
+            return read.notes()
+
+    said = asyncio.run(work())
+    assert len(said) == notes
+    assert not said or "2 % of the emulator's steps ended more than 5 ms late; free a core" in said[0]
+
+
 def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "LONGEST_ANSWER", 1000)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
@@ -30,6 +31,7 @@ PATIENCE = 10.0  # seconds for an answer that is no completion
 IN_A_ROW = 20  # requests that fail one after the other: the server is gone
 MOST_IN_FLIGHT = 20_000
 TOO_LATE = 0.01  # seconds: more than a client should add
+LATE_STEP = "0.005"  # seconds, as a bucket of the emulator's is called
 HOPELESS, NEWEST = 0.5, 50  # seconds of the server's: later than that, half of so many requests end the trial
 LONGEST_ANSWER = 16 << 20  # bytes of /metrics or of the list of models
 SHORTEST_MODEL = 2048  # tokens, where a server does not say
@@ -230,6 +232,8 @@ class PlugInMetrics:
         self.url, self._key = url, key
         self.renewals: float | None = None  # None: there is no plug-in
         self.fallen = 0.0
+        self._before: Counter[str] = Counter()  # steps of an emulator by how late they ended; at first
+        self._steps = self._before  # and now
 
     async def read(self) -> bool:
         shown: Counts = {}
@@ -239,7 +243,19 @@ class PlugInMetrics:
         if "headgate_info" in shown:
             self.renewals = sum(shown.get("headgate_renewals_total", {}).values())
             self.fallen = sum(shown.get("headgate_fallen", {}).values())
+            ends = Counter[str]()
+            for labels, steps in shown.get("headgate_emulator_late_seconds_bucket", {}).items():
+                ends[dict(labels).get("le", "")] += int(steps)
+            self._before, self._steps = self._before or ends, ends
         return "headgate_info" in shown
+
+    def notes(self) -> list[str]:
+        """An emulator that cannot keep up says so in its own log, which is not read beside a verdict."""
+        steps, in_time = (self._steps[end] - self._before[end] for end in ("+Inf", LATE_STEP))
+        if steps - in_time <= 0.01 * steps:
+            return []
+        said = f"{100 * (1 - in_time / steps):.0f} % of the emulator's steps ended more than 5 ms late"
+        return [f"do not trust these times: {said}; free a core, or start both with a lower --speed"]
 
     async def require(self) -> None:
         await self.read()

@@ -131,7 +131,7 @@ class Trial:
             guarded=bool(self._why),
             interrupted=self._interrupted.is_set(),
             model=self._source.model,
-            notes=tuple(self._source.notes()),
+            notes=(*self._source.notes(), *self._switch.notes()),
             too_slow=bool(self._source.too_slow()),
         )
 
@@ -342,6 +342,9 @@ class BySettings:
             return f"the policy of {self._arm.name if self._arm else '?'} failed and the engine fell back"
         return None
 
+    def notes(self) -> list[str]:
+        return [] if self._metrics is None else self._metrics.notes()
+
     def restore(self) -> str:
         return self._file.restore()
 
@@ -356,6 +359,9 @@ class ByUrl:
 
     async def trouble(self) -> str | None:
         return None
+
+    def notes(self) -> list[str]:
+        return []
 
     def restore(self) -> str:
         return BACK
