@@ -145,7 +145,7 @@ def compare(
             refuse_different(name, one.run, baseline, other.run)
     every = {name: spreads_of(own) for name, own in measured.items()}
     errors = CardErrors.of(measured)
-    doubts = _doubts(measured, bound)
+    doubts = doubts_of(measured, bound)
     for name in doubts:  # in an open loop the order of service decides what ends in the window
         if all(one.run.sending == "open" for one in measured[name]):
             for metric, rate in zip((REQUESTS, TOKENS), Whole.rates(measured[name]), strict=True):
@@ -168,7 +168,7 @@ def compare(
     )
 
 
-def _doubts(measured: Mapping[str, Sequence[Measured]], bound: float | None) -> dict[str, str]:
+def doubts_of(measured: Mapping[str, Sequence[Measured]], bound: float | None) -> dict[str, str]:
     """Why the throughput of a policy says nothing about the long run; policies of which it does left out."""
     doubts: dict[str, str] = {}
     for name, own in measured.items():

@@ -19,6 +19,7 @@ LEAST_DRIFT = 10.0  # requests; a change below this does not matter
 ROUNDS = 5  # requests per client that a closed loop must finish before its start is forgotten
 STAYS = 4  # a window of fewer mean stays sees an engine that still fills up
 FILLS = "{:.3g} s were measured and a request stays {:.3g} s, so engines still fill up; take more requests"
+OVERLOADED = "Overloaded: the backlog grows"
 STAGED = ("rate", "clients", "prompt", "output")  # what stages of a workload may change
 
 
@@ -111,7 +112,7 @@ def _verdict(run: Run, times: Floats) -> Stationarity:
         if trend.change > 0 and seconds < STAYS * stay and not Trend.of(waiting(run, times)).seen:
             return Stationarity(False, reason, f"Too short to be steady: {FILLS.format(seconds, stay)}")
         grows = trend.change > 0
-        said = "Overloaded: the backlog grows" if grows else "Not stationary: the backlog shrinks"
+        said = OVERLOADED if grows else "Not stationary: the backlog shrinks"
         where = "" if part == "window" else f" in the {part}"
         return Stationarity(False, reason, f"{said}{where}", grows)
     level = "neither the queue nor the number in the system grows or shrinks over the window"

@@ -125,3 +125,28 @@ def test_the_rates_of_a_sweep_are_said_once(headgate, refused):
     said = headgate("sweep", "--over", "rate=5,10", *SMALL, "--out", "one")
     assert "Poisson arrivals, 5 requests/s or 10 requests/s." in " ".join(said.out.split())
     refused(["sweep", "--over", "rate=1,x", *SMALL], "--over rate: x is not allowed; give a number")
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "why"),
+    [
+        (["clients=2,40"], "clients 40", "Not stationary: closed loop, but only 1.5 requests per client"),
+        (["rate=1,900"], "rate 900", "Overloaded: the backlog grows. Latencies and kept promises get worse"),
+        (["slots=16,64", "--rate", 900], "slots 16 and slots 64", "Overloaded: the backlog grows."),
+    ],
+)
+def test_rates_that_say_nothing_are_marked_with_the_reason(headgate, tmp_path, words, place, why):
+    small = [*SMALL[:-4], "--jobs", 1, *(["--slots", 16] if "--rate" not in words else [])]
+    said = headgate("sweep", "--policy", "mixed", "--over", *words, *small, "--out", "grid")
+    text, html = " ".join(said.out.split()), (tmp_path / "grid/report.html").read_text(encoding="utf-8")
+    note = f"! Not compared per s, at {place}: {why}"
+    assert text.count("! Not compared") == 1 and note in text and note in html
+    rows = [line.split()[1] for line in said.out.splitlines() if line.startswith("mixed ")]
+    assert [rate.endswith("!") for rate in rows] == [place.count("slots") == 2, True]
+
+
+def test_a_rate_above_the_bound_is_told_with_it(headgate):
+    words = ["--clients", 640, "--requests", 700, "--prompt", 60, "--output", 200, "--jobs", 1]
+    said = headgate("sweep", "--over", "slots=512,600", *words, "--out", "grid")
+    text = " ".join(said.out.split())
+    assert text.count("At slots 600: On the measured requests no policy serves more than") == 1

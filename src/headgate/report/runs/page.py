@@ -14,13 +14,15 @@ from headgate.record.tables import Run
 from headgate.report import document as doc
 from headgate.report.runs import grids
 from headgate.report.runs.scenes import (
-    RATE,
+    WORSE_WITH_TIME,
     Scene,
     against_load,
+    bounded,
     comparable,
     distributions,
     load_grid,
-    served_rates,
+    load_of,
+    overloaded,
     what_differs,
 )
 from headgate.report.runs.timeline import ROWS, gauge_blocks, timeline
@@ -121,18 +123,7 @@ def _numbers(scene: Scene) -> list[doc.Block]:
         tables = [grids.latencies(scene.metrics), *map(grids.run_facts, runs.values())]
     else:
         tables = [grids.latencies(scene.metrics), grids.rates(runs), grids.engines(scene.metrics)]
-    return [*tables, _bounded(scene, scene.bound.rate)] if scene.bound else tables
-
-
-def _bounded(scene: Scene, bound: float) -> str:
-    best = max(served_rates(found)["Requests"].value for found in scene.first.values())
-    where = f" and {scene.engines} engines" if scene.engines > 1 else ""
-    edges = " Above 100 %: requests at the edges of the window were partly served outside it."
-    return (
-        f"On the measured requests{where} no policy serves more than {doc.number(bound)} requests/s (a bound "
-        f"from the card's step times). The most served is {doc.number(best)}: {100 * best / bound:.0f} % of "
-        f"it.{edges if best > bound else ''}"
-    )
+    return [*tables, bounded(scene)] if scene.bound else tables
 
 
 def loads_chapter(scenes: Sequence[Scene]) -> doc.Chapter:
@@ -154,18 +145,13 @@ def alarms(scene: Scene) -> tuple[str, ...]:
 
 
 def _overload(scene: Scene) -> str:
-    above = bool(scene.bound and scene.load.value > scene.bound.rate)
-    growing = {name: one for name, one in scene.first.items() if above or one.trend.growing}
-    if scene.load.kind != RATE or not growing:
+    if not (growing := overloaded(scene)):
         return ""
     rates = {name: doc.number(Whole.of([one]).rate) for name, one in growing.items()}
     served = doc.listed([f"{name} serves {rate}" for name, rate in rates.items()])
-    offered = f"{doc.number(scene.load.value)} requests/s are offered"
+    offered = f"{doc.number(load_of(next(iter(growing.values())).run).value)} requests/s are offered"
     most = f" No policy serves more than {doc.number(scene.bound.rate)}." if scene.bound else ""
-    return (
-        f"Overloaded: {offered}; over the whole run {served}.{most} Latencies and kept promises get worse "
-        "the longer the run: lower the rate or add engines before comparing them."
-    )
+    return f"Overloaded: {offered}; over the whole run {served}.{most} {WORSE_WITH_TIME}"
 
 
 # -- how the report was made

@@ -16,10 +16,23 @@ from headgate.cost.card import load_card
 from headgate.methods.bounds import Bound, Requests, engine_bound
 from headgate.record.tables import Run
 from headgate.report.charts import HIGHEST, LOG, LOWEST, TAIL, Axis, Chart, Mark, Series, distribution
-from headgate.report.document import Cell, Figure, Grid, Row, interval, number, row, share, time_unit
-from headgate.stats.comparison import Comparison, Whole, compare
+from headgate.report.document import (
+    Cell,
+    Figure,
+    Grid,
+    Row,
+    interval,
+    listed,
+    number,
+    row,
+    sentence,
+    share,
+    time_unit,
+    valued,
+)
+from headgate.stats.comparison import Comparison, Whole, compare, doubts_of
 from headgate.stats.figures import Estimate, Spread
-from headgate.stats.flow import offered
+from headgate.stats.flow import OVERLOADED, offered
 from headgate.stats.gaps import Sample
 from headgate.stats.measured import Measured, between_kind, speculates
 from headgate.stats.metrics import Metrics
@@ -155,6 +168,39 @@ class Scene:
             return None
 
 
+def overloaded(scene: Scene) -> dict[str, Measured]:
+    """The runs of an open loop whose backlog grows, seen or because more is offered than any policy serves."""
+    load = load_of(next(iter(scene.tables.values())))  # in a sweep another word stands in its place
+    if load.kind != RATE:
+        return {}
+    above = bool(scene.bound and load.value > scene.bound.rate)
+    return {name: one for name, one in scene.first.items() if above or one.trend.growing}
+
+
+def _not_compared(scene: Scene) -> dict[str, str]:
+    """Why the rate of a run says nothing about the long run."""
+    doubts = doubts_of(scene.runs, scene.bound.rate if scene.bound else None)
+    found = dict.fromkeys(doubts, "Serves more than any policy can in the long run.")
+    for name in doubts:
+        if trend := next((one.trend for one in scene.runs[name] if not one.trend.stationary), None):
+            found[name] = sentence(trend.said)
+    return found | dict.fromkeys(overloaded(scene), f"{OVERLOADED}. {WORSE_WITH_TIME}")
+
+
+def bounded(scene: Scene) -> str:
+    """What no policy exceeds on these requests; nothing where the card does not tell."""
+    if scene.bound is None:
+        return ""
+    bound, best = scene.bound.rate, max(served_rates(one)["Requests"].value for one in scene.first.values())
+    where = f" and {scene.engines} engines" if scene.engines > 1 else ""
+    edges = " Above 100 %: requests at the edges of the window were partly served outside it."
+    return (
+        f"On the measured requests{where} no policy serves more than {number(bound)} requests/s (a bound "
+        f"from the card's step times). The most served is {number(best)}: {100 * best / bound:.0f} % of "
+        f"it.{edges if best > bound else ''}"
+    )
+
+
 def served_rates(found: Measured) -> dict[str, Estimate]:
     """Requests and tokens. Of a run that is not steady over the whole run, and those of outputs are not told:
     there the order of service decides what ends in the window.
@@ -254,6 +300,11 @@ def _another_seed(run: Run, own: Sequence[Run]) -> bool:
 Read = Callable[[Metrics], Estimate]
 UNKNOWN = Estimate(float("nan"))
 SEVERAL = "Means over seeds; the intervals are those of these means."
+NOT_COMPARED = "!"
+WORSE_WITH_TIME = (
+    "Latencies and kept promises get worse the longer the run: lower the rate or add engines before "
+    "comparing them."
+)
 WHOLE = "Requests per s of runs that are not steady: over the whole run."
 AXES = {RATE: Axis("offered load", "requests/s"), CLIENTS: Axis("closed loop", "clients")}
 NOTE = (
@@ -308,18 +359,32 @@ def load_grid(scenes: Sequence[Scene]) -> Grid:
     heads += ("TTFT\nmean, ms", "TTFT\np50, ms", "TTFT\np95, ms", "TTFT\np99, ms", "TPOT\nmean, ms")
     heads += ("ITL\np99, ms", "busy")
     rows: list[Row] = []
-    for scene in scenes:
+    doubts = [_not_compared(scene) for scene in scenes]
+    for scene, doubt in zip(scenes, doubts, strict=True):
         for name, own in scene.runs.items():
             rate = scene.served(name)
+            mark = (NOT_COMPARED if name in doubt else " ") if any(doubts) else ""
+            served = valued(f"{number(rate.value)}{mark}", rate.value)
             kept = _over_seeds(own, lambda found: found.goodput.share if found.goodput else UNKNOWN)
             good = [share(kept.value)] if promised else []
             times = (1000 * _over_seeds(own, read).value for read in TIMES)
             busy = share(_over_seeds(own, lambda found: Estimate(found.engine.utilisation)).value)
             at = Cell(scene.place or scene.load.short, scene.load.value)
-            rows.append(row(at, name, rate.value, Cell(interval(rate)), *good, *times, busy))
+            rows.append(row(at, name, served, Cell(interval(rate)), *good, *times, busy))
     minor = (heads[3], "TTFT\nmean, ms", "TTFT\np50, ms")
     every = [own for scene in scenes for own in scene.runs.values()]
-    notes = [SEVERAL] if any(len(own) > 1 for own in every) else []
+    reasons: dict[str, dict[str, None]] = {}
+    for scene, doubt in zip(scenes, doubts, strict=True):
+        for why in doubt.values():
+            reasons.setdefault(why, {})[scene.place or scene.load.short] = None
+    notes = [f"{NOT_COMPARED} Not compared per s, at {listed([*at])}: {why}" for why, at in reasons.items()]
+    above = [
+        f"At {scene.place or scene.load.short}: {bounded(scene)}"
+        for scene, doubt in zip(scenes, doubts, strict=True)
+        if scene.bound and any(scene.served(name).value > scene.bound.rate for name in doubt)
+    ]
+    notes += above[-1:]
+    notes += [SEVERAL] if any(len(own) > 1 for own in every) else []
     notes += [WHOLE] if any(unsteady(one) for own in every for one in own) else []
     return Grid("", heads, tuple(rows), tuple(notes), grouped=True, minor=minor)
 
