@@ -7,8 +7,19 @@ Does it keep the laws?    headgate check write_a_policy.py:HalfFull
 How good is it?           headgate compare --policy mixed --policy write_a_policy.py:HalfFull
 """
 
-from headgate import ALL, NONE, BatchPolicy, Plan, Until, View, card_engine, generate, simulate, summarise
-from headgate.workloads import Geometric
+from headgate import (
+    ALL,
+    NONE,
+    BatchPolicy,
+    Plan,
+    Until,
+    View,
+    card_engine,
+    generate,
+    length_law,
+    simulate,
+    summarise,
+)
 
 
 class HalfFull(BatchPolicy):
@@ -26,7 +37,8 @@ class HalfFull(BatchPolicy):
 
 if __name__ == "__main__":
     engine = card_engine("cal-h200-qwen3-8b", slots=128)
-    requests = generate(1000, seed=1, prompt=Geometric(300), output=Geometric(200), clients=256)
+    lengths = {"prompt": length_law("geometric", 300), "output": length_law("geometric", 200)}
+    requests = generate(1000, seed=1, **lengths, clients=256)
     figures = summarise(simulate(engine, HalfFull(), requests))
     print(f"{figures.request_rate.value:.2f} requests/s, mean TTFT {figures.ttft.mean.value:.2f} s")
     print({name: round(share, 3) for name, share in figures.engine.time.items()})
