@@ -70,7 +70,8 @@ def simulate(
             run = carry_out(prepared, name, settings, progress=progress, router=routed, make=make)
         found = Measured(run)
         output.save(found, folder, overwrite)
-    _report(found, folder, json, report, detailed)
+    if run.meta["outcome"] == "finished" or json or report or run.completed().any():
+        _report(found, folder, json, report, detailed)
     if run.meta["outcome"] != "finished":
         raise output.ended_early(run, "the run", folder)
 
@@ -188,7 +189,6 @@ def extrapolations(runs: Mapping[str, list[Measured]]) -> list[str]:
 
 
 def choose_all(policies: list[str], router: list[str] | None, prepared: Prepared) -> dict[str, Chosen]:
-    """Every policy with every router, by what distinguishes them."""
     from headgate.experiment.run import Maker, choose_routers, each_once
 
     words = prepared.words

@@ -132,7 +132,7 @@ def test_the_rates_of_a_sweep_are_said_once(headgate, refused):
     [
         (["clients=2,40"], "clients 40", "Not stationary: closed loop, but only 1.5 requests per client"),
         (["rate=1,900"], "rate 900", "Overloaded: the backlog grows. Latencies and kept promises get worse"),
-        (["slots=16,64", "--rate", 900], "slots 16 and slots 64", "Overloaded: the backlog grows."),
+        (["slots=16,64", "--rate", 900], "slots 16, slots 64", "Overloaded: the backlog grows."),
     ],
 )
 def test_rates_that_say_nothing_are_marked_with_the_reason(headgate, tmp_path, words, place, why):
@@ -150,3 +150,10 @@ def test_a_rate_above_the_bound_is_told_with_it(headgate):
     said = headgate("sweep", "--over", "slots=512,600", *words, "--out", "grid")
     text = " ".join(said.out.split())
     assert text.count("At slots 600: On the measured requests no policy serves more than") == 1
+
+
+def test_a_run_that_serves_nothing_says_the_cause_alone(headgate, tmp_path):
+    code = "from headgate import Mixed\nclass Broken(Mixed):\n    def plan(self, view):\n        raise OSError('boom')\n"
+    (tmp_path / "mine.py").write_text(code)
+    said = headgate("simulate", "--policy", "mine.py:Broken", "--requests", 20)
+    assert said.code == 1 and "OSError: boom" in said.err and not said.out

@@ -14,7 +14,7 @@ from headgate.record.tables import Run
 from headgate.report import document as doc
 from headgate.report.runs import grids
 from headgate.report.runs.scenes import (
-    WORSE_WITH_TIME,
+    LONGER,
     Scene,
     against_load,
     bounded,
@@ -123,7 +123,7 @@ def _numbers(scene: Scene) -> list[doc.Block]:
         tables = [grids.latencies(scene.metrics), *map(grids.run_facts, runs.values())]
     else:
         tables = [grids.latencies(scene.metrics), grids.rates(runs), grids.engines(scene.metrics)]
-    return [*tables, bounded(scene)] if scene.bound else tables
+    return [*tables, bounded(scene, scene.bound.rate)] if scene.bound else tables
 
 
 def loads_chapter(scenes: Sequence[Scene]) -> doc.Chapter:
@@ -151,7 +151,7 @@ def _overload(scene: Scene) -> str:
     served = doc.listed([f"{name} serves {rate}" for name, rate in rates.items()])
     offered = f"{doc.number(load_of(next(iter(growing.values())).run).value)} requests/s are offered"
     most = f" No policy serves more than {doc.number(scene.bound.rate)}." if scene.bound else ""
-    return f"Overloaded: {offered}; over the whole run {served}.{most} {WORSE_WITH_TIME}"
+    return f"Overloaded: {offered}; over the whole run {served}.{most} {LONGER}"
 
 
 # -- how the report was made

@@ -16,20 +16,7 @@ from headgate.cost.card import load_card
 from headgate.methods.bounds import Bound, Requests, engine_bound
 from headgate.record.tables import Run
 from headgate.report.charts import HIGHEST, LOG, LOWEST, TAIL, Axis, Chart, Mark, Series, distribution
-from headgate.report.document import (
-    Cell,
-    Figure,
-    Grid,
-    Row,
-    interval,
-    listed,
-    number,
-    row,
-    sentence,
-    share,
-    time_unit,
-    valued,
-)
+from headgate.report.document import Cell, Figure, Grid, Row, interval, number, row, share, time_unit, valued
 from headgate.stats.comparison import Comparison, Whole, compare, doubts_of
 from headgate.stats.figures import Estimate, Spread
 from headgate.stats.flow import OVERLOADED, offered
@@ -169,7 +156,7 @@ class Scene:
 
 
 def overloaded(scene: Scene) -> dict[str, Measured]:
-    """The runs of an open loop whose backlog grows, seen or because more is offered than any policy serves."""
+    """The runs of an open loop whose backlog grows: that is seen, or no policy serves what is offered."""
     load = load_of(next(iter(scene.tables.values())))  # in a sweep another word stands in its place
     if load.kind != RATE:
         return {}
@@ -180,18 +167,14 @@ def overloaded(scene: Scene) -> dict[str, Measured]:
 def _not_compared(scene: Scene) -> dict[str, str]:
     """Why the rate of a run says nothing about the long run."""
     doubts = doubts_of(scene.runs, scene.bound.rate if scene.bound else None)
-    found = dict.fromkeys(doubts, "Serves more than any policy can in the long run.")
     for name in doubts:
-        if trend := next((one.trend for one in scene.runs[name] if not one.trend.stationary), None):
-            found[name] = sentence(trend.said)
-    return found | dict.fromkeys(overloaded(scene), f"{OVERLOADED}. {WORSE_WITH_TIME}")
+        said = (f"{one.trend.said}." for one in scene.runs[name] if not one.trend.stationary)
+        doubts[name] = next(said, "Serves more than any policy can in the long run.")
+    return doubts | dict.fromkeys(overloaded(scene), f"{OVERLOADED}. {LONGER}")
 
 
-def bounded(scene: Scene) -> str:
-    """What no policy exceeds on these requests; nothing where the card does not tell."""
-    if scene.bound is None:
-        return ""
-    bound, best = scene.bound.rate, max(served_rates(one)["Requests"].value for one in scene.first.values())
+def bounded(scene: Scene, bound: float) -> str:
+    best = max(served_rates(found)["Requests"].value for found in scene.first.values())
     where = f" and {scene.engines} engines" if scene.engines > 1 else ""
     edges = " Above 100 %: requests at the edges of the window were partly served outside it."
     return (
@@ -301,10 +284,7 @@ Read = Callable[[Metrics], Estimate]
 UNKNOWN = Estimate(float("nan"))
 SEVERAL = "Means over seeds; the intervals are those of these means."
 NOT_COMPARED = "!"
-WORSE_WITH_TIME = (
-    "Latencies and kept promises get worse the longer the run: lower the rate or add engines before "
-    "comparing them."
-)
+LONGER = "Latencies and kept promises get worse the longer the run: lower the rate or add engines first."
 WHOLE = "Requests per s of runs that are not steady: over the whole run."
 AXES = {RATE: Axis("offered load", "requests/s"), CLIENTS: Axis("closed loop", "clients")}
 NOTE = (
@@ -358,9 +338,14 @@ def load_grid(scenes: Sequence[Scene]) -> Grid:
     heads += ("goodput",) if promised else ()
     heads += ("TTFT\nmean, ms", "TTFT\np50, ms", "TTFT\np95, ms", "TTFT\np99, ms", "TPOT\nmean, ms")
     heads += ("ITL\np99, ms", "busy")
-    rows: list[Row] = []
+    rows, reasons, above = list[Row](), dict[str, dict[str, None]](), ""
     doubts = [_not_compared(scene) for scene in scenes]
     for scene, doubt in zip(scenes, doubts, strict=True):
+        place = scene.place or scene.load.short
+        for why in doubt.values():
+            reasons.setdefault(why, {})[place] = None
+        if scene.bound and any(scene.served(name).value > scene.bound.rate for name in doubt):
+            above = f"At {place}: {bounded(scene, scene.bound.rate)}"
         for name, own in scene.runs.items():
             rate = scene.served(name)
             mark = (NOT_COMPARED if name in doubt else " ") if any(doubts) else ""
@@ -369,21 +354,12 @@ def load_grid(scenes: Sequence[Scene]) -> Grid:
             good = [share(kept.value)] if promised else []
             times = (1000 * _over_seeds(own, read).value for read in TIMES)
             busy = share(_over_seeds(own, lambda found: Estimate(found.engine.utilisation)).value)
-            at = Cell(scene.place or scene.load.short, scene.load.value)
+            at = Cell(place, scene.load.value)
             rows.append(row(at, name, served, Cell(interval(rate)), *good, *times, busy))
     minor = (heads[3], "TTFT\nmean, ms", "TTFT\np50, ms")
     every = [own for scene in scenes for own in scene.runs.values()]
-    reasons: dict[str, dict[str, None]] = {}
-    for scene, doubt in zip(scenes, doubts, strict=True):
-        for why in doubt.values():
-            reasons.setdefault(why, {})[scene.place or scene.load.short] = None
-    notes = [f"{NOT_COMPARED} Not compared per s, at {listed([*at])}: {why}" for why, at in reasons.items()]
-    above = [
-        f"At {scene.place or scene.load.short}: {bounded(scene)}"
-        for scene, doubt in zip(scenes, doubts, strict=True)
-        if scene.bound and any(scene.served(name).value > scene.bound.rate for name in doubt)
-    ]
-    notes += above[-1:]
+    notes = [f"{NOT_COMPARED} Not compared per s, at {', '.join(at)}: {why}" for why, at in reasons.items()]
+    notes += [above] if above else []
     notes += [SEVERAL] if any(len(own) > 1 for own in every) else []
     notes += [WHOLE] if any(unsteady(one) for own in every for one in own) else []
     return Grid("", heads, tuple(rows), tuple(notes), grouped=True, minor=minor)

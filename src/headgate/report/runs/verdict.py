@@ -229,7 +229,6 @@ def _change(name: str, other: Difference) -> str:
 
 
 def percents(other: Difference, most: float = math.inf) -> str:
-    """From `most` on as `_change` says it, in times."""
     low, high = other.percent.low, other.percent.high
     if low is None or high is None:
         return ""
