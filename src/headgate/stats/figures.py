@@ -24,7 +24,6 @@ class Estimate:
 
     A t interval is even to both sides, so where little was seen it may reach where no value can be (a rate
     below zero). There it is cut, which costs no coverage: the true value is not in the part that is cut off.
-    An interval on the log scale would keep out of it, too, but its coverage was not measured.
 
     `rough` when neighbouring batches were so alike that the interval, though widened, may be too narrow.
     """

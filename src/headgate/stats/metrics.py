@@ -384,8 +384,8 @@ class TenantShare:
     name: str
     requests: int
     service: float
-    service_share: float
     kept: float  # share of its promised requests, of those that are measured; NaN without any
+    contended: float = math.nan  # its share of what the waiting got while it and another waited
 
 
 @dataclass(frozen=True)
@@ -413,23 +413,22 @@ def compute_tenants(run: Run, window: Window, promises: Promises | None) -> Tena
     service_of = np.where(started, rows["prompt"] + OUTPUT_SERVICE * rows["output"], 0.0)
     served = np.bincount(places, weights=service_of)
     order = [numbers[place] for place in np.argsort(-served, kind="stable")]
-    names, total = run.tenants, float(served.sum()) or math.nan
+    names = run.tenants
     judged = window.keep & promises.judged if promises else window.keep
 
-    def share(name: str, mine: Flags) -> TenantShare:
-        service = float(service_of[mine].sum())
+    def share(name: str, mine: Flags, contended: float = math.nan) -> TenantShare:
         kept = promises.met[mine & judged] if promises else np.empty(0)
         share_kept = float(kept.mean()) if len(kept) else math.nan
-        return TenantShare(name, int(mine.sum()), service, service / total, share_kept)
+        return TenantShare(name, int(mine.sum()), float(service_of[mine].sum()), share_kept, contended)
 
     def named(number: int) -> str:
         return (names[number] or "-") if number < len(names) else str(number)
 
     shown, others = order[:MOST], order[MOST:]
     mine_of = {number: rows["tenant"] == number for number in shown}
-    apart, ahead, behind = _furthest(run, mine_of)
+    apart, ahead, behind, while_both = _furthest(run, mine_of)
     return TenantFigures(
-        tenants=tuple(share(named(number), mine_of[number]) for number in shown),
+        tenants=tuple(share(named(each), mine_of[each], while_both[each]) for each in shown),
         rest=share(f"{len(others)} others", np.isin(rows["tenant"], others)) if others else None,
         apart=apart,
         ahead="" if math.isnan(apart) else named(ahead),
@@ -437,8 +436,8 @@ def compute_tenants(run: Run, window: Window, promises: Promises | None) -> Tena
     )
 
 
-def _furthest(run: Run, rows: dict[int, Flags]) -> tuple[float, int, int]:
-    """The most that one tenant gained on another while both waited, which gained, and on which."""
+def _furthest(run: Run, rows: dict[int, Flags]) -> tuple[float, int, int, dict[int, float]]:
+    """The most that one tenant gained on another while both waited, which, on which; and `contended`."""
     requests, end = run.requests, run.span()[1]
     times = np.unique(np.concatenate([requests[name] for name in ("arrival", "admitted", "first_token")]))
     times = np.unique(np.append(times[~np.isnan(times)], end))
@@ -453,6 +452,11 @@ def _furthest(run: Run, rows: dict[int, Flags]) -> tuple[float, int, int]:
             _summed(at[mine], np.ones(int(mine.sum())), times) for at in (requests["arrival"], left)
         )
         waits[number] = (came - gone > 0) & (times < end)
+    crowd = np.sum([*waits.values()], axis=0) > 1
+    got = {each: np.diff(served[each], append=served[each][-1]) * waits[each] * crowd for each in rows}
+    every = np.sum([*got.values()], axis=0)
+    sums = {each: float(every[waits[each]].sum()) for each in rows}
+    shares = {each: float(got[each].sum()) / sums[each] if sums[each] > 0 else math.nan for each in rows}
     furthest, ahead, behind = math.nan, -1, -1
     for one, other in combinations(rows, 2):
         both = waits[one] & waits[other]
@@ -466,7 +470,7 @@ def _furthest(run: Run, rows: dict[int, Flags]) -> tuple[float, int, int]:
             for most, first, second in ((gain, one, other), (loss, other, one)):
                 if not most <= furthest:
                     furthest, ahead, behind = most, first, second
-    return furthest, ahead, behind
+    return furthest, ahead, behind, shares
 
 
 def served_by(run: Run, mine: Flags, times: Floats, output: float = OUTPUT_SERVICE) -> Floats:

@@ -80,6 +80,7 @@ def test_service_and_the_largest_difference_while_both_wait():
     assert found.rest is None and math.isnan(found.tenants[0].kept)
     # until 3 both wait: a got its prompt at 1 and 4 outputs, twice each, by 3; from 3 on only b waits
     assert (found.apart, found.ahead, found.behind) == (pytest.approx(10 + 2 * 4), "a", "b")
+    assert [each.contended for each in found.tenants] == [0.0, 1.0]
 
 
 def test_tenants_that_never_wait_together_are_not_compared():
@@ -126,5 +127,5 @@ def test_a_report_shows_both():
         "Value kept: 33.3 % (the weights of kept promises over those of all promised requests).",
     )
     tenants = grids["By tenant"][0]
-    assert [cell.text for cell in tenants.rows[0]] == ["b", "1", "108.0", "75.0 %", "0.0 %"]
-    assert "18.00 tokens, a ahead of b" in tenants.notes[0]
+    assert [cell.text for cell in tenants.rows[0]] == ["b", "1", "108.0", "0.0 %", "0.0 %"]
+    assert "while both waited: a got 18.00 more than b." in tenants.notes[0]

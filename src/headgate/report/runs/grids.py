@@ -171,7 +171,6 @@ def _hits(hits: PrefixHits) -> str:
 
 
 def prefix_grid(metrics: Mapping[str, Metrics]) -> list[Grid]:
-    """Hits of several runs or classes; a single line stands among the facts."""
     rows: list[Row] = []
     for name, found in metrics.items():
         hits = found.prefix_cache
@@ -253,10 +252,6 @@ def _earned(name: str, found: FleetFigures) -> Iterator[str]:
 
 COLUMNS = 160  # of a picture over time
 VALUE = "Value kept: {} (the weights of kept promises over those of all promised requests)."
-APART = (
-    "Service: prompt tokens and twice the output tokens. Apart: the most by which one tenant gained on "
-    "another while both had requests waiting{}."
-)
 MOST_RUNS = 3  # whose classes are drawn
 
 
@@ -306,7 +301,6 @@ def worth_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
 
 
 def _named(grid: Grid, metrics: Mapping[str, Metrics]) -> list[Grid]:
-    """Without the column that names the run where there is only one."""
     if len(metrics) > 1:
         return [grid]
     rows = tuple((each[0], *each[2:]) for each in grid.rows)
@@ -353,21 +347,21 @@ def tenant_grid(metrics: Mapping[str, Metrics], head: str) -> list[Grid]:
         if (figures := found.tenants) is None:
             continue
         for each in (*figures.tenants, *([figures.rest] if figures.rest else ())):
-            portion = share(each.service_share)
-            rows.append(row(each.name, name, each.requests, each.service, portion, share(each.kept)))
+            shares = share(each.contended), share(each.kept)
+            rows.append(row(each.name, name, each.requests, each.service, *shares))
         if not np.isnan(figures.apart):
-            alone = "" if len(metrics) == 1 else f"{name}, "
-            ahead = f"{figures.ahead} ahead of {figures.behind}"
-            apart.append(f"{alone}{number(figures.apart)} tokens, {ahead}")
+            alone = "" if len(metrics) == 1 else f"{name}: "
+            apart.append(f"{alone}{figures.ahead} got {number(figures.apart)} more than {figures.behind}")
     if not rows:
         return []
-    heads = ("tenant", head, "requests", "service\ntokens", "share", "promises\nkept")
-    said = APART.format(f": {'; '.join(apart)}" if apart else "; no two ever had")
+    heads = ("tenant", head, "requests", "service\ntokens", "share while\nothers wait", "promises\nkept")
+    worst = f"The most that one gained on another while both waited: {'; '.join(apart)}"
+    worst = worst if apart else "No two tenants ever waited at the same time"
+    said = f"Service: prompt tokens and twice the output tokens. {worst}."
     return _named(Grid("", heads, tuple(rows), (said,)), metrics)
 
 
 def fleet_figures(runs: Mapping[str, Run]) -> Iterator[Figure]:
-    """Slots in use: their mean, least and most over the engines."""
     slots = []
     for colour, (name, run) in enumerate(runs.items()):
         engines = np.unique(run.steps["replica"])
