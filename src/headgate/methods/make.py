@@ -235,6 +235,9 @@ def _classes(path: Path, changed: int, size: int, shown: str, what: str) -> dict
 def installed_class(name: str, what: str, base: type[Kind], ours: Iterable[str]) -> type[Kind]:
     points = offers(what)
     offered = [point for point in points if point.name == name]
+    if not offered and (what, name) == ("policy", "auto"):
+        what_it_is = "keep with a promise and eb+ without, with step times learned while it serves"
+        raise InputError(f"policy auto is {what_it_is}; simulate those")
     if not offered and name in PAPERS:
         raise elsewhere(f"{what} {name}", "papers")
     if not offered:

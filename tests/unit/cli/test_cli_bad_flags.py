@@ -81,6 +81,7 @@ COMBINATIONS = [
     (["--rate", "1e-300"], "at most 10000000000"),
     (["--trace", "azure-conv", "--scale-rate", "1e-300"], "at most 10000000000"),
     # names
+    (["--policy", "auto"], "policy auto is keep with a promise and eb+ without, with step times learned"),
     (["--policy", "ebb"], "unknown policy 'ebb'; did you mean 'eb'?"),
     (["--policy", ""], "unknown policy ''"),
     (["--policy", "eb"], "policy eb needs refill; pass --set refill=VALUE"),
@@ -88,7 +89,7 @@ COMBINATIONS = [
     (["--policy", "eb:=3"], "is not NAME=VALUE"),
     (["--policy", "eb:refill="], "is not a whole number"),
     (["--policy", "eb:refill=0"], "outside 1..256"),
-    (["--policy", "eb:refill=257"], "outside 1..256"),
+    (["--policy", "eb:refill=257"], "refill=257 is outside 1..256; choose at most as many as slots"),
     (["--policy", "eb:refill=4,refill=5"], "refill is set twice"),
     (["--policy", "eb:slots=400,refill=3"], "exceeds the engine's 256; raise --slots"),
     (["--policy", "mixed:budget=9999"], "exceeds the engine's 8192; raise --budget"),

@@ -58,7 +58,7 @@ class Exclusive(BatchPolicy):
         if slots < 1:
             raise InputError(f"eb: slots={slots}; at least one request must be able to run")
         if not 1 <= refill <= slots:
-            raise InputError(f"eb: refill={refill} is outside 1..{slots} (slots); choose 1 <= k <= N")
+            raise InputError(f"eb: refill={refill} is outside 1..{slots}; choose at most as many as slots")
         self.slots = slots
         self.refill = refill
         self.pieces = Pieces(max_gap, cost) if max_gap is not None else None
