@@ -90,9 +90,8 @@ def serve(
         near = get_close_matches(flag.lower(), ours, n=1, cutoff=0.8) if flag.startswith("--") else []
         near = ["--ttft and --tbt"] if flag == "--slo" else near
         if near and flag not in ours:  # behind -- stand the engine's own
-            print(
-                f"headgate: {flag} is not ours and goes to {engine}; did you mean {near[0]}?", file=sys.stderr
-            )
+            said = f"headgate: {flag} is not ours and goes to {engine}; did you mean {near[0]}?"
+            print(said, file=sys.stdout if dry_run else sys.stderr)  # where the other lines go
     call = Call(model, list(context.args), given, _own_file(config, given), dry_run)
     raise typer.Exit(_run_sglang(call) if engine == SGLANG.name else _run(call, graphs, warm))
 
