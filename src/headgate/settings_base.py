@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from headgate.core.durations import duration
-from headgate.core.errors import InputError, first_fault
+from headgate.core.errors import InputError, told_faults
 from headgate.core.request import ENVELOPE, GAP, MEAN, MOST_WEIGHT, Slo, weight_remedy
 
 # Strict, because a file that says slots = true or "5" is a mistake, not one slot or five.
@@ -227,7 +227,7 @@ def checked(
         raise InputError(f"{where}{error}") from None
     except ValidationError as error:
         faults = [{**fault, "msg": plainly(fault)} for fault in error.errors(include_url=False)]
-        raise InputError(where + first_fault(faults, partial(_fields_at, kind))) from None
+        raise InputError(where + told_faults(faults, partial(_fields_at, kind))) from None
 
 
 def _fields_at(kind: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:

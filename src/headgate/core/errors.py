@@ -42,26 +42,25 @@ def unknown(what: str, name: str, choices: Iterable[str]) -> InputError:
     return InputError(f"unknown {what} {name!r}; {remedy}")
 
 
-def first_fault(faults: Sequence[Mapping[str, Any]], fields: Fields) -> str:
-    """The first of a validator's faults as text, with the remedy, and how many more there are.
+MOST_FAULTS = 3  # that are told
 
-    `fields` names what may stand at a place. A misspelled field is two faults, one unknown and one missing;
-    the unknown one says more and goes first.
-    """
-    ordered = sorted(faults, key=lambda fault: fault["type"] not in UNKNOWN_FIELD)
-    first, more = ordered[0], len(ordered) - 1
-    field = ".".join(str(part) for part in first["loc"])
-    if first["type"] in UNKNOWN_FIELD:
-        parent, name = first["loc"][:-1], str(first["loc"][-1])
-        missing = {str(f["loc"][-1]) for f in faults if f["type"] == "missing" and f["loc"][:-1] == parent}
-        known = sorted(missing or fields(parent))
-        near = get_close_matches(name, known, n=1, cutoff=0.5)
-        more -= bool(near and missing)
-        remedy = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(fields(parent)))}"
-        message = f"unknown field {field!r}; {remedy}"
-    elif first["type"] == "missing":
-        message = f"field {field!r} is missing; add it"
-    else:
-        place = f"{field}: " if field else ""
-        message = place + first["msg"].removeprefix("Value error, ")
-    return message + (f" (and {more} more)" if more else "")
+
+def told_faults(faults: Sequence[Mapping[str, Any]], fields: Fields) -> str:
+    """A misspelled field is two faults, one unknown and one missing: the unknown one goes first, alone."""
+    ordered, said = sorted(faults, key=lambda fault: fault["type"] not in UNKNOWN_FIELD), list[str]()
+    missing = {fault["loc"] for fault in faults if fault["type"] == "missing"}
+    for fault in ordered:
+        place, field = fault["loc"], ".".join(map(str, fault["loc"]))
+        if fault["type"] in UNKNOWN_FIELD:
+            known = sorted(fields(place[:-1]))
+            wanted = [str(loc[-1]) for loc in sorted(missing, key=str) if loc[:-1] == place[:-1]]
+            near = get_close_matches(str(place[-1]), wanted or known, n=1, cutoff=0.5)
+            missing -= {(*place[:-1], *near)}  # not told of again
+            remedy = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+            said.append(f"unknown field {field!r}; {remedy}")
+        elif place in missing:
+            said.append(f"field {field!r} is missing; add it")
+        elif fault["type"] != "missing":
+            said.append(f"{field}: " * bool(field) + fault["msg"].removeprefix("Value error, "))
+    more = f" (and {len(said) - MOST_FAULTS} more)" if len(said) > MOST_FAULTS else ""
+    return " | ".join(said[:MOST_FAULTS]) + more

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from headgate.core.errors import InputError, first_fault
+from headgate.core.errors import InputError, told_faults
 from headgate.core.files import read_json, read_text
 from headgate.cost.laws.linear import DecodeTerms, LinearCost, MixedTerms, PrefillTerms
 from headgate.cost.laws.terms import DraftTerms, HostTerms
@@ -200,7 +200,7 @@ def parse_card(text: str, where: str) -> Card:
     try:
         return Card.model_validate_json(text, strict=True)
     except ValidationError as error:
-        raise InputError(f"card {where}: {first_fault(error.errors(include_url=False), _fields)}") from None
+        raise InputError(f"card {where}: {told_faults(error.errors(include_url=False), _fields)}") from None
 
 
 def _shipped() -> Traversable:

@@ -216,7 +216,7 @@ def _card(**changes):
         ("", "card c.json, line 1, column 1: not valid JSON"),
         ("{\n 'a'", "card c.json, line 2"),
         ("[]", "must be a JSON object"),
-        ("{}", "field 'name' is missing; add it (and 9 more)"),
+        ("{}", "field 'model' is missing; add it (and 7 more)"),
         ("[" * 100_000, "card c.json: cannot be read: maximum recursion depth"),
         ('{"name": ' + "9" * 5000 + "}", "card c.json: cannot be read"),
         (b"\xff\xfe", "not UTF-8 text; give a readable file or one"),

@@ -60,7 +60,7 @@ def test_what_happens_where_nothing_is_promised_is_said(headgate):
 
 def test_flags_that_are_nearly_ours_are_told_of(headgate):
     def said(*flags):
-        return headgate("serve", "some/model", *flags, "--dry-run").err
+        return headgate("serve", "some/model", *flags, "--dry-run").out
 
     assert "--TTFT is not ours and goes to vllm; did you mean --ttft?" in said("--TTFT", "1s")
     assert "--slo is not ours and goes to vllm; did you mean --ttft and --tbt?" in said("--slo", "ttft=1s")
@@ -103,5 +103,12 @@ def test_what_priorities_mean_beside_promises_is_said(headgate):
 
 def test_a_flag_that_is_nearly_ours_is_said(headgate):
     said = headgate("serve", "Qwen/Qwen3-8B", "--tftt", "500ms", "--max-num-seqs", 64, "--dry-run")
-    assert said.err == "headgate: --tftt is not ours and goes to vllm; did you mean --ttft?\n"
+    line = "headgate: --tftt is not ours and goes to vllm; did you mean --ttft?"
+    assert said.out.splitlines()[0] == line and not said.err
     assert "vllm serve Qwen/Qwen3-8B --tftt 500ms --max-num-seqs 64" in said.out
+
+
+def test_all_mistakes_of_a_settings_file_are_told_up_to_three(refused, tmp_path):
+    (tmp_path / "s.toml").write_text('polcy = "x"\nttft = "soon"\ntbt = "later"\n')
+    three = ["'polcy'; did you mean 'policy'?", "ttft: 'soon' is not a duration", "tbt: 'later' is not"]
+    refused(["serve", "m", "--config", "s.toml", "--dry-run"], *three)
