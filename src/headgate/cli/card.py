@@ -67,6 +67,8 @@ def derive(
     place = None if out is None else card_file(out, overwrite)
     what = model or str(config)
     if config is not None and not config.endswith(".json"):
+        if Path(config).is_file():
+            raise InputError(f"--config {config} is no .json file; give the config.json of a model")
         what = str(Path(config) / "config.json")
     wanted = WantedCard(what, gpu, tp, pp, ep, dtype, kv_dtype, utilisation, graph, approximate)
     found = derive_card(wanted, [*map(load_card, correct or ())], name=place.stem if place else "")

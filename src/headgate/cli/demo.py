@@ -83,9 +83,10 @@ def demo(
     show(told)
     for note in {**dict.fromkeys(extrapolations(kept)), **dict.fromkeys(extrapolations(served))}:
         show(f"note: {note}")
-    print(f"\n{NEXT}\n\nRun folders: {folder}")
+    print(f"\n{NEXT}")
     if which("headgate") is None:
-        print(f"Not on your PATH: {Path(sys.argv[0]).resolve()}; pip install . brings all commands")
+        print(f"(headgate is {Path(sys.argv[0]).absolute()}, not on your PATH; pip install . brings all)")
+    print(f"\nRun folders: {folder}")
     scenes = [
         scene_of(kept, f"{count:,} conversations, {STAIRS[0]} to {STAIRS[-1]} requests/s"),
         scene_of(served, "Saturated: 640 clients, prompts and outputs of 512 tokens on average"),

@@ -230,9 +230,11 @@ LINES = 30.0  # seconds between two lines, where there is no terminal
 
 
 @contextmanager
-def bar(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+def bar(label: str, total: int | None, at_once: bool = False) -> Iterator[Callable[[int], None]]:
     """A function to call with how much of `total` (None: not known) is done. It shows by itself."""
     if not sys.stderr.isatty():
+        if at_once:
+            print(f"{label}: begun; the next line in {LINES:g} s", file=sys.stderr, flush=True)
         began = told = monotonic()
 
         def line(done: int) -> None:

@@ -238,6 +238,7 @@ ALIASES = {  # of the roles of columns, as logs call them, in small letters and 
 
 
 LIKELY = {"prompt": "(^|_)in", "output": "(^|_)out"}  # what the name of such a column often has
+LIKELY |= {"tenant": "(^|_)(account|customer|department|dept|org|organi[sz]ation|project|team|user)(_id|$)"}
 
 
 def named_roles(header: Sequence[str]) -> dict[str, str]:
@@ -257,7 +258,8 @@ def _to_paste(header: Sequence[str]) -> str:
             named[role] = column
             left.remove(column)
     rest = iter(left)
-    return ",".join(f"{role}={named.get(role, '') or next(rest, '..')[:40]}" for role in list(ALIASES)[:3])
+    roles = [*list(ALIASES)[:3], *(["tenant"] if "tenant" in named else [])]
+    return ",".join(f"{role}={named.get(role, '') or next(rest, '..')[:40]}" for role in roles)
 
 
 def rows(path: str, text: str, name: str, chosen: Format) -> Iterator[Row]:

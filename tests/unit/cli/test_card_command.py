@@ -67,6 +67,10 @@ def test_refused(refused, tmp_path):
     refused([*derive, "--config", "nowhere"], "nowhere/config.json")
     refused([*derive, "--model", "qwen3-9b"], "unknown model")
     refused(["card", "derive", "--gpu", "h300", "--model", "qwen3-8b"], "unknown GPU")
+    near = "did you mean h100-sxm or h100-nvl or h100-pcie?"
+    refused(["card", "derive", "--gpu", "h1000", "--model", "qwen3-8b"], near)
+    (tmp_path / "wrong.txt").write_text("hello")
+    refused(["card", "derive", "--gpu", "h200", "--config", "wrong.txt"], "wrong.txt is no .json file")
     refused([*derive, "--model", "qwen3-8b", "--pp", 2], "pipeline parallelism", "--approximate")
     refused([*derive, "--model", "qwen3-8b", "--dtype", "int4"], "data type")
     refused([*derive, "--model", "qwen3-8b", "--out", "card.txt"], "a card is a JSON file")

@@ -42,7 +42,10 @@ def own_csv(tmp_path):
 
 def test_own_csv(told, own_csv):
     refusal = told("compare", "--trace", own_csv, "--policy", "mixed", "--policy", "slai", code=2)
-    assert "which column is which with --columns arrival=when,prompt=in_tok,output=out_tok;" in refusal
+    assert (
+        "which column is which with --columns arrival=when,prompt=in_tok,output=out_tok,tenant=tenant;"
+        in refusal
+    )
     assert "it has when, tenant, in_tok, out_tok, region" in refusal
     columns = "arrival=when,prompt=in_tok,output=out_tok,class=tenant"
     words = ("--trace", own_csv, "--columns", columns, "--tpot", "50ms")

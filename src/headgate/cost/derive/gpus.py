@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from statistics import median
 
 from headgate.core.errors import InputError, unknown
@@ -213,5 +214,9 @@ def gpu_named(name: str) -> tuple[str, Gpu]:
         return plain, from_data_sheet(plain, peak, bandwidth, memory * 1e9 / MIB)
     plain = ALIASES.get(plain, plain)
     if plain not in GPUS:
+        near = get_close_matches(plain, [*GPUS, *ALIASES], n=1, cutoff=0.5)
+        alike = [each for each in GPUS if near and each.startswith(near[0])]
+        if len(alike) > 1:
+            raise InputError(f"unknown GPU {name!r}; did you mean {' or '.join(alike)}?")
         raise unknown("GPU", name, sorted(GPUS))
     return plain, GPUS[plain]
