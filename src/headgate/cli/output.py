@@ -230,11 +230,14 @@ LINES = 30.0  # seconds between two lines, where there is no terminal
 
 
 @contextmanager
-def bar(label: str, total: int | None, at_once: bool = False) -> Iterator[Callable[[int], None]]:
-    """A function to call with how much of `total` (None: not known) is done. It shows by itself."""
+def bar(label: str, total: int | None, begun: set[str] | None = None) -> Iterator[Callable[[int], None]]:
+    """A function to call with how much of `total` (None: not known) is done. It shows by itself; the first of
+    a search, whose set is empty, at once.
+    """
     if not sys.stderr.isatty():
-        if at_once:
+        if begun == set():
             print(f"{label}: begun; the next line in {LINES:g} s", file=sys.stderr, flush=True)
+            begun.add(label)
         began = told = monotonic()
 
         def line(done: int) -> None:

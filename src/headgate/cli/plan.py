@@ -353,7 +353,7 @@ def asked(
     if not slo and needed:
         raise InputError(f"{command} needs a promise, such as --slo ttft=1s@p95,tbt=100ms@p99")
     options = search.model_copy(update={"jobs": search.jobs or os.cpu_count() or 1})
-    asks = Asked(parse_levels(slo) if slo else (), options, partial(bar, at_once=True), chosen_folder(cache))
+    asks = Asked(parse_levels(slo) if slo else (), options, partial(bar, begun=set()), chosen_folder(cache))
     return asks, list(policies or words.policies)
 
 

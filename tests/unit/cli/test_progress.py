@@ -54,5 +54,7 @@ def test_no_terminal_no_bar(monkeypatch):
 def test_a_search_without_a_terminal_says_at_once_what_runs(monkeypatch):
     pipe = io.StringIO()
     monkeypatch.setattr("sys.stderr", pipe)
-    with progress.bar("runs of 500 requests", 4, at_once=True):
-        assert pipe.getvalue() == "runs of 500 requests: begun; the next line in 30 s\n"
+    begun = set[str]()
+    for label in ("runs of 500 requests", "counting engines"):
+        with progress.bar(label, 4, begun=begun):
+            assert pipe.getvalue() == "runs of 500 requests: begun; the next line in 30 s\n"
