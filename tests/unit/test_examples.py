@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headgate.live.emulate import emulated
 from same import assert_alike
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -66,3 +68,16 @@ def test_alike_sees_other_words_and_other_numbers():
         assert_alike("25.1 s", "27.1 s")
     with pytest.raises(ValueError, match="could not convert"):
         assert_alike("mixed", "eb")
+
+
+def test_load_for_two_keys_at_once():
+    async def told() -> list[str]:
+        async with emulated(engines=1, card="cal-h200-qwen3-8b", policy="mixed", speed=20) as urls:
+            words = [sys.executable, "two_keys.py", urls[0], "0.5", "one=2", "other=3"]
+            pipe = asyncio.subprocess.PIPE
+            done = await asyncio.create_subprocess_exec(*words, cwd=EXAMPLES, stdout=pipe)
+            return (await done.communicate())[0].decode().splitlines()
+
+    lines = asyncio.run(told())
+    assert [line.split(":")[0] for line in lines] == ["2 clients", "3 clients"]
+    assert all(" 0 refused; first token after " in line and line.endswith(" s") for line in lines)

@@ -153,7 +153,7 @@ def test_a_rate_above_the_bound_is_told_with_it(headgate):
 
 
 def test_a_run_that_serves_nothing_says_the_cause_alone(headgate, tmp_path):
-    code = "from headgate import Mixed\nclass Broken(Mixed):\n    def plan(self, view):\n        raise OSError('boom')\n"
-    (tmp_path / "mine.py").write_text(code)
+    body = "    def plan(self, view):\n        raise OSError('boom')\n"
+    (tmp_path / "mine.py").write_text(f"from headgate import Mixed\nclass Broken(Mixed):\n{body}")
     said = headgate("simulate", "--policy", "mine.py:Broken", "--requests", 20)
     assert said.code == 1 and "OSError: boom" in said.err and not said.out
