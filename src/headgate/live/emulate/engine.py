@@ -474,27 +474,15 @@ class KvMemory:
     # -- for other engines
 
     def keep(self, job: EmulatedJob) -> None:
-        blocks, cache = self._replica.blocks, self._replica.cache
-        need = blocks.of(job.prompt)
-        if cache is None:
-            blocks.take(need)
-        else:
-            assert job.entry is not None
-            found = cache.find(job.content, job.prompt + 1)
-            cache.hold(job.entry, job.content, found)
-            cache.take(need - found.blocks)
-        self._kept[job.id] = need
+        assert job.entry is not None
+        need = self._kept[job.id] = self._replica.blocks.of(job.prompt)
+        self._replica.keep(job.entry, job.content, job.prompt + 1, need)
 
     def release(self, id: int) -> bool:
         need = self._kept.pop(id, None)
-        if need is None:
-            return False
-        if self._replica.cache is None:
-            self._replica.blocks.give(need)
-        else:
-            self._replica.cache.release(id, 0, need)
-        self._replica.lease.ended = True
-        return True
+        if need is not None:
+            self._replica.release(id, need)
+        return need is not None
 
     # -- from other engines
 

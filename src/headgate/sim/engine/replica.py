@@ -183,6 +183,23 @@ class VirtualEngine:
             self._unroll(entry)
         entry.end = NOT_ROLLING
 
+    def keep(self, entry: Entry, pieces: Pieces, known: int, need: int) -> None:
+        """So many blocks of one that has left stay, for another engine: those of its first `known` tokens."""
+        if self.cache is None:
+            self.blocks.take(need)
+        else:
+            found = self.cache.find(pieces, known)
+            self.cache.hold(entry, pieces, found)
+            self.cache.take(need - found.blocks)
+
+    def release(self, id: int, need: int) -> None:
+        """Blocks that were kept, or taken for KV that comes from another engine, are free again."""
+        if self.cache is not None and self.cache.holds(id):
+            self.cache.release(id, 0, need)
+        else:
+            self.blocks.give(need)
+        self.lease.ended = True
+
     def _drop(self, entry: Entry) -> None:
         lost = min(self.lost, entry.generated) if self.lost and entry.id in self.ledger.decoding else 0
         self._free(entry, leaves=False)

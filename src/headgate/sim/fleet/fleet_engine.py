@@ -202,9 +202,9 @@ class FleetEngine:
 
     def _exchange(self) -> None:
         for handover in self.freed:
-            self.replica.release(handover.entry.id)
+            self.replica.unkeep(handover.entry.id)
         for handover in self.unneeded:
-            self.replica.give_up_reserved(handover)
+            self.replica.release(handover.entry.id, handover.reserved)
         for handover in self.stripped:
             if not handover.dropped:
                 self._porter.joined(handover)
@@ -349,27 +349,13 @@ class FleetReplica(VirtualEngine):
         entry.limit, entry.guess = passing
         entry.deliveries = None
         need = self.blocks.of(entry.prompt + entry.generated - 1)
-        self._keep(entry, need)  # settling has just given them back
+        pieces = () if self.cache is None else self._contents[entry.id]
+        self.keep(entry, pieces, entry.prompt + entry.generated, need)  # settling has just given them back
         self._parked[entry.id] = need
         self._on_part(entry)
 
-    def release(self, id: int) -> None:
-        need = self._parked.pop(id)
-        if self.cache is None:
-            self.blocks.give(need)
-        else:
-            self.cache.release(id, 0, need)
-        self.lease.ended = True
-
-    def _keep(self, entry: Entry, need: int) -> None:
-        cache = self.cache
-        if cache is None:
-            self.blocks.take(need)
-            return
-        pieces = self._contents[entry.id]
-        found = cache.find(pieces, entry.prompt + entry.generated)
-        cache.hold(entry, pieces, found)
-        cache.take(need - found.blocks)
+    def unkeep(self, id: int) -> None:
+        self.release(id, self._parked.pop(id))
 
     def lose(self, entry: Entry) -> None:
         if self.ledger.find(entry.id) is not None:
@@ -412,13 +398,6 @@ class FleetReplica(VirtualEngine):
     def unpark(self, handover: Handover) -> None:
         """It stays where its prompt was: what was kept for it is its own again."""
         handover.reserved = self._parked.pop(handover.entry.id)
-
-    def give_up_reserved(self, handover: Handover) -> None:
-        if self.cache is not None and self.cache.holds(handover.entry.id):
-            self.cache.release(handover.entry.id, 0, handover.reserved)  # it never left this engine
-        else:
-            self.blocks.give(handover.reserved)
-        self.lease.ended = True
 
     def join(self, entry: Entry) -> bool:
         """One whose KV is here decodes from now on; False: there is no slot."""
