@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heappop
 from itertools import accumulate
 from math import inf, nan
@@ -12,17 +12,13 @@ from headgate.core.build import mypyc_attr
 from headgate.core.ledger import NOT_ROLLING, Entry
 from headgate.core.listeners import Listeners
 from headgate.core.plan import Decodes, Plan
-from headgate.core.policy import BatchPolicy, End, Observer
+from headgate.core.policy import End, Observer
 from headgate.core.request import Request
 from headgate.cost.model import Shape, StepCost
-from headgate.kv.prefix import Pieces
-from headgate.sim.engine.bursts import Bursts
-from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import ADMISSION, LIMIT, STOPPED, VirtualEngine
-from headgate.sim.engine.steps import LONG, StepClock, needed, step_ends
+from headgate.sim.engine.steps import LONG, Price, StepClock, needed
 
 Work = tuple[int, int, int, int]  # of a step: decodes, their context, prompt tokens, tokens behind them
-Price = tuple[float, float, float]  # a cost's decode line and the least a step takes
 Moments = tuple[int, float, float, float, float, float]
 NO_ENDS: Final[list[float]] = []
 
@@ -69,26 +65,18 @@ class Ahead(VirtualEngine):
     when its first kernel has been launched; one that hangs up goes with the step on its way, not before it.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        policy: BatchPolicy,
-        lengths: Sequence[int],
-        observers: Sequence[Observer] = (),
-        leases: bool = True,
-        on_leave: Callable[[int, float], None] = lambda id, now: None,
-        contents: Sequence[Pieces] | None = None,
-        bursts: Bursts | None = None,
-    ) -> None:
+    ahead = True
+
+    def _clock(self, cost: StepCost) -> StepClock:
+        self._launches = Launches(cost)
+        return self._launches
+
+    def _told(self, observers: Sequence[Observer]) -> tuple[Observer, ...]:
         self._later = DelayedEvents(observers)
         self._air: Composed | None = None  # composed last
         self._landing: Composed | None = None  # the one before it, seen when `settle` is called
         self._seen = -inf  # when the last tokens were
-        super().__init__(engine, policy, lengths, (self._later,), leases, on_leave, contents, bursts)
-        self.ledger.limits = self.ledger.limits._replace(ahead=True)
-        self._launches = self._pace = Launches(engine.cost)
-        if self._bursts is not None:
-            self._launches.ledger = self.ledger
+        return (self._later,)
 
     @property
     def occupied(self) -> bool:
@@ -365,12 +353,8 @@ class Launches(StepClock):
             most = 1
         if start + spent <= self.done and spent <= first:  # nor later: steps do not get shorter
             begun = self.done
-            line = fixed, slope
-            if self.ledger is None:
-                ends = step_ends(self._cost, line, decodes, context, most, begun, stop, more, least)
-            else:
-                self._more = more
-                ends = self.burst_ends(price, context, most, begun, stop)
+            self._more = more
+            ends = self._ends(price, decodes, context, most, begun, stop)
             self.done = ends.pop()
             ends.insert(0, begun)
             return ends

@@ -15,7 +15,7 @@ from headgate.core.listeners import Listeners
 from headgate.core.plan import ALL, EACH_STEP, NONE, Decodes, Lease, Plan, check
 from headgate.core.policy import BatchPolicy, End, Observer
 from headgate.core.view import Limits
-from headgate.cost.model import Chunk, Shape
+from headgate.cost.model import Chunk, Shape, StepCost
 from headgate.kv.blocks import Blocks
 from headgate.kv.prefix import Pieces, PrefixBlocks
 from headgate.kv.siblings import Chain, Siblings
@@ -46,6 +46,7 @@ class VirtualEngine:
     """
 
     lost = 0
+    ahead = False  # a step is composed while the one before it runs
 
     def __init__(
         self,
@@ -70,9 +71,10 @@ class VirtualEngine:
             self.blocks = Blocks(total, engine.block)
         self._composing = False  # a step with decodes, which write a token each before new prompts enter
         limits = Limits(engine.batch_tokens, engine.running, engine.block, engine.width, engine.burst)
+        limits = limits._replace(ahead=self.ahead)
         self.ledger = Ledger(limits, total * engine.block)
         self._bursts = bursts  # None: every step of a decode brings a token
-        self._pace = StepClock(engine.cost)
+        self._pace = self._clock(engine.cost)
         if bursts is not None:
             self.blocks.follow()
             self.ledger.growth = []
@@ -87,12 +89,19 @@ class VirtualEngine:
         self.last_start = 0.0  # when the newest step began
         self.asked_now = False  # the plan was made for what the view shows now
         self._idle_since, self._waits = -inf, 0  # how often the policy was asked since then and ran nothing
-        self._observers = tuple(observers)
+        self._observers = self._told(observers)
         self._leases = leases
         self._on_leave = on_leave
         self._prompts: list[Entry] = []  # prompts of the plan that are still to run, next one last
         self._decodes_instead = False  # a prompt of the plan found no KV
         self.take_over(policy)
+
+    def _clock(self, cost: StepCost) -> StepClock:
+        return StepClock(cost)
+
+    def _told(self, observers: Sequence[Observer]) -> tuple[Observer, ...]:
+        """Who hears of events at once."""
+        return tuple(observers)
 
     def take_over(self, policy: BatchPolicy) -> None:
         self.policy = policy

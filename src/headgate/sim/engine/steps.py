@@ -12,6 +12,7 @@ from headgate.core.ledger import Ledger
 from headgate.cost.laws.linear import CompiledCost
 from headgate.cost.model import Shape, StepCost
 
+Price = tuple[float, float, float]  # a cost's decode line and the least a step takes
 EARLY: Final = 1e-6  # of a step, and
 ROUNDING: Final = 1e-12  # of the time: what `nearly_done` keeps away from an end
 LONG: Final = 1 << 40 if compiled() else 64  # from this many steps on, numpy is faster than a loop
@@ -27,17 +28,20 @@ def step_ends(
     stop: float,
     more: float = 0.0,
     least: float = 0.0,
+    growth: list[int] | None = None,
+    tick: int = 0,
 ) -> list[float]:
     """The ends of up to `most` steps from `start`, the last at or after `stop` if it is reached.
 
     Durations are summed one after the other from `start` on, in plain Python or by numpy's running sum, so
     that jumping and stepping agree to the last bit. No step takes less than `least`, which the cost's own
-    `span` knows, and the first takes `more` than its price. `line` is the cost's `decode_line`.
+    `span` knows, and the first takes `more` than its price. `line` is the cost's `decode_line`. With `growth`
+    each brings as many tokens as stand there from `tick` on, without it one to each decode.
     """
     fixed, slope = line
-    if most >= LONG:
+    if growth is None and most >= LONG:
         most = needed(most, max(fixed + slope * context, least), start, stop)
-    if most < LONG:
+    if growth is not None or most < LONG:
         ends: list[float] = []
         end, read = start, context
         while True:
@@ -49,7 +53,8 @@ def step_ends(
             if end >= stop or len(ends) >= most:
                 return ends
             more = 0.0
-            read += decodes
+            read += decodes if growth is None else growth[tick]
+            tick += 1
     span = cost.span(decodes, context, most)
     span[0] += more
     sums = np.cumsum(np.concatenate(([start], span)))
@@ -92,11 +97,17 @@ class StepClock:
         return start + self._law.seconds(shape)
 
     def decode_ends(self, decodes: int, context: int, most: int, start: float, stop: float) -> list[float]:
-        if self.ledger is not None:
-            return self.burst_ends(self._line(decodes), context, most, start, stop)
-        more, self._more = self._more, 0.0
-        fixed, slope, least = self._line(decodes)
-        return step_ends(self._cost, (fixed, slope), decodes, context, most, start, stop, more, least)
+        return self._ends(self._line(decodes), decodes, context, most, start, stop)
+
+    def _ends(
+        self, price: Price, decodes: int, context: int, most: int, start: float, stop: float
+    ) -> list[float]:
+        fixed, slope, least = price
+        ledger, more, self._more = self.ledger, self._more, 0.0
+        growth = None if ledger is None else ledger.growth
+        tick = 0 if ledger is None else ledger.tick - ledger.past
+        line = fixed, slope
+        return step_ends(self._cost, line, decodes, context, most, start, stop, more, least, growth, tick)
 
     def decode_span(
         self, decodes: int, context: int, most: int, start: float, stop: float
@@ -120,31 +131,7 @@ class StepClock:
             count += 1
         return count, first, before, end
 
-    def burst_ends(
-        self, price: tuple[float, float, float], context: int, most: int, start: float, stop: float
-    ) -> list[float]:
-        """The same where each step brings as many tokens as the ledger has for its tick."""
-        ledger = self.ledger
-        assert ledger is not None
-        assert ledger.growth is not None
-        fixed, slope, least = price
-        growth, tick = ledger.growth, ledger.tick - ledger.past
-        more, self._more = self._more, 0.0
-        ends: list[float] = []
-        end, read = start, context
-        while True:
-            seconds = fixed + slope * read
-            if seconds < least:
-                seconds = least
-            end += seconds + more
-            ends.append(end)
-            if end >= stop or len(ends) >= most:
-                return ends
-            more = 0.0
-            read += growth[tick]
-            tick += 1
-
-    def _line(self, decodes: int) -> tuple[float, float, float]:
+    def _line(self, decodes: int) -> Price:
         if self._law is None:
             fixed, slope = self._cost.decode_line(decodes)
         else:
@@ -159,7 +146,7 @@ class StepClock:
         fixed, slope, least = self._line(decodes)
         if self.ledger is not None:
             later = self._more
-            ends = self.burst_ends((fixed, slope, least), context, steps, start, inf)
+            ends = self._ends((fixed, slope, least), decodes, context, steps, start, inf)
             self._more = later
             begins = ends[-2] if steps > 1 else start
             return _late_in(begins, ends[-1] - begins)
