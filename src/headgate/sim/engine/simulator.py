@@ -21,6 +21,15 @@ PATIENT_DOG: Final = 3600.0  # seconds of the run without any progress
 REPORT_EVERY: Final = 256  # requests between two reports of progress
 
 
+def guarded(serve: Callable[[], None], broke: Callable[[], str]) -> None:
+    try:
+        serve()
+    except RunError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise RunError(f"{broke()}: {one_line(error)}") from error
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Simulator:
     """One engine, one policy, one workload.
@@ -69,12 +78,7 @@ class Simulator:
         """Serve all requests. Whatever goes wrong in the policy's own code is a RunError that names it."""
         replica = self.replica
         name = type(replica.policy).__name__
-        try:
-            self._serve()
-        except RunError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise RunError(f"policy {name} broke at {replica.now:.6f} s: {one_line(error)}") from error
+        guarded(self._serve, lambda: f"policy {name} broke at {replica.now:.6f} s")
         if lost := self.arrivals.outstanding:
             raise RunError(f"policy {name} lost {lost} requests; a policy must not change the view")
 

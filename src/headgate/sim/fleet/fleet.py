@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headgate.core.dispatch import Dispatch, simulated_rooms
-from headgate.core.errors import InputError, RunError, one_line
+from headgate.core.errors import InputError, RunError
 from headgate.core.fleet import Move, RoutePolicy, Stage
 from headgate.core.ledger import Entry, Ledger
 from headgate.core.policy import BatchPolicy, End
@@ -22,7 +22,7 @@ from headgate.core.roster import Member
 from headgate.record.recorder import FleetRecorder
 from headgate.sim.engine.bursts import bursts_of
 from headgate.sim.engine.engine import Engine
-from headgate.sim.engine.simulator import PATIENT_DOG, REPORT_EVERY, Arrivals, arrivals_of
+from headgate.sim.engine.simulator import PATIENT_DOG, REPORT_EVERY, Arrivals, arrivals_of, guarded
 from headgate.sim.fleet.fleet_engine import (
     PENDING,
     READY,
@@ -203,20 +203,16 @@ class FleetSimulator:
 
     def run(self) -> None:
         """Serve all requests. Whatever goes wrong in a policy's or the router's own code is a RunError."""
-        try:
-            if (ahead := self._ahead()) is None:
-                self._serve(inf)
-            else:
-                self._serve_one_by_one(ahead)
-        except RunError:
-            raise
-        except (Exception, SystemExit) as error:
-            name = type(self.dispatch.router).__name__
-            raise RunError(
-                f"router {name} or a policy broke at {self.now:.6f} s: {one_line(error)}"
-            ) from error
+        name = type(self.dispatch.router).__name__
+        guarded(self._serve_all, lambda: f"router {name} or a policy broke at {self.now:.6f} s")
         if self.arrivals.outstanding:
             raise RunError(self._left_behind())
+
+    def _serve_all(self) -> None:
+        if (ahead := self._ahead()) is None:
+            self._serve(inf)
+        else:
+            self._serve_one_by_one(ahead)
 
     def _ahead(self) -> list[int] | None:
         """The engine of every request that fits, where no engine depends on another; else None."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
-from headgate.core.errors import InputError, RunError, one_line
+from headgate.core.errors import InputError, RunError
 from headgate.core.ledger import Entry, Watchdog
 from headgate.core.policy import BatchPolicy
 from headgate.record.recorder import FleetRecorder
 from headgate.sim.engine.bursts import bursts_of
 from headgate.sim.engine.engine import Engine
 from headgate.sim.engine.replica import VirtualEngine
-from headgate.sim.engine.simulator import PATIENT_DOG, REPORT_EVERY, arrivals_of
+from headgate.sim.engine.simulator import PATIENT_DOG, REPORT_EVERY, arrivals_of, guarded
 from headgate.workloads.workload import Workload
 
 WAITING = 4  # what a waiting request counts beside a running one, as in vLLM's balancer of ranks
@@ -93,12 +93,7 @@ class RankSimulator:
 
     def run(self) -> None:
         """Serve all requests. Whatever goes wrong in a policy's own code is a RunError."""
-        try:
-            self._serve()
-        except RunError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise RunError(f"a policy broke at {self.now:.6f} s: {one_line(error)}") from error
+        guarded(self._serve, lambda: f"a policy broke at {self.now:.6f} s")
         if self.arrivals.outstanding:
             raise RunError(f"{self.arrivals.outstanding} requests are left unserved at {self.now:.6f} s")
 
