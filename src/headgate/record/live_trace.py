@@ -76,7 +76,10 @@ class Replay:
                 if event in ORDERED:
                     _forward(what, "its slot or first token", seen.newest, at)
                     seen.newest = at
-                getattr(self, f"_{event}")(seen, line)
+                if event != "admitted":
+                    getattr(self, f"_{event}")(seen, line)
+                how = (End(line["how"]),) if event == "finished" else ()
+                getattr(self.recorder, event)(seen, line["at"], *how)
         elif event in ("arrived", "steps", "plan"):
             getattr(self, f"_{event}")(line)
         elif event in FIELDS:
@@ -105,36 +108,28 @@ class Replay:
         seen = self.here[line["id"]] = TracedRequest(arrival=line["at"], slo=slo, **known)
         self.recorder.arrived(seen, line["at"])
 
-    def _admitted(self, seen: TracedRequest, line: dict[str, Any]) -> None:
-        self.recorder.admitted(seen, line["at"])
-
     def _prefilled(self, seen: TracedRequest, line: dict[str, Any]) -> None:
         seen.generated += 1
         seen.last_token = line["at"]
         self._rolling[seen.id] = self._tick
-        self.recorder.prefilled(seen, line["at"])
 
     def _held(self, seen: TracedRequest, line: dict[str, Any]) -> None:
         self._stop(seen)
-        self.recorder.held(seen, line["at"])
 
     def _resumed(self, seen: TracedRequest, line: dict[str, Any]) -> None:
         seen.last_token = line["last"]
         self._rolling[seen.id] = self._tick
-        self.recorder.resumed(seen, line["at"])
 
     def _evicted(self, seen: TracedRequest, line: dict[str, Any]) -> None:
         self._rolling.pop(seen.id, None)
         seen.last_token, seen.generated = line["last"], line["output"]
         seen.evictions, seen.wasted = line["evictions"], line["wasted"]
-        self.recorder.evicted(seen, line["at"])
 
     def _finished(self, seen: TracedRequest, line: dict[str, Any]) -> None:
         self._rolling.pop(seen.id, None)
         del self.here[seen.id]
         seen.generated, seen.cached = line["output"], line["cached"]
         seen.evictions, seen.wasted = line["evictions"], line["wasted"]
-        self.recorder.finished(seen, line["at"], End(line["how"]))
 
     def _steps(self, line: dict[str, Any]) -> None:
         steps = Steps(*(line[name] for name in Steps._fields))
