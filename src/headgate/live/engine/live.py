@@ -172,7 +172,9 @@ class Live:
         ledger.kv_shared = max(0, ledger.context + half_done - (ledger.kv_total - kv_free))
         if self.policy is None or self.fallen is not None:
             return None
-        if now >= self._watchdog.next_look and self._starves(now):
+        dog = self._watchdog
+        if now >= dog.next_look and (starving := dog.look(ledger, now, sum(self.counts.values()))):
+            self.fall(starving, STARVED)
             return None
         if self._rescue and (ledger.decoding or ledger.prefilling):
             self._rescue -= 1
@@ -232,12 +234,6 @@ class Live:
         self.ledger.recount(entry, tokens)
         if entry.rolls and entry.limit - tokens <= 1:
             self._last_tokens.add(entry)
-
-    def _starves(self, now: float) -> bool:
-        starving = self._watchdog.look(self.ledger, now, sum(self.counts.values()))
-        if starving:
-            self.fall(starving, STARVED)
-        return bool(starving)
 
     def _ask(self, policy: BatchPolicy) -> None:
         ledger = self.ledger

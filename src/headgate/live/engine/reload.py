@@ -90,8 +90,6 @@ class Renewals:
         return self._ready is not None or self._mark is not None
 
     def take(self) -> Renewed | None:
-        if self._ready is None:
-            return None
         ready, self._ready = self._ready, None
         return ready
 

@@ -332,26 +332,21 @@ class Lookup:
             or head.tokens != request.num_tokens
             or (head.miss is not None and self._pool.get_cached_block(head.miss, GROUP))
         ):
-            return self._look_anew(entry, request)
+            return self.look(entry, request, remember=True)
         loose = 0
         if head.blocks:
             if [*map(HASH, head.blocks)] != head.hashes:
-                return self._look_anew(entry, request)
+                return self.look(entry, request, remember=True)
             loose = [*map(HOLDERS, head.blocks)].count(0) * self._block
         return entry.expect(head.hit, loose, self.siblings.held(entry.id) * self._block)
 
-    def _look_anew(self, entry: Entry, request: Request) -> bool:
-        self._head = None
-        if _never_reads(request):
-            return False
-        hit, loose = self._look(request, remember=self._pool is not None)
-        return entry.expect(hit, loose, self.siblings.held(entry.id) * self._block)
-
-    def look(self, entry: Entry, request: Request) -> bool:
+    def look(self, entry: Entry, request: Request, remember: bool = False) -> bool:
         """What is there now, or will be after those that run; True: another number than before."""
+        if remember:
+            self._head = None
         if self._coordinator is None or request.num_computed_tokens or _never_reads(request):
             return False
-        hit, loose = self._look(request, remember=False)
+        hit, loose = self._look(request, remember and self._pool is not None)
         return entry.expect(hit, loose, self.siblings.held(entry.id) * self._block)
 
     def arrives(self, entry: Entry, request: Request) -> None:
