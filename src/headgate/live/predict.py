@@ -80,14 +80,7 @@ LenientBulk = msgspec.defstruct("LenientBulk", [("requests", RawRows)])  # rows 
 Observations = msgspec.defstruct("Observations", [("entries", ObservedRows)])
 
 
-class Prediction(msgspec.Struct):
-    ttft_ms: float
-    tpot_ms: float
-    predicted_at: str
-    last_model_load: str
-    model_type: str = MODEL_TYPE
-    objective_type: str = "mean"
-    quantile: float = 0.5
+Prediction = dict[str, float | str]
 
 
 class Predictor:
@@ -171,7 +164,7 @@ class Predictor:
         }
 
 
-NAMES = {"model_type": MODEL_TYPE, "objective_type": "mean", "quantile": 0.5}
+NAMES: Prediction = {"model_type": MODEL_TYPE, "objective_type": "mean", "quantile": 0.5}
 EXIST = {"ttft_model": True, "tpot_model": True}
 UNREADABLE = (msgspec.DecodeError, RecursionError, ValueError)
 
@@ -229,10 +222,10 @@ class PredictServer:
         return as_json({"message": f"Accepted {len(entries)} training samples."}, 202)
 
     def _answers(self, rows: Sequence[Row]) -> list[Prediction]:
-        now, started = _now(), self._predictor.started
+        about = {"predicted_at": _now(), "last_model_load": self._predictor.started, **NAMES}
         ttft, tpot = self._predictor.predict(rows)
         pairs = zip(ttft.tolist(), tpot.tolist(), strict=True)
-        return [Prediction(first, rest, now, started) for first, rest in pairs]
+        return [{"ttft_ms": first, "tpot_ms": rest, **about} for first, rest in pairs]
 
     @web.middleware
     async def _limit(self, request: web.Request, handler: Handler) -> web.StreamResponse:

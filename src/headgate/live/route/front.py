@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -342,8 +343,8 @@ class Admin:
         }.items():
             add_get(path, says(about))
         add_get("/health", says(lambda: None, lambda nothing: web.Response()))
-        for handler in (self.drain, self.undrain):
-            add_post(f"/admin/engines/{{id:[0-9]{{1,6}}}}/{handler.__name__}", handler)
+        for action in ("drain", "undrain"):
+            add_post(f"/admin/engines/{{id:[0-9]{{1,6}}}}/{action}", partial(self._set_draining, action))
         add_post("/admin/reload", self.reload)
         return application
 
@@ -360,22 +361,16 @@ class Admin:
         measure(self.app)
         return web.Response(body=self.app.metrics.text(), content_type="text/plain", charset="utf-8")
 
-    async def drain(self, request: web.Request) -> web.Response:
-        return self._set_draining(request, True)
-
-    async def undrain(self, request: web.Request) -> web.Response:
-        return self._set_draining(request, False)
-
     async def reload(self, request: web.Request) -> web.Response:
         try:
             return web.json_response({"changes": await self.app.reload()})
         except InputError as error:
             return web.json_response({"error": str(error)}, status=400)
 
-    def _set_draining(self, request: web.Request, draining: bool) -> web.Response:
+    async def _set_draining(self, action: str, request: web.Request) -> web.Response:
         if (upstream := self.app.upstreams.get(int(request.match_info["id"]))) is None:
             return web.json_response({"error": "there is no such engine"}, status=404)
-        self.app.drain_engine(upstream, draining)
+        self.app.drain_engine(upstream, action == "drain")
         return web.json_response(described(upstream, self.app))
 
 

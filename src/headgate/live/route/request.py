@@ -737,15 +737,10 @@ class BodyBytes(Shares):
 
 INVALID = "invalid_request_error"
 TYPES = {
-    400: INVALID, 401: "authentication_error", 404: "not_found_error", 405: INVALID, 408: "timeout_error",
-    411: INVALID, 413: INVALID, 415: INVALID, 429: "rate_limit_error", 431: INVALID, 502: "server_error",
-    503: "overloaded_error", 504: "timeout_error", 508: "server_error",
+    401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error",
+    503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
-
-ANTHROPIC_TYPES = {
-    401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 413: "request_too_large",
-    429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
-}  # fmt: skip
+ANTHROPIC_TYPES = TYPES | {413: "request_too_large"}
 
 
 class RefusedError(Exception):
