@@ -211,14 +211,12 @@ def fieller(tops: Floats, unders: Floats, critical: float) -> Change | None:
         return None
     (base, arm), errors = _ratios(tops, unders)
     change = float(arm / base) - 1
-    if not isfinite(critical):
-        return Change(float(base), float(arm), change, -1.0, inf)
     square = critical**2
-    first = base**2 - square * errors[0, 0]
-    middle = base * arm - square * errors[0, 1]
-    last = arm**2 - square * errors[1, 1]
+    first = base**2 - square * errors[0, 0] if isfinite(critical) else 0.0
     if first <= 0:
         return Change(float(base), float(arm), change, -1.0, inf)
+    middle = base * arm - square * errors[0, 1]
+    last = arm**2 - square * errors[1, 1]
     root = sqrt(max(middle**2 - first * last, 0.0))
     low, high = (middle - root) / first - 1, (middle + root) / first - 1
     return Change(float(base), float(arm), change, max(float(low), -1.0), float(high))
