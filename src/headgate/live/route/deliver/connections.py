@@ -220,7 +220,7 @@ class EngineConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self.has_more = False  # bytes have followed the answer that was read
         self._buffer = b""  # not parsed yet
-        self._read: Callable[[bytes], bytes] = self._head
+        self._read: Callable[[EngineAnswer, bytes], bytes] = self._head
         self._left = 0  # bytes that the body, or its chunk, still has; before the head: interim answers
         self._keeps = False  # both sides will use the connection again
 
@@ -253,7 +253,7 @@ class EngineConnection(asyncio.Protocol):
         try:
             while data and not answer.ended:
                 before = self._read
-                data = before(data)
+                data = before(answer, data)
                 if self._read is before:
                     break
             if answer.ended:
@@ -273,7 +273,7 @@ class EngineConnection(asyncio.Protocol):
             answer.told()
         self._end(exc if isinstance(exc, OSError) else ConnectionResetError("the connection is closed"))
         self.transport = self.answer = None  # no cycle may stay for the collector
-        self._read = bytes
+        self._read = lambda answer, data: data
 
     def _end(self, error: Exception) -> None:
         if self.answer is not None:
@@ -309,14 +309,12 @@ class EngineConnection(asyncio.Protocol):
 
     # -- parts of an answer; each returns what it has not used, and says which part is next
 
-    def _head(self, data: bytes) -> bytes:
+    def _head(self, answer: EngineAnswer, data: bytes) -> bytes:
         end = data.find(b"\r\n\r\n")
         if end < 0 or end > HEADS:
             if len(data) > HEADS:
                 raise LegError(Fault.GARBAGE, NOT_HTTP)
             return data
-        answer = self.answer
-        assert answer is not None
         status, newer, headers = _head_of(data[:end])
         data = data[end + 4 :]
         if status < 200 and status != 101:
@@ -324,11 +322,11 @@ class EngineConnection(asyncio.Protocol):
             if self._left > INTERIM:
                 raise LegError(Fault.GARBAGE, NOT_HTTP)
             return data
-        self._frame(status, headers, newer)
+        self._frame(answer, status, headers, newer)
         answer.status, answer.headers = status, headers
         return data
 
-    def _frame(self, status: int, headers: MultiMapping[str], newer: bool) -> None:
+    def _frame(self, answer: EngineAnswer, status: int, headers: MultiMapping[str], newer: bool) -> None:
         lengths, codings = headers.getall("Content-Length", []), headers.getall("Transfer-Encoding", [])
         self._keeps = newer and "close" not in ",".join(headers.getall("Connection", ())).lower()
         if codings:
@@ -341,29 +339,25 @@ class EngineConnection(asyncio.Protocol):
             self._read, self._left = self._length, int(lengths[0])
         else:
             self._read, self._keeps = self._until_end, False
-        assert self.answer is not None
         if status in (101, 204, 304):
-            self.answer.ended, self._keeps = True, False  # what is announced for it may yet come
+            answer.ended, self._keeps = True, False  # what is announced for it may yet come
         elif lengths and not self._left:
-            self.answer.ended = True
+            answer.ended = True
 
-    def _length(self, data: bytes) -> bytes:
-        assert self.answer is not None
+    def _length(self, answer: EngineAnswer, data: bytes) -> bytes:
         part, rest = data[: self._left], data[self._left :]
-        self.answer.parts.append(part)
+        answer.parts.append(part)
         self._left -= len(part)
-        self.answer.ended = not self._left
+        answer.ended = not self._left
         return rest
 
-    def _until_end(self, data: bytes) -> bytes:
-        assert self.answer is not None
-        self.answer.parts.append(data)
+    def _until_end(self, answer: EngineAnswer, data: bytes) -> bytes:
+        answer.parts.append(data)
         return b""
 
-    def _chunks(self, data: bytes) -> bytes:
+    def _chunks(self, answer: EngineAnswer, data: bytes) -> bytes:
         """`_left` is what a chunk has left, with the end of its line."""
-        assert self.answer is not None
-        at, end, parts = 0, len(data), self.answer.parts
+        at, end, parts = 0, len(data), answer.parts
         while at < end:
             left = self._left
             if not left:
@@ -391,14 +385,13 @@ class EngineConnection(asyncio.Protocol):
                 return data[at + more :]
         return b""
 
-    def _trailer(self, data: bytes) -> bytes:
-        assert self.answer is not None
+    def _trailer(self, answer: EngineAnswer, data: bytes) -> bytes:
         end = data.find(b"\r\n\r\n")
         if end < 0:
             if len(data) > HEADS:
                 raise LegError(Fault.GARBAGE, NOT_HTTP)
             return data
-        self.answer.ended = True
+        answer.ended = True
         return data[end + 4 :]
 
 
