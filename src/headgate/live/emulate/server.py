@@ -417,8 +417,6 @@ async def _expect(request: web.Request) -> web.StreamResponse | None:
 
 
 def errors_as(show: Callable[[api.ProblemError], web.Response], what: str) -> Any:
-    """Middleware."""
-
     @web.middleware
     async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:

@@ -484,7 +484,7 @@ class DraftCounts:
         self.drafted = self.accepted = 0
         self.steps = self.tokens = 0.0  # the older, the less they count
 
-    def saw(self, steps: int, tokens: int) -> None:
+    def count(self, steps: int, tokens: int) -> None:
         kept = 0.5 ** (steps / DELIVERIES)
         self.steps, self.tokens = kept * self.steps + steps, kept * self.tokens + tokens
 
@@ -493,16 +493,12 @@ class DraftCounts:
         return self.tokens / self.steps if self.steps else 1.0
 
 
-class Drafts:
+class Drafts(DraftCounts):
     """Steps of decodes without drafts count: policies that turn tokens into steps need the mean over all."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.by_class: dict[str, DraftCounts] = {}  # another thread may read it
-        self._all = DraftCounts()
-
-    @property
-    def tokens_per_step(self) -> float:
-        return self._all.tokens_per_step
 
     def saw(self, deliveries: Iterable[tuple[str, int, int]]) -> None:
         sums: dict[str, tuple[int, int]] = {}  # steps and tokens
@@ -517,9 +513,9 @@ class Drafts:
             steps, all_tokens = sums.get(kind, (0, 0))
             sums[kind] = steps + 1, all_tokens + tokens
         for kind, (steps, all_tokens) in sums.items():
-            self.by_class[kind].saw(steps, all_tokens)
+            self.by_class[kind].count(steps, all_tokens)
         both = sums.values()
-        self._all.saw(sum([steps for steps, _ in both]), sum([tokens for _, tokens in both]))
+        self.count(sum([steps for steps, _ in both]), sum([tokens for _, tokens in both]))
 
 
 def numbers(gauges: object) -> dict[str, float]:

@@ -18,8 +18,6 @@ CHEAPER, DEARER = 0.98, 1.02  # of the price together: below, prompts run apart;
 
 
 class StepKind(Enum):
-    """What a step holds."""
-
     APART = "apart"  # prompts alone; decodes keep their KV
     TOGETHER = "together"
     DECODES = "decodes"

@@ -406,9 +406,7 @@ class RouterView(LiveView):
         self.refusals: deque[Row] = deque(maxlen=MOST_REFUSALS)  # apart: an overload must not hide errors
         self.changes: deque[Row] = deque(maxlen=MOST_CHANGES)  # of engines' states
         self._why: Counter[tuple[str, str]] = Counter()  # refusals by class and reason
-        self._tenants: Counter[tuple[tuple[str, str], ...]] = (
-            Counter()
-        )  # by tenant: how requests ended, why, tokens
+        self._tenants: Counter[Labels] = Counter()  # by tenant: how requests ended, why, tokens
         self._names: set[str] = set()  # of tenants
         self._states: dict[int, str] = {}
 
