@@ -57,8 +57,6 @@ class SeenRequest:
 
 @dataclass(slots=True)
 class Record:
-    kind: str
-    at: float
     prompt: int
     output: int
     ttft: float | None
@@ -229,9 +227,7 @@ class Book:
         sums.kept += kept and slo[:2] != (None, None)
         sums.failed += not complete
         block.unfinished -= 1
-        block.records.append(
-            Record(seen.kind, seen.at, seen.prompt, output, ttft, tpot, at - seen.at, complete, kept)
-        )
+        block.records.append(Record(seen.prompt, output, ttft, tpot, at - seen.at, complete, kept))
 
     def _until(self, at: float) -> None:
         if self.first_at is None:
