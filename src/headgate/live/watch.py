@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from headgate.core.errors import InputError
 from headgate.live.predict import listening
 from headgate.live.route.view.counters import (
     ENDED,
@@ -121,6 +122,8 @@ class Watch:
         query = f'{{__name__=~"{"|".join(NAMES)}"{select}}}'
         url = f"{(self._options.prometheus or '').rstrip('/')}/api/v1/query"
         answer = json.loads(await self._get(url, {"query": query}))
+        if not isinstance(answer, dict) or answer.get("status") != "success":
+            raise InputError(f"{url} does not answer as Prometheus does; correct --prometheus")
         counts: dict[str, Counts] = {}  # by engine
         for sample in answer["data"]["result"]:
             labels, (_, value) = sample["metric"], sample["value"]

@@ -113,7 +113,9 @@ def prometheus(answer) -> web.Application:
     return app
 
 
-def test_a_watch_asks_prometheus_and_is_not_misled_by_what_it_cannot_read() -> None:
+def test_a_watch_asks_prometheus_and_is_not_misled_by_what_it_cannot_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     looks = iter(range(100))
 
     def answer():
@@ -140,6 +142,7 @@ def test_a_watch_asks_prometheus_and_is_not_misled_by_what_it_cannot_read() -> N
                 await watch.look()
                 await watch.look()
                 assert watch.missed == 2
+                assert "does not answer as Prometheus does; correct --prometheus" in caplog.text
                 assert watch.scaling.decisions()["any"].rate == rate
                 await watch.look()
                 assert watch.missed == 0
@@ -180,7 +183,7 @@ def test_a_watch_survives_what_metrics_say_and_then_says_nothing() -> None:
             for name in names
             for host in "abc"
         ]
-        return {"data": {"result": series}}
+        return {"status": "success", "data": {"result": series}}
 
     async def go() -> None:
         async with listening(prometheus(answer), "127.0.0.1", 0) as source:
