@@ -29,7 +29,7 @@ def derive(
     gpu: Annotated[
         str, typer.Option(help="a GPU, such as h100-sxm (headgate card list), or 312tf-2.04tb-80gb")
     ],
-    model: Annotated[Text, typer.Option(help="a model of the table; see headgate card list")] = None,
+    model: Annotated[Text, typer.Option(help="a model of headgate card list; with --config its name")] = None,
     config: Annotated[Text, typer.Option(help="or the config.json of any decoder")] = None,
     tp: Annotated[int, typer.Option(help="tensor parallel: 1, 2, 4 or 8 GPUs")] = 1,
     pp: Annotated[int, typer.Option(help="pipeline parallel; above 1 only with --approximate")] = 1,
@@ -62,22 +62,23 @@ def derive(
     from headgate.cost.card import load_card
     from headgate.cost.derive.derived_card import WantedCard, derive_card
 
-    if (model is None) == (config is None):
-        raise InputError("card derive needs one of --model NAME and --config config.json")
+    if not (model or config):
+        raise InputError("card derive needs --model NAME or --config config.json")
     place = None if out is None else card_file(out, overwrite)
-    what = model or str(config)
-    if config is not None and not config.endswith(".json"):
+    what, called = (config, model or "") if config else (str(model), "")
+    if config and not config.endswith(".json"):
         if Path(config).is_file():
             raise InputError(f"--config {config} is no .json file; give the config.json of a model")
         what = str(Path(config) / "config.json")
-    wanted = WantedCard(what, gpu, tp, pp, ep, dtype, kv_dtype, utilisation, graph, approximate)
+    how = tp, pp, ep, dtype, kv_dtype, utilisation, graph, approximate
+    wanted = WantedCard(what, gpu, *how, called=called)
     found = derive_card(wanted, [*map(load_card, correct or ())], name=place.stem if place else "")
     say = said_to(json)
     print(*_lines(found), sep="\n", file=say)
     if place is not None:
         write_text("--out", place, found.text())
         print(f"card: {place}", file=say)
-    elif not correct:
+    elif not (correct or called):
         print(f"by name: --card {found.name}", file=say)
     write_json(json, json_module.loads(found.text()))
 

@@ -412,6 +412,9 @@ def fluid(
 
 MODEL = "the model, for the lines to paste (default: the card's)"
 MOST_ENGINES = 32
+RENAME = (
+    "give a card of that model, or call the card's model so (headgate card derive --config FILE --model NAME)"
+)
 
 
 @partial(takes_settings, hidden=(*REFUSED, "turns", "think", "most_engines"))
@@ -443,6 +446,8 @@ def advise(
           --slo ttft=2s@p95 --policy keep --seeds 1 --requests 600  # a first look, in a minute
     """
     from headgate.advisor.advice import advise as find
+    from headgate.cost.card import load_card
+    from headgate.cost.likeness import other_model
     from headgate.experiment.run import assumed, tried_arrivals
     from headgate.report.plans.advise import advice_page, other_said
 
@@ -450,6 +455,8 @@ def advise(
     told = search.most_engines if "most_engines" in search.model_fields_set else MOST_ENGINES
     options = asks.options.model_copy(update={"most_engines": engines_at_most or told})
     asks = asks._replace(options=options)
+    if model and (why := other_model(load_card(words.card), model, RENAME)):
+        raise InputError(why)
     with _goes_on(asks):
         found = find(words, policies, asks)
     setup = assumed(words, tried_arrivals(search.as_recorded) + found.start.unshared, limits=False)

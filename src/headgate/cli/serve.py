@@ -266,7 +266,7 @@ def _check_model(model: str, settings: Settings, rest: list[str]) -> None:
 
     What a file of vLLM's own settings says is left to the engine.
     """
-    from headgate.cost.card import differ
+    from headgate.cost.likeness import other_model
     from headgate.live.engine.policy import load_named
 
     card = load_named(settings.card)
@@ -279,11 +279,9 @@ def _check_model(model: str, settings: Settings, rest: list[str]) -> None:
             f"card {card.name} is of tensor parallel {shared}, this engine would have {given}; give "
             f"{TENSOR[0]} {shared}, another card, or --any-card"
         )
-    if differ(model, card.model):
-        raise InputError(
-            f"card {card.name} is of another model ({card.model}), not of {model}; calibrate "
-            f"(headgate calibrate {model}), drop --card, or give --any-card"
-        )
+    remedy = f"calibrate (headgate calibrate {model}), drop --card, or give --any-card"
+    if why := other_model(card, model, remedy):
+        raise InputError(why)
 
 
 def _policy_said(settings: Settings, model: str, names: EngineNames) -> str:

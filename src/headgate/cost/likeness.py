@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from headgate.cost.card import DERIVED_CARD, Card
+from headgate.cost.card import DERIVED_CARD, Card, differ
 
 Value = TypeVar("Value", int, str)
 
@@ -36,6 +36,13 @@ class Likeness:
 def shape_of(config: Any) -> dict[str, int]:
     found = {ours: getattr(config, theirs, None) for ours, theirs in SHAPE.items()}
     return {name: value for name, value in found.items() if isinstance(value, int)}
+
+
+def other_model(card: Card, model: str, remedy: str) -> str:
+    """By their names; "" where one of them does not tell, and for the same model."""
+    if not differ(model, card.model):
+        return ""
+    return f"card {card.name} is of another model ({card.model}), not of {model}; {remedy}"
 
 
 def refusals(card: Card, engine: Likeness) -> list[str]:

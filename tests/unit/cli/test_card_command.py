@@ -38,6 +38,30 @@ def test_derive_without_a_file_names_the_card(headgate):
     assert "measured" in said.out and "published" in said.out and "assumed" in said.out
 
 
+CONFIG = {"num_hidden_layers": 2, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 9000}
+
+
+@pytest.mark.parametrize(
+    ("file", "more", "model"),
+    [
+        ("my-llama-70b.json", [], "my-llama-70b"),
+        ("llama-70b/config.json", [], "llama-70b"),
+        ("work/config.json", ["--model", "meta-llama/Llama-3.1-70B"], "meta-llama/Llama-3.1-70B"),
+    ],
+)
+def test_the_model_of_a_config_is_called_as_told_or_as_the_file(headgate, tmp_path, file, more, model):
+    """And `advise` prints no line that `serve` would refuse: it says at once which name differs."""
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(json.dumps(CONFIG))
+    said = headgate("card", "derive", "--config", file, "--gpu", "h100", *more, "--out", "my.json")
+    assert said.code == 0, said.err
+    assert load_card(tmp_path / "my.json").model == model
+    other = "Qwen/Qwen3-8B"
+    assert "is of another model" in headgate("serve", other, "--card", "my.json", "--dry-run").err
+    advice = headgate("advise", "--card", "my.json", "--model", other, "--rate", 1, "--slo", "ttft=1s@p95")
+    assert advice.code == 2 and f"card my is of another model ({model}), not of {other}; give" in advice.err
+
+
 def test_derive_as_json(headgate):
     said = headgate("card", "derive", "--model", "qwen3-8b", "--gpu", "a100-sxm", "--json", "-")
     document = json.loads(said.out)
@@ -61,8 +85,7 @@ def test_list_and_show(headgate):
 
 def test_refused(refused, tmp_path):
     derive = ["card", "derive", "--gpu", "h200"]
-    refused(derive, "one of --model NAME and --config")
-    refused([*derive, "--model", "qwen3-8b", "--config", "c.json"], "one of --model NAME and --config")
+    refused(derive, "needs --model NAME or --config")
     refused([*derive, "--config", "c.json"], "c.json", "No such file")
     refused([*derive, "--config", "nowhere"], "nowhere/config.json")
     refused([*derive, "--model", "qwen3-9b"], "unknown model")

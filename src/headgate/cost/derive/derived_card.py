@@ -422,6 +422,7 @@ class WantedCard:
     graph: int = GRAPH  # tokens of the engine's largest CUDA graph
     approximate: bool = False
     synchronous: bool = False  # the engine composes a step only when the one before it has ended
+    called: str = ""  # the model of a file
 
     @property
     def name(self) -> str:
@@ -455,7 +456,8 @@ def resolve(wanted: WantedCard) -> Resolved:
     _, gpu = gpu_named(wanted.gpu)
     if wanted.from_file:
         model, doubts, stored_fp8 = read_config(wanted.model)
-        name = Path(wanted.model).resolve().parent.name or wanted.model
+        file = Path(wanted.model).resolve()
+        name = wanted.called or (file.parent.name if file.name == "config.json" else file.stem) or wanted.model
     else:
         name, model = model_named(wanted.model)
         doubts, stored_fp8 = [], False
