@@ -16,7 +16,7 @@ from headgate.advisor.capacity.memory import AnswerFile, file_of
 from headgate.advisor.capacity.plan import ALL, STAYS, choose, refuse_impossible
 from headgate.advisor.capacity.search import Fewest, search_all
 from headgate.advisor.capacity.traffic import Level, SearchTraffic, measure, nearest
-from headgate.advisor.capacity.trials import Contender, longest_stay
+from headgate.advisor.capacity.trials import FEW, Contender, stays
 from headgate.advisor.flags import graphs_said, small_graphs
 from headgate.advisor.set_up import Asked, SearchPlan, SetUp, offered_rate, set_up, without_load
 from headgate.core.errors import InputError, RunError
@@ -46,7 +46,7 @@ class FleetOutcome(NamedTuple):
     shares: tuple[float, ...] = ()
     busy: float = 0.0  # share of the engines' time in steps
     slots: float = 0.0  # share of their slots with a decode
-    stay: float = 0.0  # seconds from the arrival to the end of a request, the longest
+    stay: float = 0.0  # seconds from the arrival to the end of a request, of all but a few
 
 
 Outcomes = dict[tuple[str, int], list[FleetOutcome]]  # of the seeds that count, by way and engines
@@ -65,7 +65,7 @@ class Size:
     slots: Estimate  # share of their slots with a decode
     load: float  # of what they could serve at most, λ*
     highest: dict[str, float]  # value of each level over seeds
-    stay: float = 0.0  # the longest of a request, in seconds
+    stay: float = 0.0  # in seconds, of all but a few requests
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class FleetCase(NamedTuple):
         except RunError as error:
             return FleetOutcome(inf, f"the run stopped: {error}")
         busy, slots = utilisation(run, trial.engines, self.slots)
-        stay = longest_stay(run)
+        stay, _ = stays(run)
         return FleetOutcome(kept.ratio, str(kept.worst), kept.values, kept.shares, busy, slots, stay)
 
 
@@ -298,9 +298,10 @@ def _too_short(found: Sequence[FleetFound], seconds: float, rate: float) -> Iter
         )
     stay = max((size.stay for name, size in answers.items() if name not in full), default=0.0)
     if seconds < STAYS * stay:
+        need = ceil(STAYS * stay * rate / 100) * 100
         yield (
-            f"runs of {seconds:.0f} s last less than {STAYS} times the longest stay ({stay:.0f} s) and "
-            f"flatter every fleet: take --requests {ceil(STAYS * stay * rate / 100) * 100}"
+            f"runs of {seconds:.0f} s last less than {STAYS} times as long as {100 * (1 - FEW):.0f} % of the "
+            f"requests stay ({stay:.0f} s) and flatter every fleet: take --requests {need}"
         )
 
 

@@ -45,6 +45,8 @@ def test_answer_first_then_plain_vllm_then_lines_to_paste(headgate, tmp_path):
         "Plain vLLM at its own best flags",
         "defaults: the same without a flag",
         "gives way first",
+        "The rest TTFT p99",
+        "; TBT worst",
     ):
         assert part in said
     page = (tmp_path / "advice.html").read_text()
@@ -233,7 +235,9 @@ def test_what_is_not_significantly_better_is_no_reason_for_a_plug_in():
     one, two = replace(better, engines=1, counted=True), replace(plain, engines=2, counted=True)
     assert advice(one, two).best is one  # but fewer engines count
     edge = replace(best, found=replace(best.found, limited_by=""))
-    assert " at most, λ*: the runs are too short to say what gives way first" in answer(advice(edge, plain))
+    said = answer(advice(edge, plain))
+    assert "holds at most 10.83 requests/s" in said
+    assert ", λ*: the runs are too short to say what gives way first" in said
     assert "bears it with as many" not in answer(advice(one, two))
 
 

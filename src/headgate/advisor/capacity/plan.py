@@ -17,6 +17,7 @@ import numpy as np
 from headgate.advisor.capacity.search import LEAST, ROUGH, Search
 from headgate.advisor.capacity.traffic import Level, SearchTraffic, nearest
 from headgate.advisor.capacity.trials import (
+    FEW,
     HOPELESS,
     Answers,
     Chosen,
@@ -60,6 +61,12 @@ class PolicyRate:
     runs: int
     at_edge: int = 0  # seeds whose search ended at λ*, the highest rate there is to try
     dropped: int = 0  # requests of the run, with one seed, after which it was given up; 0: it was not
+    tails: dict[str, tuple[float, float]] = field(default_factory=dict)  # p99 and worst, as `values`
+
+    @property
+    def stuck(self) -> bool:
+        """With every seed at λ*: nothing was measured."""
+        return 0 < len(self.by_seed) == self.at_edge
 
 
 class Declined(NamedTuple):
@@ -132,7 +139,7 @@ def _needs(name: str) -> bool:
 
 # -- the seeds of one policy put together
 
-STAYS = 10  # a run should last so many times as long as the longest request stays
+STAYS = 10  # a run should last so many times as long as all but a few requests stay
 WIDE, CARRIES = 0.2, 0.1  # half of an interval, as a share of the rate: too much, and what runs should reach
 
 
@@ -158,19 +165,24 @@ def apart(one: PolicyRate, other: PolicyRate) -> bool:
 
 
 def declined(
-    found: PolicyRate, requests: int, stay: float, load: float | None = None, lasting: bool = False
+    found: PolicyRate,
+    requests: int,
+    stay: float,
+    load: float | None = None,
+    lasting: bool = False,
+    longest: float = 0.0,
 ) -> Declined | None:
     """None where the rate may be told: its interval is narrow enough, or both of its ends say that the load
     needs equally many engines.
 
-    With every seed an engine served a run, as promised, while it arrived and the longest `stay` of a request:
-    it can do so again and again. So few seeds do not make the low end lower than that, and where every search
+    With every seed an engine served a run, as promised, while it arrived and the `longest` stay of a request
+    (or that of all but a few): it can do so again and again. So few seeds do not make the low end lower than that, and where every search
     ended at λ*, without an interval, it is the low end. With `lasting`, for runs that may be longer, only
     the interval counts, and at λ* only rates at which a run lasts long enough.
     """
     rate, worst = found.rate, min(found.by_seed, default=0.0)
-    served = requests / (requests / worst + stay) if worst and not lasting else 0.0
-    edge = 0 < len(found.by_seed) == found.at_edge and STAYS * stay > 0
+    served = requests / (requests / worst + max(stay, longest)) if worst and not lasting else 0.0
+    edge = found.stuck and stay > 0
     if edge:
         known = requests / (STAYS * stay) if lasting else served
         rate = Estimate(rate.value, min(rate.value, known), rate.value)
@@ -188,10 +200,7 @@ def declined(
 
 def at_the_edge(found: Sequence[PolicyRate]) -> list[str]:
     stuck = [f"{each.policy} ({each.at_edge} of {len(each.by_seed)})" for each in found if each.at_edge]
-    said = (
-        f"searches that ended at λ*, their upper edge: {'; '.join(stuck)}. These runs are too short to "
-        "overload the engine; take more --requests"
-    )
+    said = f"searches that ended at λ*, their upper edge: {'; '.join(stuck)}: such rates are at most these"
     return [said] if stuck else []
 
 
@@ -212,13 +221,14 @@ def put_together(
     """The rates of all seeds put together, and what gave way. One that was `dropped` has its bracket."""
     mine = {seed: search for (policy, seed), search in searches.items() if policy == text}
     rates = np.array([search.answer for search in mine.values()])
-    reasons, kept, idle = Counter[str](), [], []
+    reasons, kept, idle, tails = Counter[str](), [], [], []
     for seed, search in mine.items():
         if search.missed <= top:
             reasons[answers[text, seed, search.missed].worst] += 1
             idle += [values] if (values := answers[text, seed, search.missed].values) else []
         if search.sustained:
             kept.append(answers[text, seed, search.sustained].values)
+            tails.append(answers[text, seed, search.sustained].tails)
     if dropped:
         (only,) = mine.values()
         rate = Estimate(only.answer, only.sustained, only.missed)
@@ -226,6 +236,7 @@ def put_together(
         rate = _no_finer_than_searched(Spread.of_values(rates).estimate().cut(), list(mine.values()))
     names = [str(level) for level in levels if level.statistic]
     values = np.mean(kept, axis=0) if kept else np.max(idle, axis=0, initial=0.0)
+    beyond = np.max(tails, axis=0, initial=0.0).tolist() if tails else []
     return PolicyRate(
         policy=text,
         rate=rate,
@@ -236,6 +247,7 @@ def put_together(
         runs=sum(len(search.tried) for search in mine.values()),
         at_edge=sum(search.sustained >= search.top for search in mine.values()),
         dropped=dropped,
+        tails=dict(zip(names, zip(beyond, beyond[len(names) :], strict=False), strict=False)),
     )
 
 
@@ -297,16 +309,23 @@ LONGER_TRACE = "take a longer trace, or leave out --as-recorded"
 TIGHT = 0.02  # half of an interval, and what twice the length may change, as shares of the rate
 
 
+def _alike(before: Sequence[PolicyRate], found: Sequence[PolicyRate]) -> bool:
+    pairs = zip(before, found, strict=False)
+    return not any(abs(new.rate.value - old.rate.value) > TIGHT * new.rate.value for old, new in pairs)
+
+
 class Searched(NamedTuple):
     traffic: SearchTraffic
     found: tuple[PolicyRate, ...]
     left: int  # searches that were interrupted
-    stay: float  # the longest, in seconds, of a request at a sustained rate
+    stay: float  # in seconds at a sustained rate, of all but a few requests; and the longest
+    longest: float = 0.0
+    steady: bool = False  # runs of half as many requests or fewer gave the same rates
 
     def declined(
         self, found: PolicyRate, load: float | None = None, lasting: bool = False
     ) -> Declined | None:
-        said = declined(found, self.traffic.requests, self.stay, load, lasting)
+        said = declined(found, self.traffic.requests, self.stay, load, lasting, self.longest)
         remedy = LONGER_TRACE if self.traffic.recorded else LENGTHENS
         given = self.traffic.recorded or self.traffic.words.requests
         return said._replace(remedy=remedy) if said and given else said
@@ -335,42 +354,43 @@ class Lengthening:
         fixed = self.start.settings.requests is not None or traffic.recorded
         while True:
             found = self._at(traffic, before)
+            found = found._replace(steady=before is not None and _alike(before.found, found.found))
             enough = fixed or found.left or traffic.requests >= MOST
-            if enough or self._done(before, found):
+            if enough or self._done(found):
                 return found
-            wanted = max([2 * traffic.requests, *map(ceil, [] if self.plain else self._stays(found))])
+            wanted = max(2 * traffic.requests, 0 if self.plain else self._needs(found))
             traffic, before = replace(traffic, requests=min(MOST, wanted)), found
 
-    def _done(self, before: Searched | None, found: Searched) -> bool:
+    def _done(self, found: Searched) -> bool:
         if self.plain:
             best = max(found.found, key=lambda each: each.rate.value)
             plain = max(
                 (each for each in found.found if each.policy in self.plain), key=lambda each: each.rate.value
             )
             return found.declined(best if apart(plain, best) else plain, self.load, lasting=True) is None
-        if before is None or self._lacks(found):
-            return False
-        pairs = zip(before.found, found.found, strict=False)
-        return not any(abs(new.rate.value - old.rate.value) > TIGHT * new.rate.value for old, new in pairs)
+        long = found.traffic.requests >= self._needs(found)
+        return found.steady and not self._wide(found) and (long or not any(e.stuck for e in found.found))
 
     def not_enough(self, found: Searched) -> list[str]:
-        return [f"{lack}; take more --requests or --seeds" for lack in self._lacks(found)]
-
-    def _lacks(self, found: Searched) -> list[str]:
-        halves = {each.policy: half_width(each.rate) for each in found.found if not each.dropped}
-        wide = [f"{name} ±{100 * half:.1f} %" for name, half in halves.items() if half > TIGHT]
-        told = wide and not self.plain  # there the intervals stand beside the rates
-        lacks = [f"not within ±{100 * TIGHT:.0f} %: {', '.join(wide)}"] if told else []
-        need = max(self._stays(found), default=0.0)
+        wide, need, notes = self._wide(found), self._needs(found), list[str]()
+        if wide and not self.plain:  # there the intervals stand beside the rates
+            notes.append(f"not within ±{100 * TIGHT:.0f} %: {wide}; take more --requests or --seeds")
         if found.traffic.requests < need:
-            lacks.append(
-                f"runs of {found.traffic.requests:,} requests last less than {STAYS} times the longest stay "
-                f"({found.stay:.0f} s) and flatter every rate: {ceil(need / 100) * 100:,} requests would do"
-            )
-        return lacks
+            said = f"runs of {found.traffic.requests:,} requests last less than {STAYS} times as long as "
+            said += f"{100 * (1 - FEW):.0f} % of them stay ({found.stay:.0f} s)"
+            same = f", but half as many gave the same rates within {100 * TIGHT:.0f} %: they are enough"
+            more = f" and flatter every rate: {need:,} would do; take more --requests"
+            stuck = any(each.stuck for each in found.found)
+            notes.append(said + (same if found.steady and not stuck else more))
+        return notes
 
-    def _stays(self, found: Searched) -> list[float]:
-        return [STAYS * found.stay * each.rate.value for each in found.found if not each.dropped]
+    def _wide(self, found: Searched) -> str:
+        halves = {each.policy: half_width(each.rate) for each in found.found if not each.dropped}
+        return ", ".join(f"{name} ±{100 * half:.1f} %" for name, half in halves.items() if half > TIGHT)
+
+    def _needs(self, found: Searched) -> int:
+        most = max((each.rate.value for each in found.found if not each.dropped), default=0.0)
+        return ceil(STAYS * found.stay * most / 100) * 100
 
     def _at(self, traffic: SearchTraffic, before: Searched | None) -> Searched:
         _, options, progress, folder = self.start.asks
@@ -390,5 +410,5 @@ class Lengthening:
             length = traffic.requests if text in dropped else 0
             found[text] = put_together(text, tried, answers, self.top, traffic.levels, length)
         kept = [each for (text, *_), each in answers.items() if text not in dropped and each.ratio <= 1]
-        stay = max((each.stay for each in kept), default=0.0)
-        return Searched(traffic, tuple(found[text] for text in self.chosen if text in found), left, stay)
+        stays = (max((each[place] for each in kept), default=0.0) for place in (3, 4))
+        return Searched(traffic, tuple(found[text] for text in self.chosen if text in found), left, *stays)

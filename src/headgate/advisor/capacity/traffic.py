@@ -330,6 +330,7 @@ class LevelsKept(NamedTuple):
     worst: Level
     ratio: float  # of the worst: above 1 it is missed
     shares: tuple[float, ...]  # of requests (of gaps, for tbt) within each limit
+    tails: tuple[float, ...] = ()  # the p99 of each, then the worst of each
 
 
 def measure(run: Run | Measured, levels: Sequence[Level]) -> LevelsKept:
@@ -342,7 +343,7 @@ def measure(run: Run | Measured, levels: Sequence[Level]) -> LevelsKept:
     found = Measured.of(run)
     run = found.run
     keep = found.window.keep & ~unservable_rows(run)
-    values, shares = [], []
+    values, shares, tails = [], [], list[list[float]]()
     for level in checked:
         rows = keep & rows_of_kind(run, level.kind)
         if not rows.any():
@@ -356,10 +357,12 @@ def measure(run: Run | Measured, levels: Sequence[Level]) -> LevelsKept:
             times = times[~np.isnan(times)]
             weights = np.ones(len(times), np.int64)
         values.append(_statistic(level.statistic, times, weights))
+        tails.append([_statistic(name, times, weights) for name in ("p99", "max")])
         shares.append(float(np.average(times <= level.limit, weights=weights)) if len(times) else 1.0)
     ratios = [value / level.limit for value, level in zip(values, checked, strict=True)]
     worst = int(np.argmax(ratios))
-    return LevelsKept(tuple(values), checked[worst], ratios[worst], tuple(shares))
+    beyond = (tail for column in zip(*tails, strict=True) for tail in column)
+    return LevelsKept(tuple(values), checked[worst], ratios[worst], tuple(shares), tuple(beyond))
 
 
 def times_of(found: Measured, metric: str, levels: Sequence[Level]) -> Floats:

@@ -28,7 +28,7 @@ OTHER_DRAFTS = (
     "fewer, more or none serve better at your load, and prints vLLM's schedule of them by batch size."
 )
 SIMULATED = "All rates are simulated with such graphs, those of vLLM at its defaults too."
-TOO_SHORT = " at most, λ*: the runs are too short to say what gives way first"
+TOO_SHORT = ", λ*: the runs are too short to say what gives way first"
 HELD = "What one engine holds under the promise; the thin line is the interval over seeds."
 CLASSES = (
     'This is headgate.toml. A request names its class, "vllm_xargs": {"headgate_class": "NAME"}, or headgate '
@@ -95,7 +95,8 @@ def answer(advice: Advice) -> str:
     error = throughput_error(advice.start.card)
     is_default = is_enough(advice) and best.name == advice.default.name
     verdict = "" if is_default else f"run {name} with {flags}: "
-    verdict += f"one engine holds {doc.number(rate.value)} requests/s"
+    most = "at most " if best.found.at_edge or not best.found.limited_by else ""
+    verdict += f"one engine holds {most}{doc.number(rate.value)} requests/s"
     if rate.low is not None:
         verdict += f" (95 % interval {doc.number(rate.low)} to {doc.number(rate.high or 0.0)})"
     way = best.found.limited_by
@@ -152,8 +153,10 @@ def other_said(advice: Advice) -> str:
 
 def _facts(advice: Advice) -> doc.Facts:
     facts = capacity.asked(advice.levels, advice.start.traffic.classes)
+    best = advice.best
     if not advice.declined:
         plain, default = (_against(advice, other) for other in (advice.plain, advice.default))
+        facts |= capacity.rest(best.found)
         facts[f"Plain {advice.served_by.title}"] = f"at its own best flags {plain}; at its defaults {default}"
         others = (
             each for each in advice.final if not advice.is_plain(each) and each.text != advice.best.text

@@ -53,18 +53,18 @@ def _verdict(plan: CapacityPlan) -> str:
     if plan.interrupted and not best.rate.value:
         return "Interrupted before any rate was found that is sustained."
     share = f"{100 * best.share:.0f} % of λ*{bar_of(plan.error)}"
+    rate = f"{'at most ' if best.at_edge else ''}{doc.number(best.rate.value)} requests/s"
     if len(plan.found) == 1:
-        return f"{best.policy} sustains {doc.number(best.rate.value)} requests/s, {share}."
+        return f"{best.policy} sustains {rate}, {share}."
     others = [each for each in plan.found if each is not best]
     near = [each.policy for each in others if each.rate.value >= (1 - plan.error) * best.rate.value]
     if plan.error and near:
         return (
-            f"Cannot tell which policy sustains most: {best.policy} with {doc.number(best.rate.value)} "
-            f"requests/s, {share}, and {', '.join(near)} are within the error of a card that was not "
+            f"Cannot tell which policy sustains most: {best.policy} with {rate}, {share}, and {', '.join(near)} are within the error of a card that was not "
             "measured."
         )
     alike = [each.policy for each in others if not apart(each, best)]
-    said = f"{best.policy} sustains most: {doc.number(best.rate.value)} requests/s, {share}"
+    said = f"{best.policy} sustains most: {rate}, {share}"
     return f"{said}; no significant difference from {', '.join(alike)}." if alike else f"{said}."
 
 
@@ -112,7 +112,17 @@ def _facts(plan: CapacityPlan) -> doc.Facts:
     facts = asked(plan.traffic.levels, plan.traffic.classes)
     facts["Engine"] = f"{engine.running} slots, {engine.batch_tokens:,} tokens a step"
     facts["No policy"] = bound
-    return doc.Facts(facts)
+    return doc.Facts(facts | (rest(plan.best) if plan.best else {}))
+
+
+def rest(found: PolicyRate) -> dict[str, str]:
+    """What the percentiles leave out, with the seed in which it was worst."""
+    said = []
+    for name, times in found.tails.items():
+        statistic, _, metric = name.partition(" <= ")[0].partition(" ")
+        p99, most = (f"{1000 * time:.3g} ms" if time < 1 else f"{time:.3g} s" for time in times)
+        said.append(f"{metric}{'' if statistic == 'p99' else f' p99 {p99},'} worst {most}")
+    return {"The rest": f"{'; '.join(said)} (in the runs of {found.policy})"} if said else {}
 
 
 def _rates(found: Sequence[PolicyRate]) -> doc.Grid:
