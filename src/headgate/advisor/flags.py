@@ -16,7 +16,7 @@ from headgate.advisor.situation import SATURATED, Situation, card_situation
 from headgate.advisor.threshold import MISS, WHOLE, ThresholdPlan, plan_threshold
 from headgate.core.errors import InputError, RunError
 from headgate.cost.card import DERIVED_CARD, Card, hub_name
-from headgate.cost.derive.derived_card import AUTO, BF16, UTILISATION, WantedCard, parse
+from headgate.cost.derive.derived_card import AUTO, BF16, GRAPH, UTILISATION, WantedCard, parse
 from headgate.cost.model import Shape, StepCost
 from headgate.experiment.build import DEFAULT_BUDGET, DEFAULT_REQUESTS, DEFAULT_SLOTS, refuse_speculation
 from headgate.experiment.run import Prepared, carry_out
@@ -263,7 +263,7 @@ def loaded_with(card: Card, longest: int, engine: str = "vllm") -> list[str]:
         names.experts.format(derived.expert): derived.expert > 1,
         f"--quantization {quote(quantization)}": quantization != "None",
         f"--kv-cache-dtype {quote(kv)}": kv not in (AUTO, BF16),
-        f"--gpu-memory-utilization {share:g}": share != UTILISATION and engine == "vllm",
+        f"{MEMORY} {share:g}": share != UTILISATION and engine == "vllm",
         f"{names.length} {longest}": True,
     }
     return [word for word, holds in words.items() if holds]
@@ -513,6 +513,7 @@ def most_tokens(most: int, fits: Callable[[int], bool]) -> int:
 # -- CUDA graphs for a promised gap
 
 FLAG = "--max-cudagraph-capture-size"
+MEMORY, WITH_GRAPHS = "--gpu-memory-utilization", 0.90  # vLLM sets nothing aside for graphs
 LARGEST, GRAPH_MULTIPLE = 4096, 16  # the largest size measured; vLLM captures every 16 tokens
 WHY = (
     "steps with prompts then run from CUDA graphs; vLLM's own limit is 512 tokens. On an H200 a launch "
@@ -524,6 +525,12 @@ WHY = (
 def graph_flag(budget: int, largest: int | None = None) -> Flag:
     """For steps of up to `budget` tokens; `largest` is what was simulated."""
     return Flag(FLAG, min(-(-budget // GRAPH_MULTIPLE) * GRAPH_MULTIPLE, largest or LARGEST), WHY)
+
+
+def graph_flags(budget: int, largest: int | None = None) -> dict[str, str]:
+    """With the memory that graphs beyond vLLM's own need."""
+    size = graph_flag(budget, largest).value
+    return {FLAG: str(size), **({MEMORY: f"{WITH_GRAPHS:.2f}"} if size > GRAPH else {})}
 
 
 def with_graphs(settings: Experiment, levels: Sequence[Level]) -> Experiment:

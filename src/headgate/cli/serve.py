@@ -41,8 +41,6 @@ CONFIG, SHARED = "HEADGATE_CONFIG", "PROMETHEUS_MULTIPROC_DIR"
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 LIMITS = ("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len")
 TENSOR = ("--tensor-parallel-size", "-tp")
-MEMORY = "--gpu-memory-utilization"
-SHARE, WITH_GRAPHS = 0.92, 0.90  # vLLM's default, and beside larger graphs
 # Then it is not known where the server is, or it is not plain HTTP.
 ELSEWHERE = ("--config", "--uds", "--ssl-keyfile", "--ssl-certfile", "--headless")
 ON, OFF = "--async-scheduling", "--no-async-scheduling"
@@ -328,20 +326,22 @@ def _graphs(settings: Settings, rest: list[str]) -> tuple[list[str], str]:
     """
     if settings.tightest() == inf:
         return [], ""
-    from headgate.advisor.flags import FLAG, LARGEST, graph_flag
+    from headgate.advisor.flags import FLAG, LARGEST, MEMORY, graph_flags
+    from headgate.cost.derive.derived_card import UTILISATION
 
     own = {FLAG, "--compilation-config", "-cc", "-O", "--cudagraph-capture-sizes", "--enforce-eager"}
     own.add("--config")  # it may name any of these
     named = {word.partition("=")[0].partition(".")[0].replace("_", "-") for word in rest}
     if own & named or any(word.startswith("-O") for word in rest):
         return [], ""
-    size = str(graph_flag(_number(rest, "--max-num-batched-tokens") or LARGEST).value)
-    flags, memory = [FLAG, size], ""
-    if not any(word.startswith(("--gpu-memory", "--kv-cache-memory")) for word in named):
-        flags += [MEMORY, f"{WITH_GRAPHS:.2f}"]
-        memory = f" and {MEMORY} {WITH_GRAPHS:.2f} (vLLM: {SHARE:.2f})"
+    added = graph_flags(_number(rest, "--max-num-batched-tokens") or LARGEST)
+    if any(word.startswith(("--gpu-memory", "--kv-cache-memory")) for word in named):
+        added.pop(MEMORY, None)
+    words = [word for flag in added.items() for word in flag]
+    memory = f" (vLLM: {UTILISATION:.2f})" if MEMORY in added else ""
+    said = " and ".join(" ".join(flag) for flag in added.items()) + memory
     cost = "they take about half a minute more to start and 2 GiB"
-    return flags, f"a gap is promised: {FLAG} {size}{memory}; {cost}; --no-graphs leaves both out"
+    return words, f"a gap is promised: {said}; {cost}; --no-graphs leaves both out"
 
 
 def _warm_up(settings: Settings, rest: list[str]) -> tuple[Watch | None, str]:

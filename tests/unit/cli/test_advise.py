@@ -94,8 +94,10 @@ def test_lines_it_prints_are_taken(headgate):
     assert shlex.split(plain)[:3] == ["vllm", "serve", "Qwen/Qwen3-8B"]
     flags = shlex.split(plain)[3:]
     limits = ["--max-num-seqs", "--max-num-batched-tokens", "--max-cudagraph-capture-size"]
+    limits.append("--gpu-memory-utilization")  # which graphs larger than vLLM's own need
     assert flags[::2] == ["--max-model-len", *limits] and flags[1] == "17408"
-    assert flags[7] == flags[5]  # graphs reach as far as steps
+    assert flags[7] == flags[5] and flags[9] == "0.90"  # graphs reach as far as steps
+    assert "--gpu-memory-utilization 0.90" in ours
 
 
 DERIVED = {
@@ -300,7 +302,8 @@ def test_graphs_are_simulated_as_printed(headgate):
     said = "Keep runs prompts in steps of at most"
     assert said not in flat(headgate(*words).out)
     small = flat(headgate(*words, "--graph", 256).out)
-    assert "--max-cudagraph-capture-size 256" in small and f"{said} 256 tokens" in small
+    assert "--max-cudagraph-capture-size 256" in small and "--gpu-memory" not in small
+    assert f"{said} 256 tokens" in small
 
 
 def test_sglang_is_advised_by_its_flags_and_needs_no_plug_in(headgate):

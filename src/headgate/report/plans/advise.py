@@ -13,7 +13,7 @@ from headgate.advisor.capacity.plan import apart
 from headgate.advisor.capacity.traffic import promise, promised_gap
 from headgate.advisor.capacity.trials import Contender
 from headgate.advisor.fewest_engines import least_engines
-from headgate.advisor.flags import FLAG, WHY, graph_flag, graphs_said, loaded_with, model_of, sglang_words
+from headgate.advisor.flags import FLAG, WHY, graph_flags, graphs_said, loaded_with, model_of, sglang_words
 from headgate.core.request import Slo
 from headgate.cost.laws.work import WorkCost
 from headgate.cost.likeness import throughput_error
@@ -27,7 +27,7 @@ OTHER_DRAFTS = (
     "All rates are simulated with the drafts that --speculate names. headgate plan speculation says whether "
     "fewer, more or none serve better at your load, and prints vLLM's schedule of them by batch size."
 )
-SIMULATED = "All rates are simulated with such graphs, those of vLLM at its defaults too."
+SIMULATED = "All rates are simulated with such graphs, those of vLLM at its defaults too, and the card's KV memory."
 TOO_SHORT = ", λ*: the runs are too short to say what gives way first"
 HELD = "What one engine holds under the promise; the thin line is the interval over seeds."
 CLASSES = (
@@ -290,5 +290,6 @@ def _limits(advice: Advice, each: Advised) -> list[str]:
         drafts = {"method": cost.drafting.method, "num_speculative_tokens": speculation.drafts}
         flags.append(f"--speculative-config {quote(json.dumps(drafts))}")
     if promised_gap(advice.levels) is not None:
-        flags.append(f"{FLAG} {graph_flag(each.budget, advice.start.settings.graph).value}")
+        graphs, named = graph_flags(each.budget, advice.start.settings.graph), " ".join(flags)
+        flags += [f"{flag} {value}" for flag, value in graphs.items() if flag not in named]
     return flags
