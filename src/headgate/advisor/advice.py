@@ -40,6 +40,7 @@ from headgate.advisor.set_up import (
 )
 from headgate.advisor.situation import card_situation
 from headgate.core.errors import InputError
+from headgate.cost.likeness import throughput_error
 from headgate.experiment.run import DEFAULT_ROUTER, each_once
 from headgate.experiment.settings import Experiment
 from headgate.methods.bounds import Bound
@@ -107,13 +108,26 @@ class Advice:
 
     @property
     def best(self) -> Advised:
-        """The fewest engines, then the highest rate; the plain engine where none is significantly better."""
+        """The fewest engines, then the highest rate; the plain engine where none is significantly better, or
+        not by more than the card may be off, which bounds what it says of engines, too.
+        """
         counted = [each for each in self.final if each.counted] or self.final
         ranked = sorted(counted, key=lambda each: (each.engines or self.most + 1, -each.found.rate.value))
         first = ranked[0]
-        plain = next((each for each in ranked if self.is_plain(each)), first)
-        alike = plain.engines == first.engines and not capacity.apart(plain.found, first.found)
-        return plain if alike else first
+        plain, error = next((each for each in ranked if self.is_plain(each)), first), self.error
+        if plain.engines != first.engines and not (error and plain.engines):
+            return first
+        return first if capacity.better(first.found, plain.found, error) else plain
+
+    @property
+    def error(self) -> float:
+        return throughput_error(self.start.card)
+
+    @property
+    def untold(self) -> Advised | None:
+        """What holds more than plain vLLM, the answer, by less than the card may be off."""
+        first = max(self.final, key=lambda each: each.found.rate.value)
+        return first if self.error and self.is_plain(self.best) and not self.is_plain(first) else None
 
     @property
     def plain(self) -> Advised:

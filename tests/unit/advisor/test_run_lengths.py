@@ -15,6 +15,7 @@ from headgate.advisor.capacity.search import Search
 from headgate.advisor.capacity.traffic import parse_levels
 from headgate.advisor.capacity.trials import RateOutcome, stays
 from headgate.cli import app
+from headgate.cost.card import load_card
 from headgate.stats.figures import Spread
 
 WORDS = (
@@ -106,7 +107,8 @@ def test_runs_get_longer_until_the_policy_that_will_be_the_answer_is_known():
     """Plain vLLM is, unless another is significantly better: here the seeds say nothing of it."""
 
     traffic = SimpleNamespace(requests=300, recorded=False, words=SimpleNamespace(requests=None))
-    length = lengthening.Lengthening(None, {}, 20.0, plain=frozenset({"mixed"}), load=50.0)
+    start = SimpleNamespace(card=load_card("cal-h200-qwen3-8b"))
+    length = lengthening.Lengthening(start, {}, 20.0, plain=frozenset({"mixed"}), load=50.0)
     wide = Searched(traffic, (told("keep", 10.0, 10.1), told("mixed", 7.0, 12.0)), 0, 0.1)
     assert not length._done(wide) and wide.declined(wide.found[0], 50.0) is None
     narrow = wide._replace(found=(told("keep", 10.0, 10.1), told("mixed", 9.9, 10.0)))

@@ -201,6 +201,7 @@ def test_one_criterion_tells_rates_apart():
     )
 
 
+DERIVED_8 = "derived:qwen3-8b@h100"
 START = SimpleNamespace(
     card=load_card("cal-h200-qwen3-8b"), settings=experiment({}), engine=SimpleNamespace(width=1)
 )
@@ -236,6 +237,12 @@ def test_what_is_not_significantly_better_is_no_reason_for_a_plug_in():
     assert advice(best, plain).best is best
     one, two = replace(better, engines=1, counted=True), replace(plain, engines=2, counted=True)
     assert advice(one, two).best is one  # but fewer engines count
+    assert advice(one, replace(best, engines=1, counted=True)).untold is None
+    rough = replace(advice(best, plain), start=SimpleNamespace(**{**vars(START), "card": load_card(DERIVED_8)}))
+    assert rough.best is plain and rough.untold is best  # 9 % more, where the card may be off by 15 %
+    said = answer(rough)
+    assert said.startswith("Run plain vLLM, without a plug-in, with --max-num-seqs 64")
+    assert "keep may hold 10.83: the card cannot tell it from plain vLLM" in said
     edge = replace(best, found=replace(best.found, limited_by=""))
     said = answer(advice(edge, plain))
     assert "holds at most 10.83 requests/s" in said

@@ -30,6 +30,7 @@ from headgate.advisor.capacity.trials import (
 from headgate.advisor.flags import graphs_said, small_graphs
 from headgate.advisor.set_up import Asked, SearchPlan, SetUp, set_up
 from headgate.core.errors import InputError
+from headgate.cost.likeness import throughput_error
 from headgate.experiment.run import each_once
 from headgate.experiment.settings import Experiment
 from headgate.methods.bounds import Bound
@@ -162,6 +163,11 @@ def apart(one: PolicyRate, other: PolicyRate) -> bool:
     if gap.low is None or gap.high is None:
         return abs(gap.value) > ROUGH * max(one.rate.value, other.rate.value)
     return gap.low * gap.high > 0
+
+
+def better(one: PolicyRate, other: PolicyRate, error: float) -> bool:
+    """Significantly, and by more than the card may be off."""
+    return apart(one, other) and other.rate.value < (1 - error) * one.rate.value
 
 
 def declined(
@@ -367,7 +373,8 @@ class Lengthening:
             plain = max(
                 (each for each in found.found if each.policy in self.plain), key=lambda each: each.rate.value
             )
-            return found.declined(best if apart(plain, best) else plain, self.load, lasting=True) is None
+            answer = best if better(best, plain, throughput_error(self.start.card)) else plain
+            return found.declined(answer, self.load, lasting=True) is None
         long = found.traffic.requests >= self._needs(found)
         return found.steady and not self._wide(found) and (long or not any(e.stuck for e in found.found))
 

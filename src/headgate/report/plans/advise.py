@@ -16,7 +16,6 @@ from headgate.advisor.fewest_engines import least_engines
 from headgate.advisor.flags import FLAG, WHY, graph_flags, graphs_said, loaded_with, model_of, sglang_words
 from headgate.core.request import Slo
 from headgate.cost.laws.work import WorkCost
-from headgate.cost.likeness import throughput_error
 from headgate.experiment.run import DEFAULT_ROUTER
 from headgate.report import document as doc
 from headgate.report.plans import capacity
@@ -92,7 +91,7 @@ def answer(advice: Advice) -> str:
     if engine.title == "SGLang" and advice.is_plain(best):
         flags = " ".join(sglang_words(best.policy, best.settings, best.slots, best.budget))
     name = f"plain {engine.title}, without a plug-in," if advice.is_plain(best) else best.text
-    error = throughput_error(advice.start.card)
+    error = advice.error
     is_default = is_enough(advice) and best.name == advice.default.name
     verdict = "" if is_default else f"run {name} with {flags}: "
     most = "at most " if best.found.at_edge or not best.found.limited_by else ""
@@ -101,9 +100,11 @@ def answer(advice: Advice) -> str:
         verdict += f" (95 % interval {doc.number(rate.low)} to {doc.number(rate.high or 0.0)})"
     way = best.found.limited_by
     verdict += capacity.bar_of(error) + (f", then {way} gives way first" if way else TOO_SHORT)
-    if error and not advice.is_plain(best) and advice.plain.found.rate.value >= (1 - error) * rate.value:
-        plain = f"plain {engine.title} at its best flags"
-        verdict += f". Cannot tell it from {plain}: the card cannot separate them"
+    if other := advice.untold:
+        more = doc.number(other.found.rate.value)
+        if other.engines and other.engines != best.engines:
+            more += f" and need {doc.plural(other.engines, 'engine')}"
+        verdict += f". {other.text} may hold {more}: the card cannot tell it from plain {engine.title}"
     if advice.load is None:
         return doc.sentence(verdict)
     load, many = doc.number(advice.load), best.engines or advice.most
@@ -182,7 +183,7 @@ def _facts(advice: Advice) -> doc.Facts:
 
 
 def _against(advice: Advice, other: Advised) -> str:
-    best, error = advice.best, throughput_error(advice.start.card)
+    best, error = advice.best, advice.error
     mine, theirs = best.found.rate, other.found.rate
     if best.name == other.name:
         return "is this answer"
