@@ -167,11 +167,6 @@ def is_plain(own: str, policy: str, settings: Mapping[str, Any]) -> bool:
 
 def advise(settings: Experiment, named: Sequence[str], asks: Asked) -> Advice:
     """Policies that the user `named` are searched to the end, however few requests they serve."""
-    if settings.turns:
-        raise InputError(
-            "advise draws single requests, no conversations: drop --turns and --think, or ask headgate plan "
-            "capacity for the rate of one engine"
-        )
     levels, plain = asks.levels, ENGINES[settings.engine].policy
     policies = list(named or POLICIES[settings.engine])
     if plain not in policies:

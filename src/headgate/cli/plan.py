@@ -417,6 +417,21 @@ RENAME = (
 )
 
 
+def _for_turns(words: Experiment) -> str:
+    """The command that answers for conversations, with the flags that were given."""
+    from headgate.report.document import shell
+
+    given, kept = iter(sys.argv[2:]), list[str]()
+    for word in given:
+        if word == "--model":
+            next(given, None)
+        elif not word.startswith("--model="):
+            kept.append(word.replace("--engines-at-most", "--most-engines"))
+    fleet = ["--find", "engines"] if words.rate else []
+    routers = [] if words.router or not fleet else ["--router", "prefix-aware", "--router", "least-loaded"]
+    return shell(["headgate", "plan", "capacity", *fleet, *kept, *routers])
+
+
 @partial(takes_settings, hidden=(*REFUSED, "turns", "think", "most_engines"))
 def advise(
     words: Experiment,
@@ -451,6 +466,8 @@ def advise(
     from headgate.experiment.run import assumed, tried_arrivals
     from headgate.report.plans.advise import advice_page, other_said
 
+    if words.turns:
+        raise InputError(f"advise draws single requests, no conversations; ask {_for_turns(words)}")
     asks, policies = asked("advise", words, search, slo, policy, cache)
     told = search.most_engines if "most_engines" in search.model_fields_set else MOST_ENGINES
     options = asks.options.model_copy(update={"most_engines": engines_at_most or told})

@@ -336,8 +336,17 @@ def test_policies_that_fall_behind_are_named_or_kept(headgate):
     assert "v0" in table and "keep" in table
 
 
-def test_conversations_are_refused_at_once(refused):
-    refused(["advise", "--turns", 3, "--rate", 5, *PROMISE], "advise draws single requests, no conversations")
+def test_conversations_are_refused_at_once(headgate, refused):
+    """With the command that answers."""
+    asked = ["--turns", 3, "--rate", 5, "--prompt", 100, "--output", 10, *PROMISE, "--requests", 60]
+    asked += ["--seeds", 1, "--jobs", 1]
+    said = refused(["advise", *asked, "--model", "mine", "--engines-at-most", 4], "draws single requests")
+    line = said.partition("; ask ")[2]
+    assert line.startswith("headgate plan capacity --find engines --turns 3 --rate 5 ")
+    assert line.endswith(" --most-engines 4 --router prefix-aware --router least-loaded\n")
+    assert headgate(*shlex.split(line)[1:]).code == 0
+    alone = refused(["advise", "--turns", 3, *PROMISE], "; ask headgate plan capacity --turns 3 --slo")
+    assert "--find" not in alone
 
 
 def test_the_help_lists_no_flag_that_is_refused(headgate):
