@@ -40,10 +40,10 @@ from headgate.sim.engine.engine import (
 )
 from headgate.sim.engine.replica import VirtualEngine
 from headgate.workloads.arrivals import ArrivalProcess, arrival_process, spread, tick_of
-from headgate.workloads.lengths import FROM_FILE, LengthLaw, length_law
+from headgate.workloads.lengths import FROM_FILE, LengthLaw, Pairs, length_law
 from headgate.workloads.sessions import as_sessions, shared_prefix
 from headgate.workloads.streams import stream
-from headgate.workloads.synthetic import Share, WorkloadStage, generate
+from headgate.workloads.synthetic import PAIRS, Share, WorkloadStage, generate
 from headgate.workloads.traces import BUNDLED, BadRows, bundled, read_trace
 from headgate.workloads.workload import OPEN_LOOP, Kind, Whole, Workload
 
@@ -297,13 +297,17 @@ def _traced(words: Experiment, trace: str, seed: int) -> tuple[Workload, BadRows
     workload, bad = _read(words, trace)
     if words.slice:
         workload = workload.between(*slice_text(words.slice))
-    if words.requests:
-        if words.requests > len(workload):
-            raise InputError(
-                f"--requests {words.requests}, but the trace has {len(workload)}; ask for fewer or drop it"
-            )
-        workload = workload.head(words.requests)
     own_times = not (words.clients or words.rate or words.arrivals)
+    if words.requests and words.requests > len(workload):
+        if own_times:
+            raise InputError(
+                f"--requests {words.requests}, but the trace has {len(workload)}; ask for fewer, drop it, or "
+                "give --rate: then rows are drawn again and again"
+            )
+        refuse_many(words.requests)
+        workload = resampled(workload, words.requests, seed)
+    elif words.requests:
+        workload = workload.head(words.requests)
     if own_times and (tick := tick_of(workload.arrival)):
         workload = _ticked(words, workload, tick, seed)
     if words.scale_rate:
@@ -316,6 +320,23 @@ def _traced(words: Experiment, trace: str, seed: int) -> tuple[Workload, BadRows
     if process is None:
         return workload.all_at_once(), bad
     return workload.arriving(process.draw(len(workload), stream(seed, "arrivals"))), bad
+
+
+def resampled(
+    trace: Workload, requests: int, seed: int, arrivals: ArrivalProcess | None = None
+) -> Workload:
+    """Rows drawn with replacement; what the trace's rows share is not theirs."""
+    pairs = Pairs(trace.prompt, np.minimum(trace.output, trace.limit))
+    drawn = generate(requests, seed=seed, arrivals=arrivals, pairs=pairs, name=trace.name)
+    rows = pairs.rows(requests, stream(seed, PAIRS))  # the same again, for their classes
+    said = f"{requests:,} requests are drawn from {len(trace):,} rows with replacement; prompts share nothing"
+    return replace(
+        drawn,
+        **{name: getattr(trace, name)[rows] for name in ("kind", "priority", "tenant")},
+        kinds=trace.kinds,
+        tenants=trace.tenants,
+        origin={**trace.origin, "resampled": said},
+    )
 
 
 def _ticked(words: Experiment, workload: Workload, tick: float, seed: int) -> Workload:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import headgate
+from headgate.advisor.capacity.traffic import make_traffic
 from headgate.core.errors import InputError
 from headgate.experiment.build import make_workload
 from headgate.experiment.settings import experiment
@@ -24,6 +25,19 @@ def traced(workload: Workload, path, **options):
     run = headgate.simulate(ENGINE, "mixed", workload, observers=(trace,), **options)
     trace.close()
     return run
+
+
+def test_more_requests_than_rows_are_drawn_from_them_as_searches_draw():
+    own = {"trace": "azure-conv", "requests": 6000, "seed": 3}
+    words = experiment({**own, "rate": 8.4})
+    workload, _ = make_workload(words)
+    (said,) = (remark for remark in workload.remarks if "drawn" in remark)
+    assert said == "6,000 requests are drawn from 3,118 rows with replacement; prompts share nothing"
+    traffic = make_traffic(experiment(own), (), None, 1, False, ENGINE)
+    assert workload == traffic.at(8.4, 3)
+    assert len(make_workload(words.model_copy(update={"rate": None, "clients": 9}))[0]) == 6000
+    with pytest.raises(InputError, match="has 3118; ask for fewer, drop it, or give --rate"):
+        make_workload(experiment(own))
 
 
 def test_a_live_trace_replays_with_its_hits(tmp_path):

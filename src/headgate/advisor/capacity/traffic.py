@@ -22,10 +22,8 @@ from headgate.stats.figures import quantiles
 from headgate.stats.flow import unservable_rows
 from headgate.stats.measured import Measured, envelopes
 from headgate.workloads.arrivals import arrival_process
-from headgate.workloads.lengths import Pairs
 from headgate.workloads.sessions import found_again
 from headgate.workloads.streams import stream
-from headgate.workloads.synthetic import PAIRS, generate
 from headgate.workloads.workload import Kind, Workload
 
 SEARCHED, OTHER, PROMISE = "is what is searched for", "is another kind of load", "belongs into --slo"
@@ -83,7 +81,9 @@ class SearchTraffic:
         elif self.recorded:
             workload = self.trace.scale_rate(rate / own_rate(self.trace))
         else:
-            workload = self._resampled(self.trace, rate, seed)
+            name = self.words.arrivals or ("gamma" if self.words.burstiness else "poisson")
+            process = arrival_process(name, rate, self.words.burstiness)
+            workload = build.resampled(self.trace, self.number(rate), seed, process)
         if self.classes:
             shares = np.cumsum([share for _, share in self.classes])
             draws = stream(seed, "classes").random(len(workload)) * shares[-1]
@@ -123,15 +123,15 @@ class SearchTraffic:
 
     def shares_content(self, engine: Engine) -> bool:
         """Whether a router may find prompts in the caches of engines."""
-        known = self._rows.contents is not None and not self.sharing_lost(engine)
+        known = self.rows.contents is not None and not self.sharing_lost(engine)
         return engine.prefix_cache and known
 
     @property
-    def _rows(self) -> Workload:
+    def rows(self) -> Workload:
         return self.trace or self.at_rate.at(1.0, self.words.seed)
 
     def sharing_said(self, engine: Engine) -> str:
-        rows = self._rows
+        rows = self.rows
         if not engine.prefix_cache or not shares(rows):
             return ""
         if self.sharing_lost(engine):
@@ -146,20 +146,6 @@ class SearchTraffic:
         if self.recorded or not any(share.clients for share in self.words.classes):
             return self.requests
         return min(self.requests, max(FEWEST_BESIDE, ceil(LONGEST_BESIDE * rate)))
-
-    def _resampled(self, trace: Workload, rate: float, seed: int) -> Workload:
-        name = self.words.arrivals or ("gamma" if self.words.burstiness else "poisson")
-        process = arrival_process(name, rate, self.words.burstiness)
-        pairs = Pairs(trace.prompt, np.minimum(trace.output, trace.limit))
-        requests = self.number(rate)
-        workload = generate(requests, seed=seed, arrivals=process, pairs=pairs, name=trace.name)
-        if len(trace.kinds) == len(trace.tenants) == 1:
-            return workload
-        drawn = pairs.rows(requests, stream(seed, PAIRS))  # the same rows, for their classes
-        workload = replace(workload, tenant=trace.tenant[drawn], tenants=trace.tenants)
-        if self.classes:
-            return workload
-        return replace(workload, kind=trace.kind[drawn], kinds=trace.kinds, priority=trace.priority[drawn])
 
 
 def make_traffic(
