@@ -296,14 +296,17 @@ def _finalists(
 
 def _left_out(first: Sequence[capacity.PolicyRate], chosen: Chosen, kept: Chosen) -> list[str]:
     """Policies of which no flags were searched to the end."""
-    rates: dict[str, float] = {}
-    for each in first:
-        text = chosen[each.policy].text
-        rates[text] = max(rates.get(text, 0.0), each.rate.value)
+    best: dict[str, capacity.PolicyRate] = {}
+    for each in sorted(first, key=lambda each: each.rate.value):
+        best[chosen[each.policy].text] = each
     final = {contender.text for contender in kept.values()}
-    out = [f"{text} ({rate:.4g} requests/s)" for text, rate in rates.items() if text not in final]
-    least = f"{100 * HOPELESS:.0f} % of {max(rates.values()):.4g}"
-    said = f"left out after short runs, below {least}: {', '.join(out)}; --policy searches one to the end"
+    out = []
+    for text in best.keys() - final:
+        rate, why = best[text].rate, best[text].limited_by
+        known = f"{rate.value:.4g}" if rate.value or not best[text].dropped else f"< {rate.high:.4g}"
+        out.append(f"{text} ({known} requests/s: {why} gives way first)")
+    least = f"{100 * HOPELESS:.0f} % of {max(each.rate.value for each in first):.4g}"
+    said = f"left out after short runs, below {least}: {', '.join(sorted(out))}; --policy searches one to the end"
     return [said] if out else []
 
 

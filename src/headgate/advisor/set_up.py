@@ -98,8 +98,18 @@ class SetUp:
         trace = self.traffic.trace
         read = [*trace.remarks, *([BY_TENANT] if len(trace.tenants) > 1 else [])] if trace else []
         said = filter(None, (self.traffic.sharing_said(self.engine), alone, self.traffic.background_said))
+        prompts, most = self.traffic.rows.prompt, self.card.max_model_len
+        long = prompts[(prompts > most) & (prompts < self.engine.longest)]
+        beyond = (
+            [
+                f"{len(long):,} of {len(prompts):,} prompts are longer than the {most:,} tokens that card "
+                f"{self.card.name} was made for, up to {long.max():,}: their steps are extrapolated"
+            ]
+            if len(long)
+            else []
+        )
         drafts = speculation_notes(self.engine, self.card, self.settings)
-        return [*error_bar(self.card), *partly(self.settings, self.card, fleet), *drafts, *read, *said]
+        return [*error_bar(self.card), *partly(self.settings, self.card, fleet), *beyond, *drafts, *read, *said]
 
     def bounds(self) -> tuple[Bound, Bound]:
         """λ*, and the same with the engine's limits."""

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from headgate.advisor.advice import Advice, Advised
+from headgate.advisor.advice import Advice, Advised, _left_out
 from headgate.advisor.capacity.plan import CARRIES, WIDE, PolicyRate, apart, declined, half_width
-from headgate.advisor.capacity.trials import Case
+from headgate.advisor.capacity.trials import Case, Contender
 from headgate.advisor.fewest_engines import FleetFound, Size
 from headgate.cost.card import load_card
 from headgate.experiment.settings import experiment
@@ -334,6 +334,24 @@ def test_policies_that_fall_behind_are_named_or_kept(headgate):
     assert "Next policy" in said and "left out after short runs" not in said.lower()
     table = said.partition("Flags tried on long runs")[2]
     assert "v0" in table and "keep" in table
+
+
+def test_what_is_left_out_has_a_reason():
+    def short(name: str, rate: Estimate, dropped: int = 0) -> PolicyRate:
+        return replace(found_rates(name, 1.0), rate=rate, limited_by="p99 TBT <= 40 ms", dropped=dropped)
+
+    first = [short("keep", Estimate(9.0)), short("eb+", Estimate(0.0, 0.0, 7.6), 1000), short("v0", Estimate(0.0))]
+    chosen = {each.policy: Contender(each.policy, {}) for each in first}
+    (said,) = _left_out(first, chosen, {"keep": chosen["keep"]})
+    assert "eb+ (< 7.6 requests/s: p99 TBT <= 40 ms gives way first), v0 (0 requests/s: p99" in said
+
+
+def test_prompts_beyond_the_card_are_said(headgate, tmp_path):
+    rows = "".join(f"{at},{30_210 if at == 9 else 500},20\n" for at in range(30))
+    (tmp_path / "mine.csv").write_text("arrival,prompt,output\n" + rows)
+    words = ["--trace", "mine.csv", "--model-len", 40960, "--slo", "ttft=9s@p95", "--slots", 32, "--seeds", 1]
+    said = flat(headgate("advise", *words, "--policy", "mixed", "--requests", 30, "--cache", "none").out)
+    assert "1 of 30 prompts are longer than the 17,408 tokens that card cal-h200-qwen3-8b was made for" in said
 
 
 def test_conversations_are_refused_at_once(headgate, refused):
