@@ -201,7 +201,6 @@ def advise(settings: Experiment, named: Sequence[str], asks: Asked) -> Advice:
 
 
 def _left_beside(advice: Advice, settings: Experiment, asks: Asked) -> BesidePlan | None:
-    """What the answer, plain vLLM and `keep` leave to background work on the engines that the load needs."""
     best, plain = advice.best, advice.plain
     if not any(share.background for share in settings.classes) or not best.engines:
         return None
@@ -218,7 +217,6 @@ def _left_beside(advice: Advice, settings: Experiment, asks: Asked) -> BesidePla
 def try_flags(
     start: SetUp, names: Sequence[str], bound: Bound, load: float | None, named: Sequence[str] = ()
 ) -> tuple[list[capacity.PolicyRate], list[Advised], capacity.Searched, tuple[str, ...]]:
-    """All flags on short runs, the best on long ones; what these were, and what is to be said of them."""
     chosen = candidates(names, start, bound)
     default, contender = plain_default(start)
     chosen.setdefault(default, contender)
@@ -282,7 +280,6 @@ def _short(start: SetUp, chosen: Chosen, top: float, fixed: Collection[str]) -> 
 def _finalists(
     first: Sequence[capacity.PolicyRate], chosen: Chosen, default: str, own: str, fixed: Collection[str]
 ) -> list[str]:
-    """The best flags of every policy that is not hopeless; of vLLM's own more, and its defaults always."""
     most = max(each.rate.value for each in first)
     taken, kept = Counter[str](), list[str]()
     for each in sorted(first, key=lambda each: -each.rate.value):
@@ -295,7 +292,6 @@ def _finalists(
 
 
 def _left_out(first: Sequence[capacity.PolicyRate], chosen: Chosen, kept: Chosen) -> list[str]:
-    """Policies of which no flags were searched to the end."""
     best: dict[str, capacity.PolicyRate] = {}
     for each in sorted(first, key=lambda each: each.rate.value):
         best[chosen[each.policy].text] = each
@@ -305,9 +301,10 @@ def _left_out(first: Sequence[capacity.PolicyRate], chosen: Chosen, kept: Chosen
         rate, why = best[text].rate, best[text].limited_by
         known = f"{rate.value:.4g}" if rate.value or not best[text].dropped else f"< {rate.high:.4g}"
         out.append(f"{text} ({known} requests/s: {why} gives way first)")
-    least = f"{100 * HOPELESS:.0f} % of {max(each.rate.value for each in first):.4g}"
-    said = f"left out after short runs, below {least}: {', '.join(sorted(out))}; --policy searches one to the end"
-    return [said] if out else []
+    least = (
+        f"{100 * HOPELESS:.0f} % of {max(each.rate.value for each in first):.4g}: {', '.join(sorted(out))}"
+    )
+    return [f"left out after short runs, below {least}; --policy searches one to the end"] if out else []
 
 
 def _routers(settings: Experiment, shared: bool) -> list[str]:

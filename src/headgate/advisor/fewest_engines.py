@@ -16,7 +16,7 @@ from headgate.advisor.capacity.memory import AnswerFile, file_of
 from headgate.advisor.capacity.plan import ALL, STAYS, choose, refuse_impossible
 from headgate.advisor.capacity.search import Fewest, search_all
 from headgate.advisor.capacity.traffic import Level, SearchTraffic, measure, nearest
-from headgate.advisor.capacity.trials import FEW, Contender, stays
+from headgate.advisor.capacity.trials import FEW, Contender, usual_stay
 from headgate.advisor.flags import graphs_said, small_graphs
 from headgate.advisor.set_up import Asked, SearchPlan, SetUp, offered_rate, set_up, without_load
 from headgate.core.errors import InputError, RunError
@@ -121,7 +121,6 @@ def least_engines(rate: float, bound: Bound) -> int:
 
 
 def within_reach(rate: float, bound: Bound, most: int, flag: str = "--most-engines") -> int:
-    """The least number of engines, where so many may be."""
     least = least_engines(rate, bound)
     if least > most:
         raise InputError(
@@ -249,7 +248,7 @@ class FleetCase(NamedTuple):
         except RunError as error:
             return FleetOutcome(inf, f"the run stopped: {error}")
         busy, slots = utilisation(run, trial.engines, self.slots)
-        stay, _ = stays(run)
+        stay = usual_stay(run)
         return FleetOutcome(kept.ratio, str(kept.worst), kept.values, kept.shares, busy, slots, stay)
 
 
@@ -319,7 +318,6 @@ def _fleets(
 
 
 def _size(engines: int, runs: Sequence[FleetOutcome], names: Sequence[str], load: float) -> Size:
-    """Means over seeds; runs that stopped count as missed and give no numbers."""
     whole = [run for run in runs if run.shares]
     values = {name: [run.values[place] for run in whole] for place, name in enumerate(names)}
     return Size(

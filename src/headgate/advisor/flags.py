@@ -522,14 +522,9 @@ WHY = (
 )
 
 
-def graph_flag(budget: int, largest: int | None = None) -> Flag:
-    """For steps of up to `budget` tokens; `largest` is what was simulated."""
-    return Flag(FLAG, min(-(-budget // GRAPH_MULTIPLE) * GRAPH_MULTIPLE, largest or LARGEST), WHY)
-
-
 def graph_flags(budget: int, largest: int | None = None) -> dict[str, str]:
-    """With the memory that graphs beyond vLLM's own need."""
-    size = graph_flag(budget, largest).value
+    """For steps of up to `budget` tokens; `largest` is what was simulated. Larger ones need more memory."""
+    size = min(-(-budget // GRAPH_MULTIPLE) * GRAPH_MULTIPLE, largest or LARGEST)
     return {FLAG: str(size), **({MEMORY: f"{WITH_GRAPHS:.2f}"} if size > GRAPH else {})}
 
 

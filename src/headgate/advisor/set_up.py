@@ -77,7 +77,6 @@ class SetUp:
 
     @property
     def unshared(self) -> str:
-        """What is to be said beside the arrivals."""
         return ", which share no prefix" if self.traffic.sharing_lost(self.engine) else ""
 
     @property
@@ -93,23 +92,19 @@ class SetUp:
         return Case(self.engine, traffic or self.traffic, self.settings.watchdog, self.asynchronous)
 
     def notes(self, fleet: bool) -> list[str]:
-        """What the runs have less of than an engine and its traffic."""
         alone = "" if self.traffic.drawn else AS_RECORDED
         trace = self.traffic.trace
         read = [*trace.remarks, *([BY_TENANT] if len(trace.tenants) > 1 else [])] if trace else []
-        said = filter(None, (self.traffic.sharing_said(self.engine), alone, self.traffic.background_said))
+        sharing, beside = self.traffic.sharing_said(self.engine), self.traffic.background_said
         prompts, most = self.traffic.rows.prompt, self.card.max_model_len
         long = prompts[(prompts > most) & (prompts < self.engine.longest)]
-        beyond = (
-            [
-                f"{len(long):,} of {len(prompts):,} prompts are longer than the {most:,} tokens that card "
-                f"{self.card.name} was made for, up to {long.max():,}: their steps are extrapolated"
-            ]
-            if len(long)
-            else []
+        beyond = len(long) and (
+            f"{len(long):,} of {len(prompts):,} prompts are longer than the {most:,} tokens that card "
+            f"{self.card.name} was made for, up to {long.max():,}: their steps are extrapolated"
         )
         drafts = speculation_notes(self.engine, self.card, self.settings)
-        return [*error_bar(self.card), *partly(self.settings, self.card, fleet), *beyond, *drafts, *read, *said]
+        said = [*partly(self.settings, self.card, fleet), beyond, *drafts, *read, sharing, alone, beside]
+        return [*error_bar(self.card), *(str(each) for each in said if each)]
 
     def bounds(self) -> tuple[Bound, Bound]:
         """λ*, and the same with the engine's limits."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import inf
+from shlex import join
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -419,17 +421,10 @@ RENAME = (
 
 def _for_turns(words: Experiment) -> str:
     """The command that answers for conversations, with the flags that were given."""
-    from headgate.report.document import shell
-
-    given, kept = iter(sys.argv[2:]), list[str]()
-    for word in given:
-        if word == "--model":
-            next(given, None)
-        elif not word.startswith("--model="):
-            kept.append(word.replace("--engines-at-most", "--most-engines"))
+    given = [word.replace("--engines-at-most", "--most-engines") for word in sys.argv[2:]]
     fleet = ["--find", "engines"] if words.rate else []
     routers = [] if words.router or not fleet else ["--router", "prefix-aware", "--router", "least-loaded"]
-    return shell(["headgate", "plan", "capacity", *fleet, *kept, *routers])
+    return re.sub(r" --model[ =]\S+", "", join(["headgate", "plan", "capacity", *fleet, *given, *routers]))
 
 
 @partial(takes_settings, hidden=(*REFUSED, "turns", "think", "most_engines"))

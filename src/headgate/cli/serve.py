@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from difflib import get_close_matches
 from http.client import HTTPException
+from itertools import chain
 from math import inf
 from pathlib import Path
 from shlex import join, quote
@@ -337,11 +338,10 @@ def _graphs(settings: Settings, rest: list[str]) -> tuple[list[str], str]:
     added = graph_flags(_number(rest, "--max-num-batched-tokens") or LARGEST)
     if any(word.startswith(("--gpu-memory", "--kv-cache-memory")) for word in named):
         added.pop(MEMORY, None)
-    words = [word for flag in added.items() for word in flag]
     memory = f" (vLLM: {UTILISATION:.2f})" if MEMORY in added else ""
     said = " and ".join(" ".join(flag) for flag in added.items()) + memory
     cost = "they take about half a minute more to start and 2 GiB"
-    return words, f"a gap is promised: {said}; {cost}; --no-graphs leaves both out"
+    return [*chain(*added.items())], f"a gap is promised: {said}; {cost}; --no-graphs leaves both out"
 
 
 def _warm_up(settings: Settings, rest: list[str]) -> tuple[Watch | None, str]:

@@ -39,7 +39,6 @@ def shape_of(config: Any) -> dict[str, int]:
 
 
 def other_model(card: Card, model: str, remedy: str) -> str:
-    """By their names; "" where one of them does not tell, and for the same model."""
     if not differ(model, card.model):
         return ""
     return f"card {card.name} is of another model ({card.model}), not of {model}; {remedy}"

@@ -322,21 +322,15 @@ def _traced(words: Experiment, trace: str, seed: int) -> tuple[Workload, BadRows
     return workload.arriving(process.draw(len(workload), stream(seed, "arrivals"))), bad
 
 
-def resampled(
-    trace: Workload, requests: int, seed: int, arrivals: ArrivalProcess | None = None
-) -> Workload:
+def resampled(trace: Workload, requests: int, seed: int, arrivals: ArrivalProcess | None = None) -> Workload:
     """Rows drawn with replacement; what the trace's rows share is not theirs."""
     pairs = Pairs(trace.prompt, np.minimum(trace.output, trace.limit))
     drawn = generate(requests, seed=seed, arrivals=arrivals, pairs=pairs, name=trace.name)
     rows = pairs.rows(requests, stream(seed, PAIRS))  # the same again, for their classes
     said = f"{requests:,} requests are drawn from {len(trace):,} rows with replacement; prompts share nothing"
-    return replace(
-        drawn,
-        **{name: getattr(trace, name)[rows] for name in ("kind", "priority", "tenant")},
-        kinds=trace.kinds,
-        tenants=trace.tenants,
-        origin={**trace.origin, "resampled": said},
-    )
+    whose: dict[str, Any] = {name: getattr(trace, name)[rows] for name in ("kind", "priority", "tenant")}
+    whose |= {"kinds": trace.kinds, "tenants": trace.tenants}
+    return replace(drawn, **whose, origin={**trace.origin, "resampled": said})
 
 
 def _ticked(words: Experiment, workload: Workload, tick: float, seed: int) -> Workload:

@@ -278,8 +278,9 @@ class Workload:
 
     @property
     def remarks(self) -> list[str]:
-        """How a trace was read, where that may be wrong: times, coarse ticks, columns left out, rows drawn from it."""
-        return [str(self.origin[key]) for key in ("times", "ticks", "unread", "resampled") if key in self.origin]
+        """How a trace was read, where it may be wrong: times, coarse ticks, columns left out, rows drawn."""
+        told = ("times", "ticks", "unread", "resampled")
+        return [str(self.origin[key]) for key in told if key in self.origin]
 
     def head(self, requests: int) -> Workload:
         """The first requests, or all of them when there are fewer."""

@@ -13,7 +13,7 @@ from headgate.advisor.capacity import plan as lengthening
 from headgate.advisor.capacity.plan import PolicyRate, Searched, at_the_edge, put_together
 from headgate.advisor.capacity.search import Search
 from headgate.advisor.capacity.traffic import parse_levels
-from headgate.advisor.capacity.trials import RateOutcome, stays
+from headgate.advisor.capacity.trials import RateOutcome, usual_stay
 from headgate.cli import app
 from headgate.cost.card import load_card
 from headgate.stats.figures import Spread
@@ -62,7 +62,7 @@ def told(policy, *by_seed, edge=0):
 def test_one_request_that_stays_asks_for_no_longer_runs():
     """What one request stays grows with the run: it would ask for more each time."""
     rows = {"arrival": np.zeros(100), "finished": np.append(np.full(99, 2.0), 900.0)}
-    assert stays(SimpleNamespace(requests=rows)) == (2.0, 900.0)
+    assert usual_stay(SimpleNamespace(requests=rows)) == 2.0
 
 
 def test_runs_that_twice_the_length_did_not_change_are_enough():

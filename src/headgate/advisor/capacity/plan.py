@@ -66,7 +66,6 @@ class PolicyRate:
 
     @property
     def stuck(self) -> bool:
-        """With every seed at λ*: nothing was measured."""
         return 0 < len(self.by_seed) == self.at_edge
 
 
@@ -171,23 +170,18 @@ def better(one: PolicyRate, other: PolicyRate, error: float) -> bool:
 
 
 def declined(
-    found: PolicyRate,
-    requests: int,
-    stay: float,
-    load: float | None = None,
-    lasting: bool = False,
-    longest: float = 0.0,
+    found: PolicyRate, requests: int, stay: float, load: float | None = None, lasting: bool = False
 ) -> Declined | None:
     """None where the rate may be told: its interval is narrow enough, or both of its ends say that the load
     needs equally many engines.
 
-    With every seed an engine served a run, as promised, while it arrived and the `longest` stay of a request
-    (or that of all but a few): it can do so again and again. So few seeds do not make the low end lower than that, and where every search
-    ended at λ*, without an interval, it is the low end. With `lasting`, for runs that may be longer, only
-    the interval counts, and at λ* only rates at which a run lasts long enough.
+    With every seed an engine served a run, as promised, while it arrived and the `stay` of all but a few
+    requests: it can do so again and again. So few seeds do not make the low end lower than that, and where
+    every search ended at λ*, without an interval, it is the low end. With `lasting`, for runs that may be
+    longer, only the interval counts, and at λ* only rates at which a run lasts long enough.
     """
     rate, worst = found.rate, min(found.by_seed, default=0.0)
-    served = requests / (requests / worst + max(stay, longest)) if worst and not lasting else 0.0
+    served = requests / (requests / worst + stay) if worst and not lasting else 0.0
     edge = found.stuck and stay > 0
     if edge:
         known = requests / (STAYS * stay) if lasting else served
@@ -271,7 +265,6 @@ def _no_finer_than_searched(rate: Estimate, searches: Sequence[Search]) -> Estim
 
 
 def refuse_idle(found: Sequence[PolicyRate], levels: Sequence[Level]) -> None:
-    """Where no rate is sustained: the levels that an idle engine misses, and the nearest that it keeps."""
     checked = [level for level in levels if level.statistic]
 
     def ratio(each: PolicyRate) -> float:
@@ -315,23 +308,17 @@ LONGER_TRACE = "take a longer trace, or leave out --as-recorded"
 TIGHT = 0.02  # half of an interval, and what twice the length may change, as shares of the rate
 
 
-def _alike(before: Sequence[PolicyRate], found: Sequence[PolicyRate]) -> bool:
-    pairs = zip(before, found, strict=False)
-    return not any(abs(new.rate.value - old.rate.value) > TIGHT * new.rate.value for old, new in pairs)
-
-
 class Searched(NamedTuple):
     traffic: SearchTraffic
     found: tuple[PolicyRate, ...]
     left: int  # searches that were interrupted
-    stay: float  # in seconds at a sustained rate, of all but a few requests; and the longest
-    longest: float = 0.0
+    stay: float  # in seconds at a sustained rate, of all but a few requests
     steady: bool = False  # runs of half as many requests or fewer gave the same rates
 
     def declined(
         self, found: PolicyRate, load: float | None = None, lasting: bool = False
     ) -> Declined | None:
-        said = declined(found, self.traffic.requests, self.stay, load, lasting, self.longest)
+        said = declined(found, self.traffic.requests, self.stay, load, lasting)
         remedy = LONGER_TRACE if self.traffic.recorded else LENGTHENS
         given = self.traffic.recorded or self.traffic.words.requests
         return said._replace(remedy=remedy) if said and given else said
@@ -360,7 +347,9 @@ class Lengthening:
         fixed = self.start.settings.requests is not None or traffic.recorded
         while True:
             found = self._at(traffic, before)
-            found = found._replace(steady=before is not None and _alike(before.found, found.found))
+            rates = [[each.rate.value for each in one.found] for one in (before or found, found)]
+            same = all(abs(new - old) <= TIGHT * new for old, new in zip(*rates, strict=False))
+            found = found._replace(steady=before is not None and same)
             enough = fixed or found.left or traffic.requests >= MOST
             if enough or self._done(found):
                 return found
@@ -375,8 +364,8 @@ class Lengthening:
             )
             answer = best if better(best, plain, throughput_error(self.start.card)) else plain
             return found.declined(answer, self.load, lasting=True) is None
-        long = found.traffic.requests >= self._needs(found)
-        return found.steady and not self._wide(found) and (long or not any(e.stuck for e in found.found))
+        long = found.traffic.requests >= self._needs(found) or not any(each.stuck for each in found.found)
+        return found.steady and long and not self._wide(found)
 
     def not_enough(self, found: Searched) -> list[str]:
         wide, need, notes = self._wide(found), self._needs(found), list[str]()
@@ -385,10 +374,10 @@ class Lengthening:
         if found.traffic.requests < need:
             said = f"runs of {found.traffic.requests:,} requests last less than {STAYS} times as long as "
             said += f"{100 * (1 - FEW):.0f} % of them stay ({found.stay:.0f} s)"
+            enough = found.steady and not any(each.stuck for each in found.found)
             same = f", but half as many gave the same rates within {100 * TIGHT:.0f} %: they are enough"
             more = f" and flatter every rate: {need:,} would do; take more --requests"
-            stuck = any(each.stuck for each in found.found)
-            notes.append(said + (same if found.steady and not stuck else more))
+            notes.append(said + (same if enough else more))
         return notes
 
     def _wide(self, found: Searched) -> str:
@@ -417,5 +406,5 @@ class Lengthening:
             length = traffic.requests if text in dropped else 0
             found[text] = put_together(text, tried, answers, self.top, traffic.levels, length)
         kept = [each for (text, *_), each in answers.items() if text not in dropped and each.ratio <= 1]
-        stays = (max((each[place] for each in kept), default=0.0) for place in (3, 4))
-        return Searched(traffic, tuple(found[text] for text in self.chosen if text in found), left, *stays)
+        stay = max((each.stay for each in kept), default=0.0)
+        return Searched(traffic, tuple(found[text] for text in self.chosen if text in found), left, stay)

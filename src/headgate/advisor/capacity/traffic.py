@@ -118,11 +118,9 @@ class SearchTraffic:
         return Requests.of(prompts[fits], outputs - 1)
 
     def sharing_lost(self, engine: Engine) -> bool:
-        """Whether rows of the trace share content, and those drawn from it do not."""
         return engine.prefix_cache and not self.recorded and self.trace is not None and shares(self.trace)
 
     def shares_content(self, engine: Engine) -> bool:
-        """Whether a router may find prompts in the caches of engines."""
         known = self.rows.contents is not None and not self.sharing_lost(engine)
         return engine.prefix_cache and known
 
@@ -243,7 +241,6 @@ FORM = "write METRIC=TIME@STATISTIC:CLASS, such as ttft=500ms@p50 or tbt=100ms@p
 
 
 def parse_levels(texts: Sequence[str]) -> tuple[Level, ...]:
-    """Every level in the texts, each a list with commas; at least one must be checked."""
     levels: list[Level] = []
     for text in texts:
         for part in text.split(","):
@@ -296,7 +293,6 @@ DIGITS = 3  # of the value proposed, rounded up so that it is kept
 
 
 def nearest(levels: Sequence[Level], values: Mapping[str, float]) -> str:
-    """The levels that these values miss, and what may be asked for instead."""
     missed = [level for level in levels if values[str(level)] > level.limit]
     wish = ",".join(_wish(level, values[str(level)]) for level in missed)
     said = "; ".join(map(str, missed))

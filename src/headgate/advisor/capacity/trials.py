@@ -33,8 +33,7 @@ class RateOutcome(NamedTuple):
     ratio: float
     worst: str
     values: tuple[float, ...]
-    stay: float = 0.0  # seconds from the arrival to the end of a request: of all but `FEW`, and the longest
-    longest: float = 0.0
+    stay: float = 0.0  # seconds from the arrival to the end of a request, of all but `FEW`
     tails: tuple[float, ...] = ()  # of each level that is checked the p99, then the worst of each
 
 
@@ -50,7 +49,7 @@ class Case(NamedTuple):
         except RunError as error:
             return RateOutcome(inf, f"the run stopped: {error}", ())
         kept = measure(run, self.traffic.levels)
-        return RateOutcome(kept.ratio, str(kept.worst), kept.values, *stays(run), kept.tails)
+        return RateOutcome(kept.ratio, str(kept.worst), kept.values, usual_stay(run), kept.tails)
 
     def served(self, contender: Contender, rate: float, seed: int, engines: int = 1, router: str = "") -> Run:
         slots, budget = contender.limits or (self.engine.running, self.engine.batch_tokens)
@@ -69,11 +68,9 @@ class Case(NamedTuple):
 FEW = 0.05  # of the requests: a promise may leave out as many, and these stay as long as a run lasts
 
 
-def stays(run: Run) -> tuple[float, float]:
-    """The longest of all but a few requests, which does not grow with the run, and of all."""
-    each = run.requests["finished"] - run.requests["arrival"]
-    each = each[np.isfinite(each)]
-    return (float(np.quantile(each, 1 - FEW)), float(each.max())) if len(each) else (0.0, 0.0)
+def usual_stay(run: Run) -> float:
+    stays = run.requests["finished"] - run.requests["arrival"]
+    return float(np.nanquantile(stays, 1 - FEW)) if np.isfinite(stays).any() else 0.0
 
 
 class Contender(NamedTuple):
@@ -83,7 +80,6 @@ class Contender(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As --policy takes it."""
         values = ",".join(f"{key}={value}" for key, value in self.settings.items())
         return f"{self.policy}:{values}" if values else self.policy
 

@@ -457,7 +457,7 @@ def resolve(wanted: WantedCard) -> Resolved:
     if wanted.from_file:
         model, doubts, stored_fp8 = read_config(wanted.model)
         file = Path(wanted.model).resolve()
-        name = wanted.called or (file.parent.name if file.name == "config.json" else file.stem) or wanted.model
+        name = wanted.called or (file.parent.name if file.name == "config.json" else file.stem)
     else:
         name, model = model_named(wanted.model)
         doubts, stored_fp8 = [], False

@@ -26,7 +26,7 @@ OTHER_DRAFTS = (
     "All rates are simulated with the drafts that --speculate names. headgate plan speculation says whether "
     "fewer, more or none serve better at your load, and prints vLLM's schedule of them by batch size."
 )
-SIMULATED = "All rates are simulated with such graphs, those of vLLM at its defaults too, and the card's KV memory."
+SIMULATED = "All rates, those of vLLM at its defaults too, are simulated so, with the card's KV memory."
 TOO_SHORT = ", λ*: the runs are too short to say what gives way first"
 HELD = "What one engine holds under the promise; the thin line is the interval over seeds."
 CLASSES = (
@@ -121,7 +121,6 @@ def answer(advice: Advice) -> str:
 
 
 def is_enough(advice: Advice) -> bool:
-    """Whether the engine without a flag bears the load with as few engines as the answer."""
     best, default = advice.best, advice.default
     return bool(best.engines) and default.engines == best.engines
 
@@ -154,10 +153,9 @@ def other_said(advice: Advice) -> str:
 
 def _facts(advice: Advice) -> doc.Facts:
     facts = capacity.asked(advice.levels, advice.start.traffic.classes)
-    best = advice.best
     if not advice.declined:
         plain, default = (_against(advice, other) for other in (advice.plain, advice.default))
-        facts |= capacity.rest(best.found)
+        facts |= capacity.rest(advice.best.found)
         facts[f"Plain {advice.served_by.title}"] = f"at its own best flags {plain}; at its defaults {default}"
         others = (
             each for each in advice.final if not advice.is_plain(each) and each.text != advice.best.text
@@ -199,17 +197,12 @@ def _against(advice: Advice, other: Advised) -> str:
 
 
 def background_said(answer: str, plan: BesidePlan) -> str:
-    """What the answer leaves, and which of the others that were tried leaves more."""
     best, mine = plan.best, [each for each in plan.found if each.policy == answer]
     said = capacity.left_said(replace(plan, found=tuple(mine)))
     if not plan.bound or best is None or best in mine:
         return said
     tokens, kept = doc.number(best.tokens.value), doc.percent(best.kept)
     return f"{said} With {best.policy}: {tokens} tokens/s, {kept} of the promises are kept."
-
-
-def _engines(advice: Advice, each: Advised) -> str:
-    return _many(advice, each.engines) if each.counted else "-"
 
 
 def _many(advice: Advice, engines: int | None) -> str:
@@ -221,25 +214,17 @@ def _finals(advice: Advice) -> doc.Grid:
     named = {word: each for word, each in named.items() if word != "answer" or not advice.declined}
     for each in advice.final:
         rate, share = each.found.rate, doc.valued(f"{100 * each.found.share:.0f} %", 100 * each.found.share)
-        figures = (each.slots, each.budget, rate.value, doc.span(rate), _engines(advice, each))
+        engines = _many(advice, each.engines) if each.counted else "-"
+        figures = (each.slots, each.budget, rate.value, doc.span(rate), engines)
         words = ", ".join(word for word, other in named.items() if each is other)
         rows.append(doc.row(each.text, *figures, words, share))
-    heads = (
-        "policy",
-        "slots",
-        "tokens\na step",
-        "requests\nper s",
-        "95 % interval",
-        "engines",
-        "which is",
-        "of λ*",
-    )
+    heads: tuple[str, ...] = ("policy", "slots", "tokens\na step", "requests\nper s", "95 % interval")
+    heads += ("engines", "which is", "of λ*")
     counted = () if advice.load is None or advice.declined else (COUNTED,)
     return doc.Grid("", heads, tuple(rows), (PLAIN_ROWS, *counted), minor=heads[-1:])
 
 
 def serve_lines(advice: Advice, each: Advised, model: str) -> tuple[doc.Block, ...]:
-    """The line to paste; where classes were promised something, with the file that says what."""
     settings, traffic = advice.start.settings, advice.start.traffic
     policy = settings.engine if advice.is_plain(each) else each.policy
     mine = _times(promise([level for level in advice.levels if not level.kind], "", Slo()))

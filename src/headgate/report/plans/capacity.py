@@ -60,8 +60,8 @@ def _verdict(plan: CapacityPlan) -> str:
     near = [each.policy for each in others if each.rate.value >= (1 - plan.error) * best.rate.value]
     if plan.error and near:
         return (
-            f"Cannot tell which policy sustains most: {best.policy} with {rate}, {share}, and {', '.join(near)} are within the error of a card that was not "
-            "measured."
+            f"Cannot tell which policy sustains most: {best.policy} with {rate}, {share}, and "
+            f"{', '.join(near)} are within the error of a card that was not measured."
         )
     alike = [each.policy for each in others if not apart(each, best)]
     said = f"{best.policy} sustains most: {rate}, {share}"
@@ -120,7 +120,7 @@ def rest(found: PolicyRate) -> dict[str, str]:
     said = []
     for name, times in found.tails.items():
         statistic, _, metric = name.partition(" <= ")[0].partition(" ")
-        p99, most = (f"{1000 * time:.3g} ms" if time < 1 else f"{time:.3g} s" for time in times)
+        p99, most = map(doc.fine_time, times)
         said.append(f"{metric}{'' if statistic == 'p99' else f' p99 {p99},'} worst {most}")
     return {"The rest": f"{'; '.join(said)} (in the runs of {found.policy})"} if said else {}
 
@@ -246,7 +246,6 @@ def _fewest(plan: EnginesPlan) -> str:
 
 
 def engines_said(count: int, card: Card) -> str:
-    """With the GPUs that they are, where an engine has several."""
     each = int((card.provenance.settings or {}).get("tensor parallel", "1"))
     said = doc.plural(count, "engine")
     return f"{said} ({count * each:,} GPUs)" if each > 1 else said
