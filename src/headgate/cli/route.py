@@ -261,7 +261,7 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 LANES = {"served/s": 1, "refused/s": 2, "failed/s": 3, "tokens/s": 4, "waiting": 6, "TTFT p95": 7}
 LEFT = ("state", "breaker", "faults", "role", "URL", "kept", "why")  # columns of words
 LONG = ("faults", "why")  # that may take several lines
-WIDE = 100  # columns of a terminal from which on URLs are shown
+WITH_URLS = 100  # columns of a terminal from which on URLs are shown
 FEWEST, WIDEST, MOST_ROWS = 3, 60, 6  # points and bars of the timeline, tenants and errors
 
 
@@ -326,7 +326,7 @@ def _engine(row: Row) -> Row:
         "breaker": "" if breaker == "closed" else breaker,
         "faults": _counts(row.get("faults")),
         "role": _clean(row["role"]).replace("any", ""),
-        **({"URL": _clean(row["url"])} if Console().width >= WIDE else {}),
+        **({"URL": _clean(row["url"])} if Console().width >= WITH_URLS else {}),
     }
 
 

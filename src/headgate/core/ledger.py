@@ -99,7 +99,6 @@ class Entry(Identity):
 
     @property
     def taken(self) -> int:
-        """Steps of its `deliveries` that it has taken."""
         assert self.deliveries is not None
         rolled = 0 if self._joined == NOT_ROLLING else self._ledger.tick - self._joined
         return self.deliveries.at + rolled

@@ -22,8 +22,6 @@ DECODE: Final = Stage.DECODE
 
 
 class Roster:
-    """Live state of a fleet, as routers read it."""
-
     __slots__ = (
         "_idle", "_open", "free_slots", "handoff", "idle", "instead", "now", "open", "places", "prefilling",
         "queues", "replicas", "retired", "waiting",

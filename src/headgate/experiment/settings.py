@@ -82,8 +82,6 @@ class ClassSettings(LengthSettings):
 
 
 class StageSettings(SettingsModel):
-    """One stretch of a load that changes."""
-
     requests: Count
     rate: Rate | None = None
     clients: Count | None = None

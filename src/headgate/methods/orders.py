@@ -68,7 +68,6 @@ class KeyedOrder(PromptOrder):
                 yield fresh
 
     def _ids(self, view: View) -> Iterator[int]:
-        """Those that were never evicted."""
         raise NotImplementedError
 
 

@@ -97,8 +97,6 @@ class Seen(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Engines, and what they follow from; all finite."""
-
     engines: int
     rate: float = 0.0  # requests per second
     work: float = 0.0  # engines that would be busy without a break

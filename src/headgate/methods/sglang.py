@@ -29,8 +29,6 @@ class Flight(NamedTuple):
 
 
 class NextState(NamedTuple):
-    """What holds once a plan is in force."""
-
     full: bool = False
     rest: int = 0
     flight: Flight = Flight()
@@ -153,7 +151,6 @@ class SGLang(BatchPolicy):
         return int(self._flight.decodes and not self._flight.prefill)
 
     def _seen(self, request: Request) -> int:
-        """Output tokens without the one on its way."""
         return request.generated - (self._flight.decodes or request.id in self._flight.done)
 
     # -- what it is told

@@ -48,5 +48,4 @@ class Rows:
         self._rows += REQUEST(*columns)
 
     def count(self, number: int) -> None:
-        """One more field of the last row."""
         self._rows += COUNT(number)

@@ -125,7 +125,6 @@ class Run:
         return min(starts, default=0.0), max(ends, default=0.0)
 
     def rows_of(self, ids: NDArray[Any]) -> Integers:
-        """The row of each request id in `requests`."""
         known = self.requests["id"]
         rows = np.minimum(np.searchsorted(known, ids), len(known) - 1).astype(np.int64)
         if len(ids) and (not len(known) or np.any(known[rows] != ids)):

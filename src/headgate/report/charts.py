@@ -299,7 +299,6 @@ class Scale:
     whole: bool = False  # only whole numbers get a tick
 
     def __call__(self, values: Any) -> Floats:
-        """Positions; what lies outside is put on the edge."""
         inside = np.clip(np.asarray(values, np.float64), self.low, self.high)
         low, high = (float(self._straight(np.float64(end))) for end in (self.low, self.high))
         share = (self._straight(inside) - low) / ((high - low) or 1.0)

@@ -273,7 +273,6 @@ def _difference(spread: Spread, base: Spread, higher: bool, untested: str, error
 def _notes(
     measured: Mapping[str, Sequence[Measured]], rows: Sequence[MetricRow], errors: CardErrors
 ) -> Iterator[str]:
-    """What could mislead."""
     unsettled: dict[str, list[str]] = {}
     for name, own in measured.items():
         trend = next((one.trend for one in own if not one.trend.stationary), None)

@@ -153,7 +153,6 @@ class Promises:
 
 
 def _promised(run: Run, name: str) -> Floats:
-    """What each request was promised; infinite where nothing was."""
     limits = np.array([np.inf if kind.get(name) is None else kind[name] for kind in run.kinds])
     return limits[run.requests["kind"].astype(np.int64)]
 

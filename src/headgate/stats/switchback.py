@@ -123,7 +123,6 @@ ALLOWED = {
 
 
 def student(rounds: int, alpha: float) -> float:
-    """Multiplier of the standard error at a planned end."""
     from scipy.special import stdtrit  # type: ignore[import-untyped]  # slow to import
 
     return float(stdtrit(rounds - 1, 1 - alpha / 2))

@@ -117,8 +117,6 @@ class LogNormal(_WithMean):
 
 @dataclass(frozen=True, eq=False)
 class Empirical:
-    """Lengths seen before, each equally likely, drawn with replacement."""
-
     values: npt.ArrayLike
 
     def __post_init__(self) -> None:

@@ -175,7 +175,6 @@ class TriedValue(Generic[Key, Task, Answer]):
 
     @property
     def ratio(self) -> float:
-        """Of the run that missed, else of the worst."""
         ratios = [answer.ratio for answer in self.answers.values()]
         return next((ratio for ratio in ratios if not ratio <= 1), max(ratios, default=0.0))
 

@@ -30,7 +30,6 @@ from headgate.live.route.config import (
 from headgate.live.route.observe import clean
 from headgate.live.route.view.counters import (
     EVICTED,
-    INPUT,
     KV,
     OUTPUT,
     RUNNING,
@@ -183,7 +182,7 @@ ALARMS = (
     "vllm:nixl_num_failed_transfers_total",
     EVICTED,
 )
-LOAD = {"running": RUNNING, "waiting": WAITING, "kv_usage": KV, "prompt_tokens": INPUT, "generated": OUTPUT}
+LOAD = {"running": RUNNING, "waiting": WAITING, "kv_usage": KV, "generated": OUTPUT}
 READ = of_both((*LOAD.values(), *ALARMS))
 SGLANG_MARK = b"\nsglang:num_running_reqs"
 PLUG_IN = b"headgate_info", b"headgate_queue"  # an engine that shows one of these reads class and tenant
@@ -309,7 +308,6 @@ class EngineLoad:
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
-    prompt_tokens: float = 0.0
     generated: float = 0.0
     alarms: dict[str, float] = field(default_factory=dict)
     at: float = 0.0
@@ -390,18 +388,16 @@ class Upstream:
         self.samples = 0
 
     def status(self, now: float) -> str:
-        for holds, word in (
-            (self.retired, "retired"),
-            (self.draining, "draining"),
-            (not self.probed, "unknown"),
-            (not self.healthy, "down"),
-            (self.breaker.state is not BreakerState.CLOSED, self.breaker.state.value),
-            (self.ejected_until > now, "ejected"),
-            (self.busy, "busy"),
-        ):
-            if holds:
-                return word
-        return "up"
+        states = {
+            "retired": self.retired,
+            "draining": self.draining,
+            "unknown": not self.probed,
+            "down": not self.healthy,
+            self.breaker.state.value: self.breaker.state is not BreakerState.CLOSED,
+            "ejected": self.ejected_until > now,
+            "busy": self.busy,
+        }
+        return next((state for state, holds in states.items() if holds), "up")
 
 
 def refuse_handover(upstreams: Iterable[Upstream], hands_over: bool) -> None:

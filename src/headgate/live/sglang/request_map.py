@@ -144,7 +144,6 @@ class RequestMap:
         return entry.expect(match.device_prefix_len, loose, 0)
 
     def ran(self, batch: Any, planned: bool) -> None:
-        """Read from the batch what the step holds."""
         live, ledger = self._live, self._live.ledger
         if batch is None:
             if planned:

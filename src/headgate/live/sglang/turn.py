@@ -12,8 +12,6 @@ from headgate.core.plan import NONE, Decodes, Plan
 
 
 class Turn(NamedTuple):
-    """What SGLang is to do in one step."""
-
     visible: list[Any]  # waiting requests that may enter, in this order
     mixed: bool  # decodes run beside prompts
     tokens: int  # of prompts; 0: none runs

@@ -168,7 +168,6 @@ class Admission:
         """Engines came, went, or have another role or room."""
 
     def wake(self, fleet: Fleet) -> float:
-        """When to ask again although nothing happens."""
         return inf
 
     def scale(self, share: float) -> None:

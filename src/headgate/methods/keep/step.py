@@ -59,8 +59,6 @@ class DecodeLoad(NamedTuple):
 
 
 class Now(NamedTuple):
-    """What the choice depends on besides prices and prompts."""
-
     load: DecodeLoad
     gap: float  # seconds the tightest promise leaves between two tokens, after the margin
     promised: float  # the same before the margin

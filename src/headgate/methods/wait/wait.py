@@ -109,7 +109,6 @@ class Wait(BatchPolicy):
         self._cohort.pop(request.id, None)
 
     def evicted(self, request: Request, now: float) -> None:
-        """It waits again, before all others."""
         track = self._on[request.id]
         track.resident.pop(request.id, None)
         self._cohort.pop(request.id, None)

@@ -162,7 +162,6 @@ class SpeculateSettings(NamedTuple):
 
 
 def speculate_settings(text: str) -> SpeculateSettings:
-    """DRAFTS[:NAME=VALUE,...]"""
     drafts, *rest = text.split(":", 1)
     if not drafts.strip().isdecimal() or not 0 <= int(drafts) <= MOST_DRAFTS:
         raise InputError(

@@ -100,7 +100,6 @@ class VirtualEngine:
         return StepClock(cost)
 
     def _told(self, observers: Sequence[Observer]) -> tuple[Observer, ...]:
-        """Who hears of events at once."""
         return tuple(observers)
 
     def take_over(self, policy: BatchPolicy) -> None:

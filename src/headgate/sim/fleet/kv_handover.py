@@ -65,7 +65,6 @@ class KvHandover:
         receiver.news = True  # the fleet itself reaches it
 
     def copy(self, handover: Handover, now: float) -> bool:
-        """Begin to copy; False: it takes no time."""
         seconds = self.transfer.seconds(handover.tokens)
         if seconds <= 0:
             self._free_sender(handover)

@@ -14,8 +14,6 @@ SILENT = -1.0  # before any time
 
 
 class LateView:
-    """A view but for what is not known yet."""
-
     def __init__(self, view: View, waiting: Mapping[int, Request], limits: Limits) -> None:
         self._view, self.waiting, self.limits = view, waiting, limits
 
