@@ -421,7 +421,8 @@ RENAME = (
 
 def _for_turns(words: Experiment) -> str:
     """The command that answers for conversations, with the flags that were given."""
-    given = [word.replace("--engines-at-most", "--most-engines") for word in sys.argv[2:]]
+    typed = sys.argv[sys.argv.index("advise") + 1 :] if "advise" in sys.argv else []
+    given = [word.replace("--engines-at-most", "--most-engines") for word in typed]
     fleet = ["--find", "engines"] if words.rate else []
     routers = [] if words.router or not fleet else ["--router", "prefix-aware", "--router", "least-loaded"]
     return re.sub(r" --model[ =]\S+", "", join(["headgate", "plan", "capacity", *fleet, *given, *routers]))
