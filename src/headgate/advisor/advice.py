@@ -292,18 +292,15 @@ def _finalists(
 
 
 def _left_out(first: Sequence[capacity.PolicyRate], chosen: Chosen, kept: Chosen) -> list[str]:
-    best: dict[str, capacity.PolicyRate] = {}
-    for each in sorted(first, key=lambda each: each.rate.value):
-        best[chosen[each.policy].text] = each
+    rising = sorted(first, key=lambda each: each.rate.value)
+    best = {chosen[each.policy].text: each for each in rising}
     final = {contender.text for contender in kept.values()}
     out = []
     for text in best.keys() - final:
         rate, why = best[text].rate, best[text].limited_by
         known = f"{rate.value:.4g}" if rate.value or not best[text].dropped else f"< {rate.high:.4g}"
         out.append(f"{text} ({known} requests/s: {why} gives way first)")
-    least = (
-        f"{100 * HOPELESS:.0f} % of {max(each.rate.value for each in first):.4g}: {', '.join(sorted(out))}"
-    )
+    least = f"{100 * HOPELESS:.0f} % of {rising[-1].rate.value:.4g}: {', '.join(sorted(out))}"
     return [f"left out after short runs, below {least}; --policy searches one to the end"] if out else []
 
 

@@ -231,9 +231,7 @@ LINES = 30.0  # seconds between two lines, where there is no terminal
 
 @contextmanager
 def bar(label: str, total: int | None, begun: set[str] | None = None) -> Iterator[Callable[[int], None]]:
-    """A function to call with how much of `total` (None: not known) is done. It shows by itself; the first of
-    a search, whose set is empty, at once.
-    """
+    """A function to call with how much of `total` (None: unknown) is done. A search's first shows at once."""
     if not sys.stderr.isatty():
         if begun == set():
             print(f"{label}: begun; the next line in {LINES:g} s", file=sys.stderr, flush=True)

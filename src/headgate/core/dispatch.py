@@ -136,7 +136,6 @@ class Dispatch:
     # -- what the router wants
 
     def woken(self, now: float) -> bool:
-        """Has the time come that was handed to `wake`?"""
         if now < self.wakes_at:
             return False
         self.wakes_at = inf

@@ -71,7 +71,8 @@ class Tables:
         if self.last_before:
             self.last_before.pop(id, None)
         code = 0 if how is STOPPED else HOW[how]  # an Enum takes long to hash
-        self._write(self._left, id, self.here.pop(id), now, code)
+        self._write(self._left, id, self.here[id], now, code)
+        del self.here[id]  # last: Ctrl-C may come in between, and its row is written then, or written again
 
     def gauge(self, gauges: Mapping[str, float]) -> None:
         """With the newest plan; a policy may give one with some plans only."""
@@ -87,9 +88,9 @@ class Tables:
         plans = _columns(PLANS, self.plans)
         engine = plans.pop("replica")
         for name, column in self._gauges.items():
-            column.extend([nan] * (self.asked - len(column)))
-            plans[f"gauge.{name}"] = np.array(column)
-        stays = _sorted(_columns(STAYS, self.stays), "number")  # as they were opened
+            column.extend([nan] * (len(engine) - len(column)))
+            plans[f"gauge.{name}"] = np.array(column[: len(engine)])
+        stays = _by_number(_columns(STAYS, self.stays), "number")  # as they were opened
         del stays["number"]
         tables = {"steps": _columns(STEPS, self.steps), "stays": stays, "plans": plans | {"replica": engine}}
         if len(ticks) < 2:
@@ -107,7 +108,7 @@ class Tables:
         still = Rows()
         for id, here in self.here.items():
             self._write(still, id, here, nan, STILL_HERE)
-        columns = _sorted(_columns(COLUMNS, self._left, still), "id")
+        columns = _by_number(_columns(COLUMNS, self._left, still), "id")
         return columns | {"how": columns["how"].astype(np.int8)}
 
     def _write(self, rows: Rows, id: int, here: OpenRequest, finished: float, how: int) -> None:
@@ -242,9 +243,17 @@ class FleetRecorder:
 
 def _columns(names: dict[str, type], *rows: Rows) -> dict[str, NDArray[Any]]:
     kinds = np.dtype([(name, "<f8" if kind is float else "<i8") for name, kind in names.items()])
-    tables = [np.frombuffer(part, kinds) for table in rows for part in table.parts()]
+    size = kinds.itemsize  # of whole rows; Ctrl-C may have come while the last one was written
+    tables = [np.frombuffer(part, kinds, len(part) // size) for table in rows for part in table.parts()]
     none = np.empty(0, kinds)
     return {name: np.concatenate([none[name], *(table[name] for table in tables)]) for name in names}
+
+
+def _by_number(columns: dict[str, NDArray[Any]], name: str) -> dict[str, NDArray[Any]]:
+    """Each once."""
+    columns = _sorted(columns, name)
+    first = np.diff(columns[name], prepend=-1) != 0
+    return {name: column[first] for name, column in columns.items()}
 
 
 def _sorted(columns: dict[str, NDArray[Any]], by: str) -> dict[str, NDArray[Any]]:

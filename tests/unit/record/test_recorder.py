@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from math import inf, isnan, nan
 from random import Random
 
@@ -12,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.plain import PlainEngine
+from headgate.core.build import compiled
 from headgate.core.plan import ALL, Plan
 from headgate.core.policy import BatchPolicy, Observer
+from headgate.experiment.fleet import outcome_of
 from headgate.methods.eb.exclusive import Exclusive
 from headgate.record.recorder import HOW, Recorder
 from headgate.record.tables import Run
@@ -262,3 +265,43 @@ def test_kinds_and_gauges():
     assert run.plans["step"].tolist()[:2] == [0, 1]
     assert run.plans["decode"].tolist()[:2] == [0, -1]
     assert run.plans["prompts"].tolist()[:2] == [2, 0]
+
+
+class Interrupts:
+    """Ctrl-C before the given line of the recorder's code is run."""
+
+    def __init__(self, number):
+        self.left = number
+
+    def __call__(self, frame, event, arg):
+        if not frame.f_code.co_filename.endswith(("record/recorder.py", "record/rows.py")):
+            return None
+        if event == "line":
+            self.left -= 1
+            if not self.left:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.skipif(compiled(), reason="compiled rows are written in one go")
+def test_tables_are_whole_wherever_ctrl_c_comes():
+    engine = Engine(Line(fixed=1.0, prefill=0.1, decode=0.1, context=0.0, behind=0.0), 64, 64, 16, 3, 1)
+    workload = Workload.of([5, 9, 20, 7], [6, 12, 4, 1], arrival=[0.0, 1.0, 1.5, 30.0])
+    number = 0
+    outcome = "interrupted"
+    while outcome == "interrupted":
+        number += 1
+        recorder, policy = Recorder(), Exclusive(3, 2)
+        simulator = Simulator(engine, policy, workload, (recorder,))
+        sys.settrace(Interrupts(number))
+        try:
+            outcome = outcome_of(simulator.run)
+        finally:
+            sys.settrace(None)
+        run = Run({}, **recorder.tables())
+        ids = run.requests["id"].tolist()
+        assert ids == sorted({*ids})
+        assert run.rows_of(run.stays["request"]).tolist() == [ids.index(id) for id in run.stays["request"]]
+        assert len({len(column) for column in run.plans.values()}) == 1
+    assert number > 300 and ids == [0, 1, 2, 3]

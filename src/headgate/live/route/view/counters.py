@@ -67,7 +67,6 @@ def of_both(names: Collection[str]) -> tuple[str, ...]:
 
 
 def parsed(text: str, names: tuple[str, ...] = ("",)) -> Counts:
-    """Of metrics whose names begin so."""
     counts: Counts = {}
     for line in [line for line in text.splitlines() if line.startswith(names)][:MOST_SAMPLES]:
         if (sample := SAMPLE.fullmatch(line)) is None:
