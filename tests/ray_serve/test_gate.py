@@ -113,7 +113,7 @@ def test_the_largest_weight_goes_first_and_background_last():
 
     async def work():
         wire = shared(classes=classes)
-        (one,) = await clients(wire, 1)
+        (one,) = await clients(wire, 1, {"a": 4})  # one engine: requests wait for the one they were given
         held = [await one.place(ABOUT) for _ in range(4)]
         placed, waits = [], []
 
