@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         simulate,
         simulate_fleet,
     )
-    from headgate.methods.eb.exclusive import Exclusive, PrefillFirst, RequestLevel
+    from headgate.methods.eb.exclusive import Exclusive
     from headgate.methods.eb.hybrid import ExclusivePlus
     from headgate.methods.mixed.mixed import Mixed
     from headgate.record.tables import Run
@@ -52,7 +52,7 @@ _NAMES = {
     "core.plan": "ALL NONE Plan Until",
     "core.fleet": "Fleet Move RoutePolicy Routing Stage",
     # policies that exist
-    "methods.eb.exclusive": "Exclusive PrefillFirst RequestLevel",
+    "methods.eb.exclusive": "Exclusive",
     "methods.eb.hybrid": "ExclusivePlus",
     "methods.mixed.mixed": "Mixed",
     # engines and what their steps take; requests; runs and their figures
@@ -69,7 +69,7 @@ _NAMES = {
 _HOMES = {name: f"headgate.{module}" for module, names in _NAMES.items() for name in names.split()}
 __all__ = [
     "ALL", "NONE", "BatchPolicy", "Engine", "Exclusive", "ExclusivePlus", "Fleet", "InputError", "Kind",
-    "Mixed", "Move", "Observer", "Plan", "PrefillFirst", "Request", "RequestLevel", "RoutePolicy", "Routing",
+    "Mixed", "Move", "Observer", "Plan", "Request", "RoutePolicy", "Routing",
     "Run", "RunError", "Share", "Slo", "Stage", "StepCost", "Until", "View", "Workload", "__version__",
     "arrival_process", "card_engine", "compare", "generate", "length_law", "load_card", "make_policy",
     "make_router", "read_trace", "simulate", "simulate_fleet", "summarise",

@@ -151,7 +151,7 @@ def test_evictions_of_the_plan(overlap):
 
 @LOOPS
 def test_short_of_kv_requests_are_retracted_and_come_back(overlap):
-    bench, heard = served(headgate.PrefillFirst(16), overlap, kv=2200)
+    bench, heard = served(headgate.Exclusive(16, refill=1), overlap, kv=2200)
     assert len(bench.finished) == 60
     assert heard.causes == []
 

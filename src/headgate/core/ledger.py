@@ -367,7 +367,6 @@ class Watchdog:
         self.next_look = now + self.limit
 
     def look(self, ledger: Ledger, now: float, steps: int | None = None) -> str | None:
-        """Why the run should stop, or None."""
         if steps is not None:
             if steps - self._steps < LEAST_STEPS:
                 return None

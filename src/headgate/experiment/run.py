@@ -415,7 +415,6 @@ class SweepTask(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """Equal for tasks that give the same run."""
         words = self.words.model_dump(mode="json", exclude={"policy", "policies", "set", "seed"})
         settings = {key: str(value) for key, value in self.settings.items()}
         whole = [words, self.policy, settings, self.router, self.seed]

@@ -92,7 +92,6 @@ ALIKE = 0.9  # of the distances between moments are whole multiples of the small
 
 
 def tick_of(arrival: Real) -> float:
-    """The tick in seconds, 0.0 where there is none."""
     moments = np.unique(arrival)
     if len(arrival) < LEAST_REQUESTS or len(moments) < 3 or len(arrival) < SHARED * len(moments):
         return 0.0

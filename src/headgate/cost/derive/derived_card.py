@@ -426,7 +426,6 @@ class WantedCard:
 
     @property
     def name(self) -> str:
-        """The name under which `load_card` derives it again."""
         model = self.model if self.from_file else model_named(self.model)[0]
         parts = [f"derived:{model}@{gpu_named(self.gpu)[0]}"]
         degrees = (("tp", self.tensor), ("pp", self.pipeline), ("ep", self.expert))

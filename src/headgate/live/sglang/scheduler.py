@@ -153,7 +153,6 @@ class HeadgateScheduler(Scheduler):
         return answer
 
     def _headgate_prepare(self, running_batch: Any, last_batch: Any) -> None:
-        """Ask for the plan; without one SGLang decides."""
         live, books = self._headgate, self._headgate_books
         assert live is not None and self._headgate_plug_in is not None
         ledger = live.ledger
@@ -236,7 +235,6 @@ class HeadgateScheduler(Scheduler):
                 setattr(self, name, value)
 
     def _headgate_change(self, running_batch: Any, turn: Turn) -> dict[str, Any]:
-        """Set what SGLang reads; how it was."""
         if UNTIL_0_5_22:
             running_batch.filter_batch()  # later ones let finished requests go in each step
         self._headgate_due = 0

@@ -191,13 +191,7 @@ class Exclusive(BatchPolicy):
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class PrefillFirst(Exclusive):
-    """vLLM v0: whenever a prompt can enter, prefill it before any decode runs. EB with k = 1.
-
-    Examples:
-        >>> import headgate
-        >>> headgate.PrefillFirst(slots=64).refill
-        1
-    """
+    """vLLM v0: whenever a prompt can enter, prefill it before any decode runs. EB with k = 1."""
 
     def __init__(self, slots: int) -> None:
         super().__init__(slots, refill=1)
@@ -205,13 +199,7 @@ class PrefillFirst(Exclusive):
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)
 class RequestLevel(Exclusive):
-    """Request-level batching: fill all slots, run the batch until it is empty. EB with k = N.
-
-    Examples:
-        >>> import headgate
-        >>> headgate.RequestLevel(slots=64).refill
-        64
-    """
+    """Request-level batching: fill all slots, run the batch until it is empty. EB with k = N."""
 
     def __init__(self, slots: int) -> None:
         super().__init__(slots, refill=slots)

@@ -87,7 +87,6 @@ class Pieces:
             self._after_prompts = True
 
     def end(self) -> None:
-        """The refill is complete, wherever its last piece stands."""
         self._left = 0
         self.decodes_are_due = True
 
