@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import accumulate, islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import headgate
+from headgate.core.policy import End
 from headgate.core.request import Slo
 from headgate.live.trial.book import Block, Book, Listener, as_json, bench_result, by_round, judge
 from headgate.stats.measured import Measured
@@ -81,13 +83,40 @@ def test_a_request_counts_where_it_arrives_and_a_gap_where_it_ends():
     book.next_token(seen, 13.0)
     book.left(seen, 13.0, True, 3)
     book.left(ignored, 13.0, True, 3)
-    assert first.sums().requests == 1 and first.sums().kept == 0 and first.sums().ttft == 0.5
+    assert first.sums().requests == 1 and first.sums().ttft == 0.5
     assert first.sums().gaps == 0 and second.sums().gaps == 1 and second.sums().gap_seconds == 3.0
     assert first.backlog == 1 and first.end == 10.0 and second.measured_from == 12.0
     assert first.unfinished == 0 and not book.complete_rounds(2)  # the second block goes on
     book.end(20.0)
     assert len(book.complete_rounds(2)) == 1
     assert (first.records[0].prompt, first.records[0].tpot, first.sums().seconds) == (7, 1.75, 8.0)
+
+
+@pytest.mark.parametrize("kind", ["gap", "envelope"])
+@pytest.mark.parametrize(("gaps", "kept"), [((0.1, 0.1, 3.0), 1), ((0.1, 3.0, 0.1), 0), ((3.0, 0.1, 0.1), 0)])
+def test_late_tokens_of_the_next_block_are_another_arms(kind, gaps, kept):
+    """Read from the engine's tick, and at the client. The last token comes in the next block."""
+    slo = Slo(1.0, 0.5, kind)
+    request = SimpleNamespace(id=1, kind="", slo=slo, prompt=7, generated=4)
+    *times, last = accumulate(gaps, initial=9.5)
+    books = [Book({None: slo}), Book({None: slo})]
+    for book in books:
+        book.begin(0, 0, 0.0, burn=2.0)
+    listener = Listener(books[0])
+    listener.arrived(request, 9.0)
+    listener.prefilled(request, 9.5)
+    seen = books[1].arrived(9.0, "")
+    books[1].first_token(seen, 9.5)
+    for at in times[1:]:
+        listener.stepped(SimpleNamespace(ends=(at,), decodes=1))
+        books[1].next_token(seen, at)
+    blocks = [book.begin(1, 0, times[-1] + 0.05, burn=0.0) for book in books]
+    listener.stepped(SimpleNamespace(ends=(last,), decodes=1))
+    listener.finished(request, last, End.STOPPED)
+    books[1].next_token(seen, last)
+    books[1].left(seen, last, True, 4)
+    assert [book.blocks[0].sums().kept for book in books] == [kept, kept]
+    assert [block.sums().gaps for block in blocks] == [1, 1]
 
 
 def test_requests_that_never_end_have_broken_their_promises():

@@ -1,6 +1,7 @@
 """The books of a trial: which block a request, a gap, a token counts in; and what was found in them.
 
 A request counts where it arrives, gaps and tokens where they come: no request that crosses a switch is lost.
+Its promised gaps are judged until its block ends: later ones are the other arm's, and 71 of 98 % were left.
 """
 
 from __future__ import annotations
@@ -51,8 +52,12 @@ class SeenRequest:
     first: float | None = None
     newest: float = 0.0  # when its newest token came, where it does not share the engine's tick
     slow: bool = False  # it had a gap longer than promised
-    late_before: int = 0  # see `Listener`
+    late_before: float = 0  # see `Listener`
     envelope: Envelope | None = None
+
+    @property
+    def judged(self) -> bool:
+        return self.block is not None and self.block.end == inf
 
 
 @dataclass(slots=True)
@@ -187,9 +192,10 @@ class Book:
 
     def next_token(self, seen: SeenRequest, at: float) -> None:
         gap, seen.newest = at - seen.newest, at
-        seen.slow = seen.slow or gap > _promise(seen)
-        if seen.envelope is not None:
-            seen.envelope.token(at)
+        if seen.judged:
+            seen.slow = seen.slow or gap > _promise(seen)
+            if seen.envelope is not None:
+                seen.envelope.token(at)
         self.gaps(seen.kind, gap, at)
 
     def gaps(self, kind: str, seconds: float, at: float, count: int = 1) -> None:
@@ -252,6 +258,7 @@ class Listener(Observer):
         self._tick = 0.0  # when the newest one was
         self._late: dict[float, int] = {}  # by promise: ticks that came later than that
         self._envelopes = Envelopes()
+        self._block: Block | None = None
 
     def arrived(self, request: Request, now: float) -> None:
         self._seen[request.id] = self.book.arrived(now, request.kind, request.slo, request.prompt, request)
@@ -280,6 +287,11 @@ class Listener(Observer):
             self.book.left(seen, now, how in COMPLETE, request.generated)
 
     def stepped(self, steps: Steps) -> None:
+        block = next((block for block in self.book.blocks[-1:] if block.end == inf), None)
+        if block is not self._block:  # what comes from now on is not held against those that were here
+            self._block = block
+            for id in self._ticking:
+                self._look(self._seen[id])
         for number, now in enumerate(steps.ends if steps.decodes else (), 1):
             fresh, self._fresh = self._fresh, []
             gap, self._tick = now - self._tick, now
@@ -291,10 +303,11 @@ class Listener(Observer):
             self._envelopes.tick(now, len(steps.ends) - number)
             for seen in fresh:
                 self.book.next_token(seen, now)
-                if seen.envelope is not None:
+                if seen.envelope is not None and seen.judged:
                     self._envelopes.join(seen.envelope)
                 self._steady[seen.kind] = self._steady.get(seen.kind, 0) + 1
-                seen.late_before = self._late.setdefault(_promise(seen), 0)
+                late = self._late.setdefault(_promise(seen), 0)
+                seen.late_before = late if seen.judged else inf
 
     def _join(self, id: int, seen: SeenRequest) -> None:
         if id not in self._ticking:
@@ -311,9 +324,15 @@ class Listener(Observer):
             return
         self._steady[seen.kind] -= 1
         seen.newest = self._tick
+        self._look(seen)
+
+    def _look(self, seen: SeenRequest) -> None:
+        if seen in self._fresh:
+            return
         if seen.envelope is not None:
             self._envelopes.leave(seen.envelope)
         seen.slow = seen.slow or self._late[_promise(seen)] > seen.late_before
+        seen.late_before = inf
 
 
 def _promise(seen: SeenRequest) -> float:
