@@ -297,7 +297,7 @@ def _too_short(found: Sequence[FleetFound], seconds: float, rate: float) -> Iter
         )
     stay = max((size.stay for name, size in answers.items() if name not in full), default=0.0)
     if seconds < STAYS * stay:
-        need = ceil(STAYS * stay * rate / 100) * 100
+        need = ceil(4 / 3 * STAYS * stay * rate / 100) * 100  # longer runs have longer queues
         yield (
             f"runs of {seconds:.0f} s last less than {STAYS} times as long as {100 * (1 - FEW):.0f} % of the "
             f"requests stay ({stay:.0f} s) and flatter every fleet: take --requests {need}"
