@@ -95,8 +95,8 @@ async def warn_when_late(running: Emulators, say: Callable[[str], None], every: 
             late = recent.quantile(0.99)
             if sum(recent.counts) >= FEW and late > TOO_LATE:
                 say(
-                    f"cannot keep up: engine {number} ended 1 % of its steps more than {TOO_LATE * 1e3:g} ms "
-                    "late; do not trust its times (fewer streams, a free core, a lower --speed)"
+                    f"cannot keep up: engine {number} is over {TOO_LATE * 1e3:g} ms late (p99 {late * 1e3:g} "
+                    "ms); do not trust its times (fewer streams, a free core, a lower --speed)"
                 )
 
 
