@@ -214,12 +214,7 @@ def underscored(table: dict[str, Any], where: str) -> dict[str, Any]:
     return settings
 
 
-def checked(
-    kind: type[Checked],
-    settings: dict[str, Any],
-    where: str = "",
-    written: bool = False,
-) -> Checked:
+def checked(kind: type[Checked], settings: dict[str, Any], where: str = "", written: bool = False) -> Checked:
     """Settings of any kind, checked. `written`: they are from a file, where a duration needs a unit."""
     try:
         return kind.model_validate(settings, context=written or None)

@@ -49,12 +49,7 @@ COMMANDS = {
 
 
 # A command's module has its name, but for these.
-HOMES = {
-    "advise": "plan",
-    "calibrate": "card",
-    "trace": "report",
-    "top": "route",
-}
+HOMES = {"advise": "plan", "calibrate": "card", "trace": "report", "top": "route"}
 HOMES |= {"warm-up": "serve", "predict": "emulate", "watch": "emulate"}
 HOMES |= dict.fromkeys(("compare", "sweep"), "simulate")
 

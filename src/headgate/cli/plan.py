@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headgate.advisor.settings import (
-    SEARCH,
-    FleetSettings,
-    LevelSettings,
-    SearchSettings,
-    StepSettings,
-)
+from headgate.advisor.settings import SEARCH, FleetSettings, LevelSettings, SearchSettings, StepSettings
 from headgate.cli.flags import takes_settings
 from headgate.cli.help import Application, GroupPage, Number, Text, Texts, offered, panelled, plugged_in
 from headgate.cli.output import Json, Outputs, Report, bar, resting_on, said_to, save_page, tell, write_json

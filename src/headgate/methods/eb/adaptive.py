@@ -17,13 +17,7 @@ from headgate.estimators.hazard import OutputHazard, Survival
 from headgate.methods.eb.costs import IterationCost, Lengths, PhaseCosts, phase_costs
 from headgate.methods.eb.exclusive import Exclusive
 from headgate.methods.eb.prediction import whole_steps
-from headgate.methods.eb.thresholds import (
-    SlotBounds,
-    Threshold,
-    base_share,
-    settle,
-    stationary_plan,
-)
+from headgate.methods.eb.thresholds import SlotBounds, Threshold, base_share, settle, stationary_plan
 
 KNOWN = {"gate": ("forecast", "fit"), "slot_rule": ("forecast", "planned", "fixed")}
 NEWEST = 0.3  # weight of the newest share in the smoothed one, as in the paper's public code

@@ -115,13 +115,7 @@ class Form:
     gives up still has a feasible plan under overload: its loss is what the gate has to turn away.
     """
 
-    def __init__(
-        self,
-        instance: Instance,
-        levels: Levels,
-        decodes_wait: bool,
-        free: str = "",
-    ) -> None:
+    def __init__(self, instance: Instance, levels: Levels, decodes_wait: bool, free: str = "") -> None:
         self.instance = instance
         count, pace = len(instance.flows), instance.pace
         ones, none = np.ones(count), np.zeros(count)

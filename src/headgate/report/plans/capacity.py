@@ -38,10 +38,7 @@ CARE = (
 def capacity_page(plan: CapacityPlan, command: Sequence[str]) -> doc.Page:
     found = sorted(plan.found, key=lambda each: -each.rate.value)
     bars = doc.Drawn(lambda: (rate_bars("sustained", found, plan.ideal.rate, CLOSE),))
-    sections = (
-        doc.Section("", (_facts(plan),)),
-        doc.Section("Sustained rates", (_rates(found), bars)),
-    )
+    sections = (doc.Section("", (_facts(plan),)), doc.Section("Sustained rates", (_rates(found), bars)))
     about = f"card {plan.start.card.name}, {plan.start.workload}"
     return doc.plan_page("Capacity", about, _verdict(plan), sections, plan.notes, command, CARE)
 
