@@ -8,6 +8,7 @@ and clients may hang up at random.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
@@ -48,9 +49,10 @@ class ToyEngine:
         fickle: Random | None = None,
         watchdog: float = 1e9,
         hangs_up: Random | None = None,
+        kind: Callable[[int], str] = lambda row: "",
     ) -> None:
         self.engine, self.workload, self.ahead, self.fickle = engine, workload, ahead, fickle
-        self.hangs_up = hangs_up
+        self.hangs_up, self.kind = hangs_up, kind
         self.gone: set[int] = set()
         self.time = 0.0
         limits = Limits(engine.batch_tokens, engine.running, engine.block)
@@ -84,7 +86,8 @@ class ToyEngine:
             arrival, limit, guess = (
                 column[row].item() for column in (workload.arrival, workload.limit, workload.guess)
             )
-            entry = Entry(self.live.ledger, row, arrival, prompt, limit, guess=None if guess < 0 else guess)
+            guess = None if guess < 0 else guess
+            entry = Entry(self.live.ledger, row, arrival, prompt, limit, self.kind(row), guess)
             whole = min(int(workload.output[row]), entry.limit, self.engine.longest - prompt)
             job = self.jobs[row] = Job(entry, whole, prompt)
             self.waiting.append(job)

@@ -12,6 +12,7 @@ from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy
 from headgate.core.request import Slo
 from headgate.core.view import View
+from headgate.live.engine.requests import WARMING, RequestTerms
 from headgate.live.vllm import factory
 from headgate.sim.engine.engine import Engine
 from worlds import PRICES, Relay
@@ -33,13 +34,20 @@ def gated(shape: EngineShape, policy: BatchPolicy, watchdog: float = 1e9) -> Any
     return made
 
 
-CLASSES = (Slo(background=True), Slo(1000.0, 100.0), Slo(), Slo(1000.0, weight=10.0))
+SLOS = (Slo(background=True), Slo(1000.0, 100.0), Slo(), Slo(1000.0, weight=10.0))
+CLASSES = tuple(RequestTerms(slo=slo) for slo in SLOS)
+WARM = (WARMING, WARMING, WARMING, RequestTerms())
 
 
-def classed(made: Any) -> Any:
+def classed(made: Any, classes: tuple[RequestTerms, ...] = CLASSES) -> Any:
     """The same, with requests of several classes in turn."""
-    terms, turn = made._headgate_books._promises, cycle(CLASSES)
-    made._headgate_books._promises = lambda request: terms(request)._replace(slo=next(turn))
+    terms, turn = made._headgate_books._promises, cycle(classes)
+
+    def promises(request: Any) -> RequestTerms:
+        each = next(turn)
+        return terms(request)._replace(kind=each.kind, slo=each.slo)
+
+    made._headgate_books._promises = promises
     return made
 
 

@@ -10,10 +10,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from memory import Wrong
 from oracle import Oracle, serve_plain
-from policies import Narrow, classed, engine_of, gated
+from policies import WARM, Narrow, classed, engine_of, gated
 from schedulers import EngineShape, reset_loses_drafts
 from traffic import Comer, Traffic, draw_shape, draw_traffic
 
+from headgate.live.engine.requests import WARMING
 from headgate.methods.eb.exclusive import PrefillFirst
 from headgate.methods.mixed.mixed import Mixed
 from worlds import POLICIES, TESTING
@@ -64,6 +65,16 @@ def test_background_requests_that_keep_evicts_get_the_right_tokens(ahead, runner
 
 @pytest.mark.parametrize(("ahead", "runner"), MODES)
 @given(data=st.data(), seed=SEEDS, name=st.sampled_from(sorted(MAKE)))
+def test_policies_that_take_over_from_a_warm_up_in_the_middle(ahead, runner, data, seed, name):
+    random = Random(seed)
+    shape = draw_shape(random, ahead=ahead, runner=runner)
+    made = classed(gated(shape, MAKE[name](data.draw, engine_of(shape))), WARM)
+    Oracle(made, shape, draw_traffic(random, shape), audit).run()
+    assert made._headgate.fallen is None
+
+
+@pytest.mark.parametrize(("ahead", "runner"), MODES)
+@given(data=st.data(), seed=SEEDS, name=st.sampled_from(sorted(MAKE)))
 def test_adapters_never_outnumber_their_places(ahead, runner, data, seed, name):
     random = Random(seed)
     shape = draw_shape(random, ahead=ahead, runner=runner)._replace(adapters=random.randint(1, 2))
@@ -83,6 +94,8 @@ def test_worker_tells_mixed_steps_apart():
     exclusive = Oracle(gated(shape, PrefillFirst(slots=16)), shape, traffic).run()
     assert not any(step.mixed for step in exclusive.runner.steps)
     assert exclusive.said == plain.said
+    cold = Oracle(classed(gated(shape, PrefillFirst(slots=16)), (WARMING,)), shape, traffic).run()
+    assert [number for number, step in enumerate(cold.runner.steps) if step.mixed] == [5, 10]
 
 
 @pytest.mark.parametrize(("ahead", "runner"), MODES)

@@ -15,6 +15,7 @@ from sglang.srt.managers.io_struct import AbortReq
 import headgate
 from headgate.core.errors import InputError
 from headgate.live.engine.events import LiveObserver
+from headgate.live.engine.settings import WARM_UP
 from headgate.live.sglang.scheduler import HeadgateScheduler
 
 LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["synchronous", "overlap"])
@@ -282,6 +283,25 @@ BROKEN = (
     b"", b"[]", b'{"policy": ', b"\xff\xfe", b'{"policy": "nothing"}', b'{"policy": "slai"}',
     b'{"policy": "eb", "set": {"refill": -1}}', b'{"policy": "none.py:Mine"}', b'{"polcy": "eb"}',
 )  # fmt: skip
+
+
+@LOOPS
+@pytest.mark.parametrize(("policy", "most"), [(headgate.Exclusive, 4), (headgate.Mixed, 512)])
+def test_a_policy_takes_over_from_a_warm_up_in_the_middle(policy, most, overlap):
+    """While requests of a warm-up are alone, SGLang schedules them; each fifth is a user's."""
+    bench = virtual.planned(policy(16, most), overlap=overlap)
+    pairs = virtual.requests(bench, virtual.workload())
+    for number, (_, request) in enumerate(pairs):
+        if number % 5:
+            request.sampling_params.custom_params = {"headgate_class": WARM_UP}
+    plans = []
+    own = bench.scheduler._headgate.begin
+    bench.scheduler._headgate.begin = lambda *asked: plans.append(own(*asked)) or plans[-1]
+    bench.serve(pairs)
+    bench.check_whole()
+    assert None in plans and any(plans)
+    assert bench.scheduler._headgate.fallen is None
+    assert len(bench.finished) == 60
 
 
 @LOOPS

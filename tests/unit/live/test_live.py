@@ -14,6 +14,7 @@ from headgate.core.plan import ALL, NONE, Plan, Until
 from headgate.core.policy import BatchPolicy
 from headgate.live.engine.events import SHOWN_EVERY
 from headgate.live.engine.live import RESCUE_STEPS, LiveObserver
+from headgate.live.engine.settings import WARM_UP
 from headgate.methods.eb.exclusive import Exclusive
 from headgate.methods.mixed.mixed import Mixed
 from headgate.methods.names import BATCH
@@ -66,7 +67,10 @@ def test_everybody_is_served_in_a_live_engine(name, ahead, data, engine, workloa
     """Also when the view is one step old, prompts are refused at random, and KV is short."""
     policy = draw_policy(name)(data.draw, engine)
     fickle = data.draw(st.sampled_from([None, Random(1)]), label="fickle")
-    toy = ToyEngine(engine, policy, workload, (recorder := Recorder(), log := Log()), ahead, fickle)
+    warms = data.draw(st.sampled_from([0.0, 0.8]), label="share of a warm-up")
+    heard = recorder, log = Recorder(("", WARM_UP)), Log()
+    kind = lambda row: WARM_UP if Random(row).random() < warms else ""  # noqa: E731
+    toy = ToyEngine(engine, policy, workload, heard, ahead, fickle, kind=kind)
     toy.run()
     assert toy.live.fallen is None
     assert toy.served == fitting(workload, engine)
@@ -74,7 +78,7 @@ def test_everybody_is_served_in_a_live_engine(name, ahead, data, engine, workloa
     tables = recorder.tables()
     assert dict(zip(tables["requests"]["id"], tables["requests"]["output"], strict=True)) == toy.served
     assert sum(toy.live.counts.values()) - toy.live.counts["empty"] == len(log.steps)
-    if name in ("eb", "v0", "request-level", "eb-online"):
+    if name in ("eb", "v0", "request-level", "eb-online") and not warms:
         assert toy.live.counts["mixed"] == 0
 
 
@@ -134,6 +138,22 @@ def test_without_a_policy_the_engine_decides_and_books_are_kept(ahead):
     assert toy.served == fitting(small(), ENGINE)
     assert toy.live.counts["mixed"] > 0
     assert not log.plans
+
+
+@pytest.mark.parametrize("user", [0, 6, 12])
+def test_requests_of_a_warm_up_alone_are_scheduled_by_the_engine_itself(user):
+    """A policy that keeps prompts and decodes apart would leave the kernels of mixed steps cold. It decides
+    again while a request of a user is inside.
+    """
+    together = small(output=30).all_at_once()
+    kind = lambda row: "" if row == user else WARM_UP  # noqa: E731
+    toy = ToyEngine(ENGINE, Exclusive(slots=4, refill=2), together, (log := Log(),), kind=kind)
+    toy.run()
+    assert toy.live.fallen is None
+    assert toy.served == fitting(together, ENGINE)
+    gone = max((event[2] for event in log.events if event[:2] == ("finished", user)), default=0.0)
+    mixed = [end for end, decodes, _, prompt, _ in log.steps if decodes and prompt]
+    assert mixed and min(mixed) > gone
 
 
 class Broken(Mixed):

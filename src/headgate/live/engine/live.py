@@ -27,6 +27,7 @@ from headgate.live.engine.events import (
     StepInFlight,
 )
 from headgate.live.engine.process import LOG
+from headgate.live.engine.settings import WARM_UP
 from headgate.live.engine.tally import Drafts
 
 __all__ = ["Live", "LiveObserver"]
@@ -47,7 +48,9 @@ class Live:
     `done`: then the step in flight counts as run, because the engine, too, builds on it.
 
     A policy that raises, plans nonsense or starves a request is relieved, once: `fallen` says why, `begin`
-    answers None, and the engine goes on without a plan. Books are kept all the same.
+    answers None, and the engine goes on without a plan. Books are kept all the same. `begin` also
+    answers None while all requests inside warm the engine up: with nothing promised a policy may never mix
+    prompts and decodes, and the kernels of mixed steps would stay cold.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Live:
         self.flights: deque[StepInFlight] = deque()  # composed, tokens not yet known; oldest first
         self._last_end = 0.0
         self._rescue = 0  # steps it still lasts
+        self._warming = 0  # requests inside that warm the engine up
         self._last_tokens = LastTokens(self.ledger)
         self._gauged, self._gauges_due = -inf, inf  # when the policy's numbers were and will be shown
         self.take_over(policy)
@@ -88,6 +92,11 @@ class Live:
     def occupied(self) -> bool:
         ledger = self.ledger
         return bool(ledger.decoding or ledger.waiting or ledger.prefilling)
+
+    @property
+    def _all_warm_up(self) -> bool:
+        ledger, warming = self.ledger, self._warming
+        return warming > 0 and warming == sum(map(len, (ledger.waiting, ledger.prefilling, ledger.decoding)))
 
     def take_over(self, policy: BatchPolicy | None) -> None:
         self.news.tell()
@@ -112,9 +121,8 @@ class Live:
         self.news.beside("fell_back", reason, self.now, cause)
 
     def arrive(self, entry: Entry) -> None:
-        self.ledger.arrive(entry)
+        self._in(entry)
         self.news.of("arrived", entry, entry.arrival, entry.arrival)
-        self.lease.arrival()
 
     def admitted(self, entry: Entry, cached: int) -> None:
         self.ledger.admit(entry)
@@ -133,7 +141,7 @@ class Live:
         self._of("evicted", entry)
 
     def left(self, entry: Entry, how: End) -> None:
-        self.ledger.leave(entry)
+        self._out(entry)
         self.lease.finish()
         self._rescue = 0
         if how not in COMPLETE or not self.occupied:
@@ -142,14 +150,13 @@ class Live:
 
     def away(self, entry: Entry) -> None:
         """It waits, but the engine cannot run it for now; the policy is not to count on it."""
-        self.ledger.leave(entry)
+        self._out(entry)
         self.lease.ended = True
         self.news.away(entry, self.now)
 
     def back(self, entry: Entry) -> None:
-        self.ledger.arrive(entry)
+        self._in(entry)
         self.news.back(entry)
-        self.lease.arrival()
 
     def wasted(self, tokens: int) -> None:
         self.news.tell()
@@ -170,7 +177,8 @@ class Live:
         ledger.now, ledger.kv_free = now, kv_free
         half_done = sum([entry.held_kv for entry in ledger.prefilling.values()]) if ledger.prefilling else 0
         ledger.kv_shared = max(0, ledger.context + half_done - (ledger.kv_total - kv_free))
-        if self.policy is None or self.fallen is not None:
+        if self.policy is None or self.fallen is not None or self._all_warm_up:
+            self.plan, self._rescue, self.lease.ended = None, 0, True
             return None
         dog = self._watchdog
         if now >= dog.next_look and (starving := dog.look(ledger, now, sum(self.counts.values()))):
@@ -318,6 +326,15 @@ class Live:
             self._rescue = RESCUE_STEPS
             self.news.tell()
             self.news.beside("rescued", ledger.now)
+
+    def _in(self, entry: Entry) -> None:
+        self.ledger.arrive(entry)
+        self.lease.arrival()
+        self._warming += entry.kind == WARM_UP
+
+    def _out(self, entry: Entry) -> None:
+        self.ledger.leave(entry)
+        self._warming -= entry.kind == WARM_UP
 
     def _of(self, name: str, entry: Entry) -> None:
         now = self.ledger.now
