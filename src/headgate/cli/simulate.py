@@ -287,9 +287,9 @@ def sweep(
     axes = sorted(parse_grid(over or []), key=lambda axis: axis.word not in LOADS)
     if not axes:
         raise InputError("sweep needs something to sweep over; pass --over rate=2,4,8")
-    tasks = make_tasks(words, axes, policy, router, seeds)
+    tasks, left_out = make_tasks(words, axes, policy, router, seeds)
     say = output.said_to(json)
-    _notes(tasks, say)
+    _notes(tasks, left_out, say)
     going_on = out is not None and (Path(out) / RECORD).is_file()
     with output.run_folder(out, "sweep", going_on) as folder:
         runs = sweep_all(tasks, folder, workers, say)
@@ -320,13 +320,12 @@ def sweep(
         raise RunError(f"{len(failed)} of {len(runs)} runs did not end; {why}")
 
 
-def _notes(tasks: Sequence[SweepTask], say: Any) -> None:
+def _notes(tasks: Sequence[SweepTask], notes: list[str], say: Any) -> None:
     from headgate.cost.card import load_card
     from headgate.cost.likeness import error_bar
     from headgate.experiment.run import partly
 
     kinds = {(task.words.card, task.words.engines is not None): task.words for task in tasks}
-    notes = list[str]()
     for (name, fleet), words in kinds.items():
         card = load_card(name)
         notes += [*error_bar(card), *partly(words, card, fleet)]
@@ -336,8 +335,10 @@ def _notes(tasks: Sequence[SweepTask], say: Any) -> None:
 
 def make_tasks(
     words: Experiment, axes: Sequence[Axis], policy: list[str] | None, router: list[str] | None, seeds: int
-) -> list[SweepTask]:
-    """The whole grid; every policy is made once at every point, so that mistakes cost nothing."""
+) -> tuple[list[SweepTask], list[str]]:
+    """The whole grid; every policy is made at every point first, so that mistakes cost nothing. One that is
+    possible at some points is left out at the others.
+    """
     from headgate.experiment import run as runs
 
     of_runs = [axis for axis in axes if runs.is_word(axis)]
@@ -346,15 +347,30 @@ def make_tasks(
     first = of_runs[0] if of_runs else None
     places = [(at, runs.with_value(words, first, at)) for at in first.values] if first else [(None, words)]
     tasks: list[SweepTask] = []
+    faults: dict[str, list[InputError]] = {text: [] for text in texts}
+    points = 0
     for at, here in places:
         for suffix, own in runs.variants(here, of_runs[1:]).items():
-            prepared = runs.Prepared(own)
-            for text, (name, settings, _, routed) in choose_all(texts, router, prepared).items():
+            prepared, points = runs.Prepared(own), points + 1
+            fit = [text for text in texts if _fits(text, router, prepared, faults[text])]
+            chosen = choose_all(fit, router, prepared) if fit else {}
+            for text, (name, settings, _, routed) in chosen.items():
                 for seed in range(words.seed, words.seed + seeds):
                     tasks.append(runs.SweepTask(at, text + suffix, own, name, settings, routed, seed))
             if len(tasks) > runs.MOST:
                 raise InputError(f"more than {runs.MOST:,} runs; take fewer values or seeds")
-    return tasks
+    told = sorted(filter(None, faults.values()), key=len)
+    if told and len(told[-1]) == points:
+        raise told[-1][0]
+    return tasks, [f"left out at {len(each)} of {points} points: {each[0]}" for each in told]
+
+
+def _fits(text: str, router: list[str] | None, prepared: Prepared, faults: list[InputError]) -> bool:
+    try:
+        return bool(choose_all([text], router, prepared))
+    except InputError as fault:
+        faults.append(fault)
+        return False
 
 
 def sweep_all(

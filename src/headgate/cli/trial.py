@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -21,7 +22,7 @@ from headgate.cli.help import Text, Texts, panelled
 from headgate.core.errors import InputError, RunError, RunInterruptedError
 from headgate.experiment.settings import Experiment, experiment
 from headgate.settings_base import BETWEEN, SettingsModel, checked, promised
-from headgate.stats.switchback import KEPT, METRICS, THROUGHPUT
+from headgate.stats.switchback import FEWEST_ROUNDS, KEPT, METRICS, SHORTEST_BLOCK, THROUGHPUT, rounds_for
 
 if TYPE_CHECKING:
     from headgate.core.request import Slo
@@ -109,7 +110,11 @@ def trial(
     floor = FLOOR.fullmatch((stop_if or "").strip())
     if stop_if is not None and (not floor or not 0 < float(floor[1]) <= 100):
         raise InputError(f"--stop-if {stop_if!r} is not understood; write it as 'kept<90%'")
-    parsed = _block(block), names[primary] if primary else None, float(floor[1]) / 100 if floor else None
+    parsed = (
+        _block(block, minutes, len(arms)),
+        names[primary] if primary else None,
+        float(floor[1]) / 100 if floor else None,
+    )
     plan = TrialPlan(arms, minutes or None, seed, *parsed, whole, speed=speed)
     settings = base_settings(config, promises)
     judged = _judged(settings)
@@ -170,16 +175,16 @@ def _check(minutes: float, speed: float, seed: int, url: str | None) -> None:
         raise InputError(f"--url {url!r} is no URL; write it as http://HOST:PORT")
 
 
-def _block(text: str | None) -> float | None:
+def _block(text: str | None, minutes: float, arms: int) -> float | None:
     from headgate.core.durations import duration
 
-    if text is None:
-        return None
-    seconds = duration(text)
-    if not 10 <= seconds <= 120:
-        raise InputError(
-            f"--block {text}; blocks of 10s to 2min can be compared, leave it out to let the traffic say"
-        )
+    seconds = duration(text) if text is not None else None
+    if seconds is not None and not 10 <= seconds <= 120:
+        raise InputError(f"--block {text}; give 10s to 2min, or leave it out to let the traffic say")
+    shortest = seconds or SHORTEST_BLOCK
+    if minutes and rounds_for(minutes, arms, shortest) < FEWEST_ROUNDS:
+        least = f"give {ceil(FEWEST_ROUNDS * arms * shortest / 60)} or more"
+        raise InputError(f"--minutes {minutes:g} is too short for {FEWEST_ROUNDS} rounds; {least}")
     return seconds
 
 

@@ -238,6 +238,8 @@ def installed_class(name: str, what: str, base: type[Kind], ours: Iterable[str])
     if not offered and (what, name) == ("policy", "auto"):
         what_it_is = "keep with a promise and eb+ without, with step times learned while it serves"
         raise InputError(f"policy auto is {what_it_is}; simulate those")
+    if not offered and (what, name) == ("policy", "vllm"):
+        raise InputError("policy vllm is vLLM's own scheduling; simulate mixed, which schedules alike")
     if not offered and name in PAPERS:
         raise elsewhere(f"{what} {name}", "papers")
     if not offered:

@@ -49,10 +49,9 @@ class Run:
     replica), `load` ("open", "closed" or "all-at-once"), `clients`, `rate`, `burstiness`, `model`,
     `label`, `policy`, `date`. Everything else in it is kept untouched.
 
-    `requests` has one row per request in the order they were sent, by growing id. `steps` has one row per
-    run of equal steps, whose durations lie on a straight line from `first` and sum to `seconds`. `stays`
-    has one row per uninterrupted stay among the running decodes. `plans` has one row per plan with its
-    gauges.
+    `requests` has one row per request in the order they were sent, by growing id. `steps` has one row per run
+    of equal steps, whose durations lie on a straight line from `first` and sum to `seconds`. `stays` has one
+    row per uninterrupted stay among the running decodes. `plans` has one row per plan with its gauges.
 
     A tick is a step in which decodes ran; each replica counts its own from 0, in the order of its rows.
     A stay counts on the replica in its own column `replica` where there is one, else on its request's.

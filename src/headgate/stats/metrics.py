@@ -164,11 +164,10 @@ class Metrics:
 def summarise(run: Run | Measured, window: str = "middle") -> Metrics:
     """All figures of a run.
 
-    By default (`window="middle"`) warm-up and cool-down are left out: latencies come from the requests
-    that were neither among the first 10 % nor among the last 10 % to be sent, and rates are taken
-    between the moments when 10 % and 90 % of the finishes had happened. `window="all"` takes
-    everything. With fewer than 20 finished requests nothing is left out. The rule that was used is part
-    of the result.
+    By default (`window="middle"`) warm-up and cool-down are left out: latencies come from the requests that
+    were neither among the first 10 % nor among the last 10 % to be sent, and rates are taken between the
+    moments when 10 % and 90 % of the finishes had happened. `window="all"` takes everything. With fewer than
+    20 finished requests nothing is left out. The rule that was used is part of the result.
 
     Intervals of means and rates are 95 % t intervals over 20 consecutive batches (of requests in the
     order they were sent, or of finishes), widened where neighbouring batches are alike and cut at zero:

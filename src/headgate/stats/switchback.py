@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+SHORTEST_BLOCK = 30.0  # seconds, unless another length is asked for
 FEWEST_ROUNDS = 6  # 2 / 2^6 < 5 %: with fewer, all signs alike prove nothing
 MOST_ROUNDS = 5000  # that a forecast looks ahead
 LOOK, END = 0.01, 0.04  # of the 5 %: for stopping at any round, for the planned end
@@ -405,5 +406,5 @@ def block_length(time_in_system: float) -> tuple[float, float]:
 
     Longer blocks do not help an overloaded server, and too few of them fit into an hour.
     """
-    block = min(120.0, max(30.0, 4 * time_in_system))
+    block = min(120.0, max(SHORTEST_BLOCK, 4 * time_in_system))
     return float(ceil(block)), float(ceil(min(block / 3, max(5.0, time_in_system))))

@@ -81,6 +81,7 @@ COMBINATIONS = [
     (["--rate", "1e-300"], "at most 10000000000"),
     (["--trace", "azure-conv", "--scale-rate", "1e-300"], "at most 10000000000"),
     # names
+    (["--policy", "vllm"], "simulate mixed"),
     (["--policy", "auto"], "policy auto is keep with a promise and eb+ without, with step times learned"),
     (["--policy", "ebb"], "unknown policy 'ebb'; did you mean 'eb'?"),
     (["--policy", ""], "unknown policy ''"),

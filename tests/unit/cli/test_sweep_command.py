@@ -94,6 +94,15 @@ def test_bad_input_is_one_line(refused, args, words):
     refused(["sweep", *args, *SMALL], *words)
 
 
+def test_a_policy_is_left_out_where_it_is_impossible(headgate, refused):
+    """At some points; one that is possible nowhere is a mistake."""
+    grid = ["sweep", "--policy", "mixed", "--policy", "eb", "--over", "rate=2,4", "--over", "slots=8,64"]
+    said = headgate(*grid, "--over", "refill=4,16", *SMALL).out
+    assert said.count("note: left out at 2 of 4 points: eb: refill=16 is outside 1..8") == 1
+    assert "eb:refill=16, slots=64" in said and "eb:refill=16, slots=8" not in said
+    refused([*grid, "--over", "refill=4,400", *SMALL], "refill=400")
+
+
 @pytest.mark.parametrize(
     "command",
     [

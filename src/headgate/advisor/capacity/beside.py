@@ -216,8 +216,7 @@ def most_beside(
 
     def total(share: float) -> float:
         weights = np.append(
-            np.full(len(others[0]), (1 - share) / len(others[0])),
-            np.full(len(prompts), share / len(prompts)),
+            np.full(len(others[0]), (1 - share) / len(others[0])), np.full(len(prompts), share / len(prompts))
         )
         lengths = Requests.of(*both, weights).in_steps(engine.burst)
         return engine_bound(engine.cost, lengths, engine.running, engine.batch_tokens, engine.kv_tokens).rate

@@ -49,8 +49,7 @@ class Live:
 
     A policy that raises, plans nonsense or starves a request is relieved, once: `fallen` says why, `begin`
     answers None, and the engine goes on without a plan. Books are kept all the same. `begin` also
-    answers None while all requests inside warm the engine up: with nothing promised a policy may never mix
-    prompts and decodes, and the kernels of mixed steps would stay cold.
+    answers None while all inside warm the engine up: policies may never mix, and mixed steps would stay cold.
     """
 
     def __init__(
@@ -121,8 +120,10 @@ class Live:
         self.news.beside("fell_back", reason, self.now, cause)
 
     def arrive(self, entry: Entry) -> None:
-        self._in(entry)
+        self.ledger.arrive(entry)
+        self._warming += entry.kind == WARM_UP
         self.news.of("arrived", entry, entry.arrival, entry.arrival)
+        self.lease.arrival()
 
     def admitted(self, entry: Entry, cached: int) -> None:
         self.ledger.admit(entry)
@@ -141,7 +142,8 @@ class Live:
         self._of("evicted", entry)
 
     def left(self, entry: Entry, how: End) -> None:
-        self._out(entry)
+        self.ledger.leave(entry)
+        self._warming -= entry.kind == WARM_UP
         self.lease.finish()
         self._rescue = 0
         if how not in COMPLETE or not self.occupied:
@@ -150,13 +152,16 @@ class Live:
 
     def away(self, entry: Entry) -> None:
         """It waits, but the engine cannot run it for now; the policy is not to count on it."""
-        self._out(entry)
+        self.ledger.leave(entry)
+        self._warming -= entry.kind == WARM_UP
         self.lease.ended = True
         self.news.away(entry, self.now)
 
     def back(self, entry: Entry) -> None:
-        self._in(entry)
+        self.ledger.arrive(entry)
+        self._warming += entry.kind == WARM_UP
         self.news.back(entry)
+        self.lease.arrival()
 
     def wasted(self, tokens: int) -> None:
         self.news.tell()
@@ -326,15 +331,6 @@ class Live:
             self._rescue = RESCUE_STEPS
             self.news.tell()
             self.news.beside("rescued", ledger.now)
-
-    def _in(self, entry: Entry) -> None:
-        self.ledger.arrive(entry)
-        self.lease.arrival()
-        self._warming += entry.kind == WARM_UP
-
-    def _out(self, entry: Entry) -> None:
-        self.ledger.leave(entry)
-        self._warming -= entry.kind == WARM_UP
 
     def _of(self, name: str, entry: Entry) -> None:
         now = self.ledger.now

@@ -22,12 +22,11 @@ ONE_STEP = Plan(ALL, until=Until(steps=1))
 class Exclusive(BatchPolicy):
     """Decode until `refill` of `slots` could be filled at once; then prefill that many prompts.
 
-    While prompts run, decodes keep their KV and get nothing; while decodes run, no prompt does. With a
-    long queue a refill begins when `refill` slots are idle. With a short one the same *share* decides:
-    a refill begins when the prompts that could enter are at least refill/slots of the batch they would
-    make (`fillable * (slots - refill) >= decoding * refill`, integers only). Where nothing has arrived since
-    the last refill began and all that wait have a slot, waiting for more idle slots gains nothing: they
-    enter.
+    While prompts run, decodes keep their KV and get nothing; while decodes run, no prompt does. With a long
+    queue a refill begins when `refill` slots are idle. With a short one the same *share* decides: a refill
+    begins when the prompts that could enter are at least refill/slots of the batch they would make (`fillable
+    * (slots - refill) >= decoding * refill`, integers only). Where nothing has arrived since the last refill
+    began and all that wait have a slot, waiting for more idle slots gains nothing: they enter.
 
     Parameters:
         slots: N, requests that may hold KV at once.

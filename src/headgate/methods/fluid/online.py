@@ -39,11 +39,10 @@ class Online(RoutePolicy):
 
     The plan it begins with says what to assume of each class until enough was seen of it, and how fast an
     engine is. Every `every` seconds estimates are compared with those of the last plan: if one has moved by
-    more than a tenth, or a minute has passed, the program is solved again. The new
-    router adopts the fleet and replaces the old one between two events. A plan that cannot be made leaves
-    the old one in force. Roles follow by one engine per look, and no engine changes back within two
-    half-lives; what runs on it ends there. Of classes that the plan closes a few are let in all the same, to
-    learn from.
+    more than a tenth, or a minute has passed, the program is solved again. The new router adopts the fleet
+    and replaces the old one between two events. A plan that cannot be made leaves the old one in force. Roles
+    follow by one engine per look, and no engine changes back within two half-lives; what runs on it ends
+    there. Of classes that the plan closes a few are let in all the same, to learn from.
     """
 
     def __init__(
