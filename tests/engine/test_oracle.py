@@ -67,9 +67,9 @@ def test_background_requests_that_keep_evicts_get_the_right_tokens(ahead, runner
 @given(data=st.data(), seed=SEEDS, name=st.sampled_from(sorted(MAKE)))
 def test_policies_that_take_over_from_a_warm_up_in_the_middle(ahead, runner, data, seed, name):
     random = Random(seed)
-    shape = draw_shape(random, ahead=ahead, runner=runner)
+    shape = draw_shape(random, ahead=ahead, runner=runner)._replace(adapters=random.randint(0, 2))
     made = classed(gated(shape, MAKE[name](data.draw, engine_of(shape))), WARM)
-    Oracle(made, shape, draw_traffic(random, shape), audit).run()
+    Oracle(made, shape, draw_traffic(random, shape, adapters=2 * shape.adapters), audit).run()
     assert made._headgate.fallen is None
 
 

@@ -89,6 +89,7 @@ async def _ask(session: aiohttp.ClientSession, server: Server, prompt: int, outp
         "ignore_eos": True,
         "stream": True,
         "vllm_xargs": {CLASS: WARM_UP},
+        "custom_params": {CLASS: WARM_UP},
     }
     newest, longest = None, 0.0
     async with session.post(f"{server.url}/v1/completions", json=body) as answer:

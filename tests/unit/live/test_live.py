@@ -141,10 +141,8 @@ def test_without_a_policy_the_engine_decides_and_books_are_kept(ahead):
 
 
 @pytest.mark.parametrize("user", [0, 6, 12])
-def test_requests_of_a_warm_up_alone_are_scheduled_by_the_engine_itself(user):
-    """A policy that keeps prompts and decodes apart would leave the kernels of mixed steps cold. It decides
-    again while a request of a user is inside.
-    """
+def test_requests_of_a_warm_up_alone_are_mixed_whatever_the_policy(user):
+    """The policy decides while a request of a user is inside."""
     together = small(output=30).all_at_once()
     kind = lambda row: "" if row == user else WARM_UP  # noqa: E731
     toy = ToyEngine(ENGINE, Exclusive(slots=4, refill=2), together, (log := Log(),), kind=kind)

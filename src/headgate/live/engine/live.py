@@ -29,6 +29,7 @@ from headgate.live.engine.events import (
 from headgate.live.engine.process import LOG
 from headgate.live.engine.settings import WARM_UP
 from headgate.live.engine.tally import Drafts
+from headgate.methods.mixed.mixed import Mixed
 
 __all__ = ["Live", "LiveObserver"]
 
@@ -48,8 +49,9 @@ class Live:
     `done`: then the step in flight counts as run, because the engine, too, builds on it.
 
     A policy that raises, plans nonsense or starves a request is relieved, once: `fallen` says why, `begin`
-    answers None, and the engine goes on without a plan. Books are kept all the same. `begin` also
-    answers None while all inside warm the engine up: policies may never mix, and mixed steps would stay cold.
+    answers None, and the engine goes on without a plan. Books are kept all the same.
+
+    While all inside warm the engine up, `mixed` plans: the policy may never mix, and leave mixed steps cold.
     """
 
     def __init__(
@@ -91,11 +93,6 @@ class Live:
     def occupied(self) -> bool:
         ledger = self.ledger
         return bool(ledger.decoding or ledger.waiting or ledger.prefilling)
-
-    @property
-    def _all_warm_up(self) -> bool:
-        ledger, warming = self.ledger, self._warming
-        return warming > 0 and warming == sum(map(len, (ledger.waiting, ledger.prefilling, ledger.decoding)))
 
     def take_over(self, policy: BatchPolicy | None) -> None:
         self.news.tell()
@@ -182,8 +179,7 @@ class Live:
         ledger.now, ledger.kv_free = now, kv_free
         half_done = sum([entry.held_kv for entry in ledger.prefilling.values()]) if ledger.prefilling else 0
         ledger.kv_shared = max(0, ledger.context + half_done - (ledger.kv_total - kv_free))
-        if self.policy is None or self.fallen is not None or self._all_warm_up:
-            self.plan, self._rescue, self.lease.ended = None, 0, True
+        if self.policy is None or self.fallen is not None:
             return None
         dog = self._watchdog
         if now >= dog.next_look and (starving := dog.look(ledger, now, sum(self.counts.values()))):
@@ -249,8 +245,11 @@ class Live:
             self._last_tokens.add(entry)
 
     def _ask(self, policy: BatchPolicy) -> None:
-        ledger = self.ledger
+        ledger, limits = self.ledger, self.ledger.limits
         self.news.tell()
+        inside = len(ledger.waiting) + len(ledger.prefilling) + len(ledger.decoding)
+        if self._warming and self._warming == inside:
+            policy = Mixed(min(limits.running, limits.batch_tokens), limits.batch_tokens)
         try:
             plan = policy.plan(ledger)
             faults = check(plan, ledger) if isinstance(plan, Plan) else [f"{plan!r} is not a Plan"]
