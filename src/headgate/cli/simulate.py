@@ -19,7 +19,7 @@ from headgate.experiment.settings import Experiment
 from headgate.experiment.workers import ON, Workers
 
 if TYPE_CHECKING:
-    from headgate.experiment.run import Axis, Maker, Prepared, SweepTask
+    from headgate.experiment.run import Axis, Faults, Maker, Prepared, SweepTask
     from headgate.record.tables import Run
     from headgate.stats.measured import Measured
 
@@ -188,7 +188,9 @@ def extrapolations(runs: Mapping[str, list[Measured]]) -> list[str]:
     return [line for each in runs.values() if (line := warning(each[0].run))]
 
 
-def choose_all(policies: list[str], router: list[str] | None, prepared: Prepared) -> dict[str, Chosen]:
+def choose_all(
+    policies: list[str], router: list[str] | None, prepared: Prepared, faults: Faults | None = None
+) -> dict[str, Chosen]:
     from headgate.experiment.run import Maker, choose_routers, each_once
 
     words = prepared.words
@@ -198,12 +200,12 @@ def choose_all(policies: list[str], router: list[str] | None, prepared: Prepared
         make = Maker(name, settings, prepared.engine)
         return Chosen(name, settings, make), make.parameters
 
-    chosen = each_once("policy", policies or [words.policy], words.set, made)
+    chosen = each_once("policy", policies or [words.policy], words.set, made, faults)
     if len(routers) < 2:
         routed = next(iter(routers.values()), None)
         return {text: each._replace(router=routed) for text, each in chosen.items()}
     return {
-        name if len(chosen) == 1 else f"{name} {text}": each._replace(router=routed)
+        name if len(policies) < 2 else f"{name} {text}": each._replace(router=routed)
         for name, routed in routers.items()
         for text, each in chosen.items()
     }
@@ -312,7 +314,8 @@ def sweep(
                 meta = one.run.meta
                 point = {"at": at, "label": label, "seed": meta.get("seed"), "outcome": meta["outcome"]}
                 points.append(point | {"metrics": one.metrics.as_dict()})
-    output.write_json(json, {"over": {axis.word: list(axis.values) for axis in axes}, "points": points})
+    grid = {axis.word: list(axis.values) for axis in axes}
+    output.write_json(json, {"over": grid, "left_out": left_out, "points": points})
     failed = [(task, run) for task, run in runs if run.meta["outcome"] != "finished"]
     if failed:
         task, run = failed[0]
@@ -336,9 +339,7 @@ def _notes(tasks: Sequence[SweepTask], notes: list[str], say: Any) -> None:
 def make_tasks(
     words: Experiment, axes: Sequence[Axis], policy: list[str] | None, router: list[str] | None, seeds: int
 ) -> tuple[list[SweepTask], list[str]]:
-    """The whole grid; every policy is made at every point first, so that mistakes cost nothing. One that is
-    possible at some points is left out at the others.
-    """
+    """The whole grid, and what is left out of it. All policies are made first: mistakes cost nothing."""
     from headgate.experiment import run as runs
 
     of_runs = [axis for axis in axes if runs.is_word(axis)]
@@ -347,30 +348,21 @@ def make_tasks(
     first = of_runs[0] if of_runs else None
     places = [(at, runs.with_value(words, first, at)) for at in first.values] if first else [(None, words)]
     tasks: list[SweepTask] = []
-    faults: dict[str, list[InputError]] = {text: [] for text in texts}
+    faults: Faults = {text: [] for text in texts}
     points = 0
     for at, here in places:
         for suffix, own in runs.variants(here, of_runs[1:]).items():
             prepared, points = runs.Prepared(own), points + 1
-            fit = [text for text in texts if _fits(text, router, prepared, faults[text])]
-            chosen = choose_all(fit, router, prepared) if fit else {}
+            chosen = choose_all(texts, router, prepared, faults)
             for text, (name, settings, _, routed) in chosen.items():
                 for seed in range(words.seed, words.seed + seeds):
                     tasks.append(runs.SweepTask(at, text + suffix, own, name, settings, routed, seed))
             if len(tasks) > runs.MOST:
                 raise InputError(f"more than {runs.MOST:,} runs; take fewer values or seeds")
-    told = sorted(filter(None, faults.values()), key=len)
-    if told and len(told[-1]) == points:
-        raise told[-1][0]
-    return tasks, [f"left out at {len(each)} of {points} points: {each[0]}" for each in told]
-
-
-def _fits(text: str, router: list[str] | None, prepared: Prepared, faults: list[InputError]) -> bool:
-    try:
-        return bool(choose_all([text], router, prepared))
-    except InputError as fault:
-        faults.append(fault)
-        return False
+    for nowhere in (each for each in faults.values() if len(each) == points):
+        raise nowhere[0]
+    found = [(text, len(each), each[0]) for text, each in faults.items() if each]
+    return tasks, [f"{text} is left out at {count} of {points} points: {why}" for text, count, why in found]
 
 
 def sweep_all(

@@ -183,8 +183,8 @@ def _block(text: str | None, minutes: float, arms: int) -> float | None:
         raise InputError(f"--block {text}; give 10s to 2min, or leave it out to let the traffic say")
     shortest = seconds or SHORTEST_BLOCK
     if minutes and rounds_for(minutes, arms, shortest) < FEWEST_ROUNDS:
-        least = f"give {ceil(FEWEST_ROUNDS * arms * shortest / 60)} or more"
-        raise InputError(f"--minutes {minutes:g} is too short for {FEWEST_ROUNDS} rounds; {least}")
+        least = ceil(FEWEST_ROUNDS * arms * shortest / 60)
+        raise InputError(f"--minutes {minutes:g}: below {FEWEST_ROUNDS} rounds; give --minutes {least}")
     return seconds
 
 

@@ -41,6 +41,7 @@ from headgate.workloads.workload import Workload
 
 DEFAULT_ROUTER = "least-loaded"
 Routed = tuple[str, dict[str, Any]]  # a router's name and its settings
+Faults = dict[str, list[InputError]]  # of policies, by what the user called them
 Kept = TypeVar("Kept")
 
 
@@ -377,14 +378,22 @@ def each_once(
     texts: Sequence[str],
     common: Mapping[str, Any],
     make: Callable[[str, dict[str, Any]], tuple[Kept, dict[str, Any]]],
+    faults: Faults | None = None,
 ) -> dict[str, Kept]:
-    """Every policy or router by what the user called it, made once: a mistake should not cost time."""
+    """Every policy or router by what the user called it, made once: a mistake should not cost time. With
+    `faults`, those that cannot be made are left out and their errors go there.
+    """
     many = {"policy": "policies", "router": "routers"}[what]
     chosen, known, made = dict[str, Kept](), set[str](), list[tuple[str, dict[str, Any]]]()
     for text in texts:
         name, values, parameters = set_up(what, text, common)
         known |= {*parameters}
-        chosen[text], values = make(name, values)
+        try:
+            chosen[text], values = make(name, values)
+        except InputError as fault:
+            if faults is None:
+                raise
+            faults[text].append(fault)
         if (name, values) in made:
             raise InputError(f"{what} {text!r} is there twice; drop one")
         made.append((name, values))

@@ -98,9 +98,21 @@ def test_a_policy_is_left_out_where_it_is_impossible(headgate, refused):
     """At some points; one that is possible nowhere is a mistake."""
     grid = ["sweep", "--policy", "mixed", "--policy", "eb", "--over", "rate=2,4", "--over", "slots=8,64"]
     said = headgate(*grid, "--over", "refill=4,16", *SMALL).out
-    assert said.count("note: left out at 2 of 4 points: eb: refill=16 is outside 1..8") == 1
+    assert said.count("note: eb:refill=16 is left out at 2 of 4 points: eb: refill=16 is outside 1..8") == 1
     assert "eb:refill=16, slots=64" in said and "eb:refill=16, slots=8" not in said
     refused([*grid, "--over", "refill=4,400", *SMALL], "refill=400")
+    twice = ["sweep", "--policy", "eb:refill=16", "--policy", "eb:refill=16", "--over", "slots=8,64", *SMALL]
+    refused(twice, "is there twice")
+
+
+def test_labels_stay_where_a_policy_is_left_out_and_a_setting_may_be_that_of_one(headgate):
+    policies = ["--policy", "mixed", "--policy", "eb", "--set", "refill=8", "--over", "slots=4,16"]
+    routers = ["--router", "round-robin", "--router", "power-of-two", "--engines", 2]
+    said = json.loads(headgate("sweep", *policies, *routers, *SMALL, "--json", "-").out)
+    both = {"round-robin mixed", "power-of-two mixed"}
+    assert {each["label"] for each in said["points"] if each["at"] == 4} == both
+    assert {each["label"] for each in said["points"] if each["at"] == 16} > both
+    assert said["left_out"][0].startswith("eb is left out at 1 of 2 points")
 
 
 @pytest.mark.parametrize(

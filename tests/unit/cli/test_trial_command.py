@@ -60,7 +60,7 @@ def config(tmp_path):
         (["--config", "{c}", "--arm", "keep", "--rate", "0", *URL], "rate: 0.0 is not allowed"),
         (["--config", "{c}", "--arm", "keep", "--rate", "5", "--minutes", "-1", *URL], "--minutes -1"),
         (["--config", "{c}", "--arm", "keep", "--rate", "5", "--minutes", "nan", *URL], "--minutes nan"),
-        (["--config", "{c}", "--arm", "keep", "--rate", "5", "--minutes", "5", *URL], "give 6 or more"),
+        (["--config", "{c}", "--arm", "keep", "--rate", "5", "--minutes", "5", *URL], "give --minutes 6"),
         (["--config", "{c}", "--arm", "keep", "--rate", "5", "--speed", "0", *URL], "--speed 0"),
         (["--config", "{c}", "--arm", "keep", "--rate", "5", "--seed", "-3", *URL], "--seed -3"),
         (["--config", "{c}", "--arm", "keep", "--rate", "5", "--block", "1h", *URL], "--block 1h"),

@@ -50,7 +50,6 @@ class Live:
 
     A policy that raises, plans nonsense or starves a request is relieved, once: `fallen` says why, `begin`
     answers None, and the engine goes on without a plan. Books are kept all the same.
-
     While all inside warm the engine up, `mixed` plans: the policy may never mix, and leave mixed steps cold.
     """
 
@@ -247,8 +246,7 @@ class Live:
     def _ask(self, policy: BatchPolicy) -> None:
         ledger, limits = self.ledger, self.ledger.limits
         self.news.tell()
-        inside = len(ledger.waiting) + len(ledger.prefilling) + len(ledger.decoding)
-        if self._warming and self._warming == inside:
+        if 0 < self._warming == len(ledger.waiting) + len(ledger.prefilling) + len(ledger.decoding):
             policy = Mixed(min(limits.running, limits.batch_tokens), limits.batch_tokens)
         try:
             plan = policy.plan(ledger)

@@ -346,8 +346,7 @@ class ClassTally(Observer):
         slo, between = request.slo, inf
         if slo.between_tokens is not None and slo.between_kind == GAP:
             between = slo.between_tokens
-            if between < self._shortest:
-                self._shortest = between
+            self._shortest = min(self._shortest, between)
         self._here[request.id] = ServedRequest(between, envelope_of(slo, request.arrival, request))
         self._waiting[request.kind] += 1
 
