@@ -31,7 +31,8 @@ class ExclusivePlus(BatchPolicy):
     prompts that mixed batching left half-done are finished first, and no request is admitted meanwhile.
 
     Parameters:
-        slots, budget: as in `mixed`.
+        slots: as in `mixed`.
+        budget: as in `mixed`.
         cost: as in `eb-online`.
         margin: how much better, as a share, the other must be; below 0 it favours exclusive batches.
         dwell: seconds between two changes at least.
