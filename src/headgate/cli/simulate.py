@@ -323,12 +323,13 @@ def sweep(
         raise RunError(f"{len(failed)} of {len(runs)} runs did not end; {why}")
 
 
-def _notes(tasks: Sequence[SweepTask], notes: list[str], say: Any) -> None:
+def _notes(tasks: Sequence[SweepTask], left_out: Sequence[str], say: Any) -> None:
     from headgate.cost.card import load_card
     from headgate.cost.likeness import error_bar
     from headgate.experiment.run import partly
 
     kinds = {(task.words.card, task.words.engines is not None): task.words for task in tasks}
+    notes = [*left_out]
     for (name, fleet), words in kinds.items():
         card = load_card(name)
         notes += [*error_bar(card), *partly(words, card, fleet)]
@@ -359,8 +360,9 @@ def make_tasks(
                     tasks.append(runs.SweepTask(at, text + suffix, own, name, settings, routed, seed))
             if len(tasks) > runs.MOST:
                 raise InputError(f"more than {runs.MOST:,} runs; take fewer values or seeds")
-    for nowhere in (each for each in faults.values() if len(each) == points):
-        raise nowhere[0]
+    for each in faults.values():
+        if len(each) == points:
+            raise each[0]
     found = [(text, len(each), each[0]) for text, each in faults.items() if each]
     return tasks, [f"{text} is left out at {count} of {points} points: {why}" for text, count, why in found]
 
