@@ -9,7 +9,6 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -22,7 +21,7 @@ from headgate.cli.help import Text, Texts, panelled
 from headgate.core.errors import InputError, RunError, RunInterruptedError
 from headgate.experiment.settings import Experiment, experiment
 from headgate.settings_base import BETWEEN, SettingsModel, checked, promised
-from headgate.stats.switchback import FEWEST_ROUNDS, KEPT, METRICS, SHORTEST_BLOCK, THROUGHPUT, rounds_for
+from headgate.stats.switchback import KEPT, METRICS, SHORTEST_BLOCK, THROUGHPUT, too_short
 
 if TYPE_CHECKING:
     from headgate.core.request import Slo
@@ -110,11 +109,8 @@ def trial(
     floor = FLOOR.fullmatch((stop_if or "").strip())
     if stop_if is not None and (not floor or not 0 < float(floor[1]) <= 100):
         raise InputError(f"--stop-if {stop_if!r} is not understood; write it as 'kept<90%'")
-    parsed = (
-        _block(block, minutes, len(arms)),
-        names[primary] if primary else None,
-        float(floor[1]) / 100 if floor else None,
-    )
+    seconds = _block(block, minutes, len(arms))
+    parsed = seconds, names[primary] if primary else None, float(floor[1]) / 100 if floor else None
     plan = TrialPlan(arms, minutes or None, seed, *parsed, whole, speed=speed)
     settings = base_settings(config, promises)
     judged = _judged(settings)
@@ -181,10 +177,8 @@ def _block(text: str | None, minutes: float, arms: int) -> float | None:
     seconds = duration(text) if text is not None else None
     if seconds is not None and not 10 <= seconds <= 120:
         raise InputError(f"--block {text}; give 10s to 2min, or leave it out to let the traffic say")
-    shortest = seconds or SHORTEST_BLOCK
-    if minutes and rounds_for(minutes, arms, shortest) < FEWEST_ROUNDS:
-        least = ceil(FEWEST_ROUNDS * arms * shortest / 60)
-        raise InputError(f"--minutes {minutes:g}: below {FEWEST_ROUNDS} rounds; give --minutes {least}")
+    if minutes and (fault := too_short(minutes, arms, seconds or SHORTEST_BLOCK)):
+        raise InputError(fault)
     return seconds
 
 

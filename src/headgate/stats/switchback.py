@@ -401,6 +401,14 @@ def rounds_for(minutes: float, arms: int, block: float) -> int:
     return int(minutes * 60 / (arms * block) + 1e-9)
 
 
+def too_short(minutes: float, arms: int, block: float) -> str:
+    """The remedy where so many minutes hold too few rounds, else nothing."""
+    rounds, least = rounds_for(minutes, arms, block), ceil(FEWEST_ROUNDS * arms * block / 60)
+    hold = f"{minutes:g} minutes hold {rounds} rounds of {arms} blocks of {block:g} s"
+    needed = f"at least {FEWEST_ROUNDS} are needed; give --minutes {least} or more"
+    return f"{hold}, {needed}" if rounds < FEWEST_ROUNDS else ""
+
+
 def block_length(time_in_system: float) -> tuple[float, float]:
     """Seconds of a block, and of its burn-in: batches turn over in the time a request is in the system.
 

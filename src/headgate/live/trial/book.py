@@ -106,6 +106,10 @@ class Book:
         self._inside: set[SeenRequest] = set()
         self._area, self._booked = 0.0, 0.0  # request-seconds in the system, and until when they are known
 
+    @property
+    def open(self) -> Block | None:
+        return self.blocks[-1] if self.blocks and self.blocks[-1].end == inf else None
+
     def begin(self, arm: int, round: int, at: float, burn: float) -> Block:
         self.end(at)
         block = Block(arm, round, at, at + burn)
@@ -113,9 +117,8 @@ class Book:
         return block
 
     def end(self, at: float) -> None:
-        if self.blocks and self.blocks[-1].end == inf:
-            self.blocks[-1].end = at
-            self.blocks[-1].backlog = self.waiting
+        if (block := self.open) is not None:
+            block.end, block.backlog = at, self.waiting
 
     def forget_round(self, round: int) -> None:
         self.blocks = [block for block in self.blocks if block.round != round]
@@ -287,11 +290,10 @@ class Listener(Observer):
             self.book.left(seen, now, how in COMPLETE, request.generated)
 
     def stepped(self, steps: Steps) -> None:
-        block = next((block for block in self.book.blocks[-1:] if block.end == inf), None)
-        if block is not self._block:  # what comes from now on is not held against those that were here
-            self._block = block
-            for id in self._ticking:
-                self._look(self._seen[id])
+        if self.book.open is not self._block:  # what comes now is not held against those that were here
+            self._block = self.book.open
+            for seen in {self._seen[id] for id in self._ticking}.difference(self._fresh):
+                self._look(seen)
         for number, now in enumerate(steps.ends if steps.decodes else (), 1):
             fresh, self._fresh = self._fresh, []
             gap, self._tick = now - self._tick, now
@@ -327,8 +329,6 @@ class Listener(Observer):
         self._look(seen)
 
     def _look(self, seen: SeenRequest) -> None:
-        if seen in self._fresh:
-            return
         if seen.envelope is not None:
             self._envelopes.leave(seen.envelope)
         seen.slow = seen.slow or self._late[_promise(seen)] > seen.late_before

@@ -16,7 +16,6 @@ from headgate.live.trial.book import Block, Book, Findings, judge
 from headgate.live.trial.load import FollowedTrace, PlugInMetrics, TraceLoad
 from headgate.stats.switchback import (
     CANNOT_TELL,
-    FEWEST_ROUNDS,
     KEPT,
     TTFT,
     Looks,
@@ -25,6 +24,7 @@ from headgate.stats.switchback import (
     block_length,
     in_rounds,
     rounds_for,
+    too_short,
 )
 
 SIZING = 60.0  # seconds before the first round, from which the length of blocks is found
@@ -149,12 +149,8 @@ class Trial:
         self._primary = plan.primary or (KEPT if self._book.promises else TTFT)
         if plan.minutes is not None:
             self._rounds = rounds_for(plan.minutes, len(plan.arms), block)
-            if self._rounds < FEWEST_ROUNDS and not self._over:
-                least = ceil(FEWEST_ROUNDS * len(plan.arms) * block / 60)
-                raise RunError(
-                    f"{plan.minutes:g} minutes hold {self._rounds} rounds of {len(plan.arms)} blocks of "
-                    f"{block:g} s, at least {FEWEST_ROUNDS} are needed; give --minutes {least} or more"
-                )
+            if (fault := too_short(plan.minutes, len(plan.arms), block)) and not self._over:
+                raise RunError(fault)
         planned = f"{self._rounds} rounds" if self._rounds else "rounds until the answer is clear"
         self._say(
             f"requests stay {self._book.time_in_system():.1f} s: {planned} of {len(plan.arms)} blocks of "
